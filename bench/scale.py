@@ -26,9 +26,8 @@ import numpy as np
 
 from bench.conditions import conditions, heading
 from decodeonce.prep.building import WorkSettings, finish, work
-from decodeonce.prep.building.blocks import Block
 from decodeonce.prep.building.journal import FACTS, BlockRecord, journal_line
-from decodeonce.prep.building.plan import plan_facts, read_plan, scan, write_plan
+from decodeonce.prep.building.plan import Block, plan_facts, read_plan, scan, write_plan
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.versions import decoder_versions

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.prep.building.blocks import block_rows_for
+from decodeonce.prep.building.plan import block_rows_for
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import DATA_OFFSET, ImageClass, Manifest

@@ -1,4 +1,4 @@
-"""Train with a column as a weight for each image, MixUp, growing images, and resuming on any number of GPUs.
+"""Train with a column as a weight for each image, MixUp or CutMix, growing images, and resuming on any number of GPUs.
 
 Run it like the script of docs/how-to/multi-gpu-and-resume.md. The store needs a column of weights:
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from decodeonce import Loader, open_store
 from decodeonce.launch import find_rank
-from decodeonce.loader.augment import Augment, MixUp, Normalize, RandomFlip, RandomResizedCrop, ramp
+from decodeonce.loader.augment import Augment, CutMix, MixUp, Normalize, OneOf, RandomFlip, RandomResizedCrop, ramp
 
 EPOCHS, EVERY, CHECKPOINT = 16, 100, "checkpoint.pt"
 
@@ -28,7 +28,8 @@ if place.world_size > 1:
 
 store = open_store("train.store")
 resize = RandomResizedCrop(ramp(0, 128, EPOCHS - 1, 224))  # 128x128 in the first epoch, 224x224 in the last
-augment = Augment(resize, RandomFlip(), Normalize(store), MixUp(0.2, len(store.classes)), seed=0)
+mix = OneOf(MixUp(0.2, len(store.classes)), CutMix(1.0, len(store.classes)))  # one of them for each image
+augment = Augment(resize, RandomFlip(), Normalize(store), mix, seed=0)
 loader = Loader(store, batch_size=256, device=device, tail="keep", transform=augment)
 
 model = nn.Sequential(nn.Conv2d(3, 64, 8, stride=8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())

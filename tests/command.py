@@ -35,7 +35,7 @@ def prep(*arguments: object, cwd: Path | None = None, called: str = "prep", **en
             patch.setenv(name, value)
         patch.setattr(sys, "argv", [called, *words])
         patch.setattr(sys, "stdin", io.StringIO())
-        patch.setattr(log, "_log", None)
+        vars(log._log).update(vars(log.JsonLog()))  # as in a new process
         if cwd is not None:
             patch.chdir(cwd)
         code = _run() or 0

@@ -20,7 +20,7 @@ SUBPACKAGES = {
     "prep.convert": {"prep.entry", "prep.recipe", "prep.pixels", "prep.sources", "prep.building"},
     "prep.repair": {"prep.entry", "prep.recipe", "prep.pixels", "prep.sources", "prep.convert"},
     "prep.export": {"prep.entry", "prep.recipe", "prep.processes", "prep.building", "prep.convert"},
-    "prep.sample": {"prep.processes"},
+    "prep.sample": set[str](),
 }
 PARTS = {
     "store": {"errors", "lazy", "formatting", "host"},

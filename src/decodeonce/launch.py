@@ -225,7 +225,7 @@ def _idle_hosts(environ: Mapping[str, str]) -> str | None:
 
 def launch_variables() -> list[str]:
     """Return the variables that name a rank or an array element, without duplicates."""
-    ranks = [name for launcher in LAUNCHERS for name in (launcher.rank, launcher.world_size)]
+    ranks = [name for line in LAUNCHERS for name in (line.rank, line.world_size, line.needs) if name]
     return list(dict.fromkeys([*ranks, TORCHRUN_ID, *RANKS_ALONE, *(array.index for array in ARRAYS)]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import decodeonce
 from decodeonce import cli
 from decodeonce.cli.app import COMMANDS
 from decodeonce.cli.doctor import machine
+from decodeonce.prep.building import WorkSettings
+from decodeonce.prep.building.plan import allowed_rejects
 from decodeonce.prep.pixels import decode
 from decodeonce.prep.processes import child
 from decodeonce.prep.recipe import Filter
@@ -107,14 +110,38 @@ def test_failure_is_one_line_with_exit_code_1(tree: Path, store: Path, tmp_path:
 def test_too_many_rejects_fail_and_higher_max_bad_resumes(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     (tree / "train/n00000001/n00000001_0.JPEG").write_bytes(jpeg()[:-200])
-    command = ("build", "imagenet", tree, tmp_path / "out", "--size", 8)
-    assert_fails(prep(*command), 1, "1 of 15 images are rejects", "--max-bad 0.1% allows 0")
+    command = ("build", "imagenet", tree, tmp_path / "out", "--size", 8, "--max-bad")
+    assert_fails(prep(*command, "0.1%"), 1, "1 of 15 images is a reject", "--max-bad 0.1% allows 0")
     status = prep("status", tmp_path / "out")
     assert "n00000001_0.JPEG: truncated" in status.stdout
-    assert f"prep finish {tmp_path / 'out'} --max-bad 1, if you accept these rejects\n" in status.stdout
+    assert f"prep finish {tmp_path / 'out'}\n" in status.stdout
     assert json.loads(prep("status", tmp_path / "out", "--json").stdout)["rejects"][0]["action"] == "rejected"
-    assert_fails(prep(*command, "--on-bad", "fail", "--max-bad", "1", "--size", "9"), 1, "height is 9")
-    assert prep(*command, "--max-bad", "1").returncode == 0
+    assert_fails(prep(*command, "1", "--on-bad", "fail", "--size", "9"), 1, "height is 9")
+    assert prep(*command, "1").returncode == 0
+
+
+def test_few_damaged_images_of_a_small_folder_do_not_fail_but_more_do(tmp_path: Path) -> None:
+    tree, out = make_tree(tmp_path / "src"), tmp_path / "out"
+    images = sorted((tree / "train").rglob("*.JPEG"))
+    for image in images[:2]:
+        image.write_bytes(image.read_bytes()[:-200])
+    command = ("build", "folder", tree / "train", out, "--size", 8)
+    assert "2 images skipped" in prep(*command).stdout
+    assert (out / "rejects.tsv").read_text().count("truncated") == 2
+    shutil.rmtree(out)
+    images[2].write_bytes(b"")
+    assert_fails(prep(*command), 1, f"3 of {len(images)} images are rejects, --max-bad auto allows 2")
+    assert f"prep finish {out} --max-bad 3, if you accept these rejects\n" in prep("status", out).stdout
+    for image in images:
+        image.write_bytes(b"")
+    assert_fails(prep("build", "folder", tree / "train", tmp_path / "none", "--size", 8), 1, "are rejects")
+
+
+@pytest.mark.parametrize(
+    ("images", "allowed"), [(1, 1), (10, 1), (11, 2), (99, 10), (101, 10), (10_999, 10), (1_281_167, 1281)]
+)
+def test_number_of_rejects_allowed_by_default(images: int, allowed: int) -> None:
+    assert allowed_rejects(WorkSettings().max_bad, images) == allowed
 
 
 def test_plan_work_finish_equal_build(tree: Path, store: Path, tmp_path: Path) -> None:
@@ -320,6 +347,36 @@ def test_signal_during_import_ends_command_with_one_line(module: str, tree: Path
     assert result.stderr.startswith("prep: stopped: SIGTERM")
     assert result.stderr.count("\n") == 1
     assert result.returncode == 75
+
+
+@pytest.mark.long
+def test_signal_at_any_moment_of_a_build_ends_it_with_one_line(tree: Path, tmp_path: Path) -> None:
+    def build(moment: int) -> subprocess.CompletedProcess[str]:
+        """Build, with a SIGINT before the process opens its file number `moment`; print the number of opened files."""
+        script = (
+            "import os, signal, sys\n"
+            "from decodeonce.cli import main\n"
+            "opened = 0\n"
+            "def at(event, args):\n"
+            "    global opened\n"
+            "    opened += event == 'open'\n"
+            f"    if event == 'open' and opened == {moment}:\n"
+            "        os.kill(os.getpid(), signal.SIGINT)\n"
+            "sys.addaudithook(at)\n"
+            f"sys.argv = ['prep', 'build', 'imagenet', {str(tree)!r}, {str(tmp_path / str(moment))!r}, '-q']\n"
+            "try:\n"
+            "    main()\n"
+            "finally:\n"
+            "    print(opened)"
+        )
+        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    uninterrupted = build(-1)
+    assert uninterrupted.returncode == 0
+    for share in range(1, 10, 2):
+        result = build(int(uninterrupted.stdout) * share // 10)
+        assert result.stderr.startswith("prep: stopped: SIGINT")
+        assert (result.stderr.count("\n"), result.returncode) == (1, 75)
 
 
 def test_signal_after_outcome_does_not_change_it(store: Path) -> None:

@@ -24,7 +24,7 @@ from decodeonce.cli.examples import EXAMPLES, examples
 from decodeonce.errors import DecodeonceError, failure_from
 from decodeonce.prep.sources import KINDS
 from decodeonce.store import disk
-from tests.command import app, assert_fails, prep, prep_process, run
+from tests.command import app, assert_fails, prep, prep_process
 from tests.images import make_tree
 from tests.stores import make_store, random_images
 from tests.terminal import Terminal
@@ -200,23 +200,6 @@ def test_quiet_shows_no_bar(tmp_path: Path) -> None:
     assert on_terminal("verify", store, "-q", TERM="xterm") == ""
 
 
-@pytest.mark.parametrize(
-    ("environ", "coloured"),
-    [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
-)
-def test_colours_are_only_for_terminals_that_allow_them(environ: dict[str, Any], coloured: bool) -> None:
-    script = (
-        "from decodeonce.cli import command, output\n"
-        "from tests.command import app\n"
-        "app.command('mark', cls=command.Command)(lambda: output.say_marked('bad', 'red', 'all'))\n"
-        "app(['mark'], standalone_mode=False)"
-    )
-    with Terminal(sys.executable, "-c", script, cwd=Path(), environ={"TERM": "xterm", **environ}) as terminal:
-        assert terminal.read_until(None) == ("\x1b[31mbad \x1b[0m  all\r\n" if coloured else "bad   all\r\n")
-    if "NO_COLOR" in environ and coloured:  # not on a pipe
-        assert run(sys.executable, "-c", script, **environ) == "bad   all\n"
-
-
 def events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a log, and check that their times are in order."""
     found = [json.loads(line) for line in path.read_text().splitlines()]
@@ -277,9 +260,15 @@ def test_log_that_cannot_be_written_is_a_warning(
     assert capfd.readouterr().err == f"prep: --log {store / name}: {why}; continuing without a log\n"
 
 
+def opened_log(path: Path) -> log.JsonLog:
+    opened = log.JsonLog()
+    opened.open(str(path))
+    return opened
+
+
 def test_log_to_full_pipe_does_not_block(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe")
-    written = log.JsonLog(str(tmp_path / "pipe"))
+    written = opened_log(tmp_path / "pipe")
     for _ in range(100):
         written.message("x" * 3000)  # less than PIPE_BUF: written completely or not at all
     assert capfd.readouterr().err.endswith("/pipe: Resource temporarily unavailable; continuing without a log\n")
@@ -288,7 +277,7 @@ def test_log_to_full_pipe_does_not_block(tmp_path: Path, capfd: pytest.CaptureFi
 def test_log_stops_after_incomplete_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    written = log.JsonLog(str(tmp_path / "log"))
+    written = opened_log(tmp_path / "log")
     monkeypatch.setattr(disk, "write", lambda fd, data: os.write(fd, data[:5]))
     for _ in range(2):
         written.message("hello")
@@ -312,7 +301,7 @@ def test_closed_streams_do_not_matter(closed: str, tmp_path: Path) -> None:
 
 def test_progress_is_logged_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rows(path: Path) -> list[int]:
-        written = log.JsonLog(str(path))
+        written = opened_log(path)
         for number in range(5):
             written.progress({"rows": number})
         written.end(0, "")

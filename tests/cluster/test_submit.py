@@ -6,6 +6,8 @@ import json
 import os
 import shlex
 import signal
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -51,7 +53,7 @@ def limited(cluster: Cluster, tree: Path, tmp_path_factory: pytest.TempPathFacto
     Slurm checks limits every 30 s. The fixture is used automatically, so that other tests run meanwhile.
     """
     out = tmp_path_factory.mktemp("limited") / "store"
-    jobs = submit_chain(cluster, "slurm", tree, out, "--tasks", "1", "--rounds", "2", "--time", "0:10:00")
+    jobs = submit_chain(cluster, "slurm", tree, out, "--tasks", "1", "--rounds", "3", "--time", "0:10:00")
     cluster.wait(jobs[0])
     processes = stop_in_the_middle(cluster, out, f"{jobs[1]}_0")
     assert read_status(out).blocks_done > 0
@@ -70,16 +72,17 @@ def test_chain_in_a_folder_with_an_unusual_name(
     jobs = submit_chain(cluster, "slurm", tree, out, "--tasks", "4", "--rounds", "2", "--then", str(then))
     assert len(jobs) == 5
     cluster.wait(*jobs)
-    assert [set(cluster.states(job)) for job in jobs] == [{"COMPLETED"}] * 5, logs(out, "*.log")
+    plan, first, second, finish, last = jobs
+    for job in (plan, first, finish, last):
+        assert set(cluster.states(job)) == {"COMPLETED"}, logs(out, "*.log")
+    assert set(cluster.states(second)) == {"CANCELLED"}, "the first round left nothing"
     assert digests(out) == uninterrupted
     assert seen.read_text() == f"{out}/store.json\n"
-    _, first, second, finish, _ = jobs
     for task in range(4):
         assert f"task {task} of 4 (SLURM_ARRAY_TASK_ID={task})" in logs(out, f"array-{first}_{task}.log")
-        assert f"task {task} of 4 is done" in logs(out, f"array-{second}_{task}.log")
     assert "240 rows written, 0 images skipped" in logs(out, f"finish-{finish}.log")
     ends = [json.loads(text.splitlines()[-1]) for text in map(Path.read_text, (jobs_of(out) / "logs").iterdir())]
-    assert [end["event"] for end in ends] == ["finished"] * (1 + 2 * 4 + 1)
+    assert [end["event"] for end in ends] == ["finished"] * (1 + 4 + 1)
 
 
 def test_finish_names_missing_blocks_and_the_chain_is_resubmitted(
@@ -130,11 +133,58 @@ def test_task_stops_before_its_time_limit_and_the_next_round_resumes(
     for pid in processes:
         os.kill(pid, signal.SIGCONT)
     cluster.wait(*jobs, within=120)
-    assert cluster.states(jobs[1]) == ["FAILED"]
+    states = [cluster.states(job) for job in jobs]
+    assert states == [["COMPLETED"], ["FAILED"], ["COMPLETED"], ["CANCELLED"], ["COMPLETED"]], logs(out, "*.log")
     assert cluster.facts(f"{jobs[1]}_0")["ExitCode"] == "75:0"
     assert "prep: stopped: SIGUSR1: stopped after the current blocks, " in logs(out, f"array-{jobs[1]}_0.log")
-    assert cluster.states(jobs[3]) == ["COMPLETED"], logs(out, "*.log")
     assert digests(out) == uninterrupted
+
+
+def test_task_that_ends_with_its_node_gets_the_next_round(
+    cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path
+) -> None:
+    out, site = tmp_path / "store", tmp_path / "site.toml"
+    text = 'name = "Site"\nscheduler = "slurm"\nsource = "here"\nlaunch = "srun"\narray_directives = ["--no-requeue"]\n'
+    site.write_text(text)
+    jobs = submit_chain(cluster, "slurm", tree, out, "--tasks", "1", "--rounds", "2", "--site", str(site))
+    cluster.wait(jobs[0])
+    element = f"{jobs[1]}_0"
+    stop_in_the_middle(cluster, out, element)
+    node = cluster.facts(element)["NodeList"]
+    cluster.disconnect(node)
+    try:
+        cluster.wait(*jobs)
+        states = [cluster.states(job) for job in jobs]
+        assert states == [["COMPLETED"], ["NODE_FAIL"], ["COMPLETED"], ["COMPLETED"]], logs(out, "*.log")
+        assert digests(out) == uninterrupted
+    finally:
+        cluster.signal(element, signal.SIGKILL)
+        cluster.resume(node)
+
+
+def test_queued_chain_is_shown_refused_a_second_time_and_cancelled(
+    cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "store"
+    script = f"bash {out}.jobs/submit.sh"
+    jobs = submit_chain(cluster, "slurm", tree, out, "--tasks", "2", "--rounds", "2", "--max-running", "1")
+    plan, array, second, finish = jobs
+    cluster.wait(plan)
+    stop_in_the_middle(cluster, out, f"{array}_0")
+    shown = f"plan {plan}: ended; array {array}: 1 of 2 pending, 1 of 2 running; round 2 {second}: 2 of 2 waiting"
+    assert f"{shown}; finish {finish}: waiting" in cluster.run(*PREP, "status", out)
+    with pytest.raises(AssertionError, match=f"array {array} is still in the queue; to cancel .* prep cancel {out}"):
+        cluster.run(*script.split())
+    cluster.cancel(finish)
+    cluster.wait(finish)
+    assert f"{shown}; finish {finish}: ended" in cluster.run(*PREP, "status", out)
+    cancelled = [f"round 2 {second}: cancelled", f"array {array}: cancelled"]
+    assert cluster.run(*PREP, "cancel", out).splitlines() == cancelled
+    cluster.wait(*jobs)
+    assert cluster.run(*PREP, "cancel", out) == f"{out}: all jobs have ended"
+    jobs = cluster.run(*script.split()).split()
+    cluster.wait(*jobs)
+    assert digests(out) == uninterrupted, logs(out, "*.log")
 
 
 def test_failed_plan_cancels_the_chain(cluster: Cluster, tree: Path, tmp_path: Path) -> None:
@@ -165,3 +215,52 @@ def test_chain_is_submitted_with_qsub_of_slurm_wlm_torque(
     assert cluster.facts(f"{jobs[1]}_0")["TimeLimit"] == "00:10:00"
     assert {status.task for status in read_status(out).tasks} == set()
     assert digests(out) == uninterrupted
+
+
+def test_chain_is_submitted_in_a_step_of_several_tasks(
+    cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path
+) -> None:
+    """The jobs inherit the variables of the step, but each element is one task."""
+    out = tmp_path / "store"
+    words = ["build", "imagenet", str(tree), str(out), "--tasks", "4", "--cpus", "1"]
+    cluster.run(*PREP, "submit", "slurm", *words)
+    first = ["srun", "--ntasks=2", "sh", "-c", '[ "$SLURM_PROCID" = 1 ] || exec bash "$0"']
+    jobs = cluster.run(*first, f"{out}.jobs/submit.sh").split()
+    cluster.wait(*jobs)
+    assert [set(cluster.states(job)) for job in jobs] == [{"COMPLETED"}] * 3, logs(out, "*.log")
+    assert digests(out) == uninterrupted
+
+
+def test_interrupted_submission_leaves_no_jobs(cluster: Cluster, tree: Path, tmp_path: Path) -> None:
+    gate, slow = tmp_path / "gate", tmp_path / "sbatch"
+    os.mkfifo(gate)
+    slow.write_text(f'#!/bin/sh\ncat {gate}\nPATH={shlex.quote(cluster.environ["PATH"])} exec sbatch "$@"\n')
+    slow.chmod(0o755)
+    environ = {**cluster.environ, "PATH": f"{tmp_path}:{cluster.environ['PATH']}"}
+    words = ["build", "imagenet", str(tree), "interrupted", "--tasks", "2", "--rounds", "30", "--cpus", "1", "--submit"]
+    submitting = subprocess.Popen(
+        [*PREP, "submit", "slurm", *words], cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True
+    )
+    record = tmp_path / "interrupted.jobs/submitted"
+
+    def let_one_run() -> None:
+        with suppress(OSError):  # no sbatch waits
+            os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+
+    def has_two_jobs() -> bool:
+        let_one_run()
+        return record.exists() and len(record.read_text().splitlines()) >= 2
+
+    def has_ended() -> bool:
+        let_one_run()
+        return submitting.poll() is not None
+
+    until(has_two_jobs, "two jobs")
+    with gate.open("w"):  # another sbatch runs
+        assert "interrupted-plan" in cluster.run("squeue", "-h", "-o", "%j")
+        submitting.send_signal(signal.SIGINT)
+    until(has_ended, "the end of prep submit")
+    errors = submitting.communicate()[1]
+    assert (submitting.returncode, "stopped; the jobs so far are cancelled" in errors) == (75, True), errors
+    assert "interrupted-" not in cluster.run("squeue", "-h", "-t", "pending,running", "-o", "%j")
+    assert not record.exists()

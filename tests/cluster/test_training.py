@@ -190,23 +190,63 @@ def test_killed_rank_ends_the_job_and_a_new_job_resumes(
     assert_same(read(checkpoint), uninterrupted, resumed=True)
 
 
+def qsub(cluster: Cluster, store: Path, settings: dict[str, str], folder: Path) -> str:
+    """Submit train.pbs for one node with MPICH; return the job id.
+
+    More nodes need a PBS_NODEFILE, which this qsub does not write.
+    """
+    script = folder / "train.pbs"
+    text = (EXAMPLES / "train.pbs").read_text()
+    for old, new in {"select=2:ncpus=64:ngpus=4": "select=1:ncpus=4", "-q debug": "-q main"}.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    script.write_text(text)
+    settings |= {"STORE": str(store), "NODES": "1", "MPIEXEC": "mpiexec.mpich", "BIND": "", "SCRIPT": str(script)}
+    settings |= {"GPUS": "4", "FLAGS": shlex.join(FLAGS), "OMP_NUM_THREADS": "1"}
+    variables = [f"{name}={value}" for name, value in settings.items()]
+    # -V, because -v of this qsub accepts no spaces.
+    return cluster.run("env", *variables, "qsub", "-V", script)
+
+
+def output(cluster: Cluster, job: str) -> str:
+    """Return what a job that was submitted with qsub has printed."""
+    return "".join(path.read_text() for path in sorted(cluster.jobs.glob(f"*.[oe]{job}"), reverse=True))
+
+
 def test_pbs_script_runs_with_qsub_of_slurm_wlm_torque(
     cluster: Cluster, store: Path, uninterrupted: dict[str, Any], settings: dict[str, str], tmp_path: Path
 ) -> None:
-    """The script works on one node with MPICH. More nodes need a PBS_NODEFILE, which this qsub does not write."""
-    settings |= {"STORE": str(store), "NODES": "1", "MPIEXEC": "mpiexec.mpich", "BIND": ""}
-    settings |= {"GPUS": "4", "FLAGS": shlex.join(FLAGS), "OMP_NUM_THREADS": "1"}
-    settings |= {"SCRIPT": str(EXAMPLES / "train.pbs")}
-    log = tmp_path / "log"
-    # -V, because -v of this qsub accepts no spaces.
-    qsub = shlex.split("qsub -V -q main -l select=1:ncpus=4")
-    variables = [f"{name}={value}" for name, value in settings.items()]
-    job = cluster.run("env", *variables, *qsub, "-o", log, "-e", log, EXAMPLES / "train.pbs")
+    job = qsub(cluster, store, settings, tmp_path)
     cluster.wait(job, within=240)
-    printed = log.read_text()
+    printed = output(cluster, job)
     assert cluster.states(job) == ["COMPLETED"], printed
     assert cluster.facts(job)["JobName"] == "train"
     assert f"part-{job}: staging rows 0..65 of the 66 rows of {store}" in printed
     assert f"store: {STEPS} steps per epoch, world size 4, model small on cpu" in printed
     assert_same(read(Path(settings["CHECKPOINT"])), uninterrupted)
+    assert list(Path(settings["LOCAL"]).iterdir()) == []
+
+
+@pytest.mark.long
+def test_pbs_job_submits_itself_again_at_its_time_limit(
+    cluster: Cluster, store: Path, uninterrupted: dict[str, Any], settings: dict[str, str], tmp_path: Path
+) -> None:
+    checkpoint = Path(settings["CHECKPOINT"])
+    job = qsub(cluster, store, settings | {"LIMIT": "60"}, tmp_path)
+    step, ranks = stop_in_the_middle(cluster, job, checkpoint)
+    cluster.signal(job, signal.SIGCONT)
+    for rank in ranks:  # until their `timeout` ends them
+        os.kill(rank, signal.SIGSTOP)
+    outputs = []
+    while job:  # qsub prints the id of the next one
+        cluster.wait(job, within=240)
+        outputs.append(output(cluster, job))
+        assert cluster.states(job) == ["COMPLETED"], outputs
+        (job,) = re.findall(r"^(\d+)", outputs[-1], re.MULTILINE) or [""]
+    ended, resumed = (
+        re.findall(rf"{text} after step (\d+)", "".join(outputs)) for text in ("ended by SIGTERM", "resumed")
+    )
+    assert ended == resumed, outputs
+    assert int(ended[0]) >= step
+    assert_same(read(checkpoint), uninterrupted, resumed=True)
     assert list(Path(settings["LOCAL"]).iterdir()) == []

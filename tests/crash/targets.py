@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.building import blocks
+from decodeonce.prep.building import plan as plan_module
 from decodeonce.prep.building.status import read_status
 from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
@@ -158,7 +158,7 @@ def check_store(root: Path, expected: dict[str, bytes], sandbox: Path, finished:
 
 def make_sources(base: Path) -> None:
     """Make the sources: 19 images, four of them bad, a dangling link, boxes, and a larger tree."""
-    blocks.SMALLEST = BLOCK_BYTES
+    plan_module.SMALLEST = BLOCK_BYTES
     train = make_tree(base / "tree", classes=3, per_class=6) / "train"
     (train / "n00000001/n00000001_9.JPEG").write_bytes(jpeg(50, 60, mode="CMYK"))
     (train / "n00000000/n00000000_1.JPEG").write_bytes(b"no picture")

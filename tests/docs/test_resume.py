@@ -26,7 +26,7 @@ from tests.stores import make_store, random_images
 EPOCHS, BATCH = 2, 2
 ROWS = 13  # 7 steps for one rank, 4 for two, 3 for three; in the last step, all ranks but one have only padding
 STEPS = 7
-LINES = {"plain": 20, "augmented": 10}  # lines that each script runs per step that saves
+LINES = {"plain": 20, "weighted": 20, "augmented": 10}  # lines that each script runs per step that saves
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Runner:
     script: Path
     store: Path
     lines: int
+    weighted: bool
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def folder(self, parent: Path) -> Path:
@@ -77,18 +78,19 @@ def runner(
     server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Runner:
     folder = tmp_path_factory.mktemp("runner")
-    if request.param == "plain":
+    if request.param != "augmented":
         page = ROOT / "docs" / "how-to" / "multi-gpu-and-resume.md"
         (text,) = [block.text for block in blocks(page) if "os.replace" in block.text]
     else:
         text = (ROOT / "examples" / "train_mixup.py").read_text()
     text, epochs = re.subn(r"EPOCHS, EVERY, (\w+) = \d+, 100,", rf"EPOCHS, EVERY, \1 = {EPOCHS}, 1,", text)
-    text, batches = re.subn("batch_size=256,", f"batch_size={BATCH},", text)
+    weights = ' weights="balanced",' if request.param == "weighted" else ""
+    text, batches = re.subn("batch_size=256,", f"batch_size={BATCH},{weights}", text)
     assert (epochs, batches) == (1, 1)
     (folder / "train.py").write_text(text)
     columns = {"weight": np.linspace(0.5, 1.5, ROWS, dtype="<f4")}
     store = make_store(folder / "store", random_images(ROWS, shape=(8, 8, 3)), shard_rows=7, columns=columns)
-    return Runner(server, folder / "train.py", store, LINES[request.param])
+    return Runner(server, folder / "train.py", store, LINES[request.param], weighted=bool(weights))
 
 
 def pop_log(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
@@ -118,14 +120,14 @@ def uninterrupted(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> t
     assert runner.run(folder) == [0]
     batches = pop_log(folder)
     assert [batch["epoch"] for batch in batches] == [epoch for epoch in range(EPOCHS) for _ in range(STEPS)]
-    assert_each_row_once(batches)
+    each_once = Counter(itertools.product(range(EPOCHS), range(ROWS)))
+    assert (count_rows(batches) == each_once) == (not runner.weighted)
     return batches, checkpoint(folder)
 
 
-def assert_each_row_once(batches: list[dict[str, Any]]) -> None:
-    """Assert that each row occurs once in each epoch."""
-    rows = Counter((batch["epoch"], row) for batch in batches for row in batch["rows"])
-    assert rows == Counter(itertools.product(range(EPOCHS), range(ROWS)))
+def count_rows(batches: list[dict[str, Any]]) -> Counter[tuple[int, int]]:
+    """How often each row occurs in each epoch."""
+    return Counter((batch["epoch"], row) for batch in batches for row in batch["rows"])
 
 
 def test_run_killed_in_every_step_gives_the_same_model(runner: Runner, uninterrupted: Any, tmp_path: Path) -> None:
@@ -149,13 +151,15 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("step", [3, *(pytest.param(step, marks=pytest.mark.long) for step in (1, 4, 7))])
-def test_three_ranks_resume_a_run_of_two_killed_ranks(runner: Runner, tmp_path: Path, step: int) -> None:
+def test_three_ranks_resume_a_run_of_two_killed_ranks(
+    runner: Runner, uninterrupted: Any, tmp_path: Path, step: int
+) -> None:
     folder = runner.folder(tmp_path)
     assert runner.run(folder, ranks=2, port=free_port(), step=step, line=6) == [-signal.SIGKILL] * 2
     before = saved(folder, pop_log(folder, 0) + pop_log(folder, 1))
     assert runner.run(folder, ranks=3, port=free_port()) == [0] * 3
     after = [batch for rank in range(3) for batch in pop_log(folder, rank)]
-    assert_each_row_once(before + after)
+    assert count_rows(before + after) == count_rows(uninterrupted[0])
     assert any(not batch["rows"] for batch in before + after)
     assert checkpoint(folder)["loader"]["epoch"] == EPOCHS
     assert all(part.isfinite().all() for part in checkpoint(folder)["model"].values())

@@ -10,7 +10,7 @@ from typing import Any
 
 CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod")
 CODE = (sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-# host.py reads the list of file systems, memory_limit.py the memory of this process, and spawn.py opens /dev/null as
+# host.py reads the list of file systems and the memory of this process, and child.py opens /dev/null as
 # the standard input of a process.
 _ALLOWED = (tempfile.gettempdir() + "/fuzz-", "/proc/self/mountinfo", "/proc/self/statm", os.devnull)
 

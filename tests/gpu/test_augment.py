@@ -20,6 +20,7 @@ from decodeonce.loader.augment import (
     GaussianBlur,
     MixUp,
     Normalize,
+    OneOf,
     PerBatch,
     PerImage,
     RandomCrop,
@@ -123,8 +124,9 @@ def test_normalized_pixels_are_close(device: torch.device, dtype: torch.dtype) -
     assert torch.allclose(found.images, expected.images, rtol=torch.finfo(dtype).eps, atol=2e-6)
 
 
-def test_mixed_pixels_differ_by_at_most_one_level(device: torch.device) -> None:
-    expected, found = on_both(device, MixUp(0.4, 3))
+@pytest.mark.parametrize("step", [MixUp(0.4, 3), OneOf(MixUp(0.4, 3), CutMix(1.0, 3), weights=(1, 2))])
+def test_mixed_pixels_differ_by_at_most_one_level(device: torch.device, step: Step) -> None:
+    expected, found = on_both(device, step)
     assert largest_difference(found.images, expected.images) <= 1
     assert largest_difference(found.labels, expected.labels) < 1e-6
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from decodeonce import host
 from decodeonce.errors import BuildError
-from decodeonce.prep.pixels import memory_limit
 from decodeonce.prep.pixels.user_map import MapSample, Pixels
 from decodeonce.prep.processes.isolated import MEMORY_BYTES, answer_questions
 from decodeonce.prep.sources import parquet as tables
@@ -24,7 +24,7 @@ def answer(action: str, file: str = "") -> object:
     if action == "allocate":
         return len(bytearray(MEMORY_BYTES))
     if action == "read_table":  # with 64 MiB more than the file declares
-        tables.MORE_BYTES, memory_limit.SPARE_BYTES = 64 << 20, 0
+        tables.MORE_BYTES, host.SPARE_BYTES = 64 << 20, 0
         with open_holder(os.fsencode(file)) as holder:
             return len(tables.Table(holder).read(0, ["image"]))
     if action == "fail":

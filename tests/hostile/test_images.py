@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from decodeonce import host
 from decodeonce.errors import Stopped
+from decodeonce.host import IMAGE_BYTES, SPARE_BYTES, can_allocate, limited_memory
 from decodeonce.prep.building import WorkSettings, build, pool
 from decodeonce.prep.entry import Entry, Row, Undecodable
 from decodeonce.prep.pixels import decode as decode_module
-from decodeonce.prep.pixels import memory_limit
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.pixels.memory_limit import IMAGE_BYTES, SPARE_BYTES, can_allocate, limited_memory
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
@@ -81,7 +81,7 @@ def test_image_that_exceeds_the_memory_limit_is_rejected(
     """Needs 256 MB in NumPy, and if progressive 384 MB in libjpeg, which reports too little memory as damaged data."""
     large = encoded(Image.new("RGB", (8000, 8000)), progressive=progressive, subsampling=0)
     decoder, entry = Decoder(Recipe(height=32, width=32)), Entry(b"x", 0, len(large), 0)
-    monkeypatch.setattr(memory_limit, "SPARE_BYTES", 8 * MIB)
+    monkeypatch.setattr(host, "SPARE_BYTES", 8 * MIB)
     monkeypatch.setattr(decode_module, "IMAGE_BYTES", mebibytes * MIB)
     with limited_memory(mebibytes * MIB):
         with pytest.raises(Undecodable, match=r"takes more than \d GiB of memory to decode"):

@@ -72,6 +72,18 @@ def test_each_row_is_transferred_once(store: Path, tail: Tail) -> None:
     assert uploaded[-1] == COUNT  # with "drop", a row can be first used in a later epoch, but is uploaded once
 
 
+@pytest.mark.parametrize("settings", [{"weights": np.arange(COUNT)}, {"rows": range(5), "tail": "pad"}])
+def test_repeated_rows_are_cached_once(store: Path, settings: dict[str, Any]) -> None:
+    settings |= {"batch_size": BATCH, "seed": 4}
+    with Loader(store, cache="device", **settings) as loader, Loader(store, **settings) as plain:
+        seen: set[int] = set()
+        for _ in range(4):
+            found = contents(loader, 1)
+            assert found == contents(plain, 1)
+            seen.update(row for rows, *_ in found for row in rows)
+            assert loader.stats()["cached_rows"] == len(seen)
+
+
 def test_unfinished_epoch_keeps_its_cached_rows(store: Path, images: NDArray[np.uint8]) -> None:
     device = CountingDevice()
     with replace_delivery(cached_on(device)):

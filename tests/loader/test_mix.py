@@ -1,7 +1,8 @@
-"""MixUp and CutMix equal NumPy for the same random numbers, and mix labels with the same shares."""
+"""MixUp, CutMix and OneOf equal NumPy for the same random numbers, and mix labels with the same shares."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.augment import Augment, CutMix, Draws, MixUp, Normalize, RandomFlip, RandomResizedCrop, Step
+from decodeonce.loader.augment import (
+    Augment,
+    CutMix,
+    Draws,
+    MixUp,
+    Normalize,
+    OneOf,
+    RandomFlip,
+    RandomResizedCrop,
+    Step,
+)
 from decodeonce.loader.augment import mix as mixing
 from decodeonce.loader.order import derive_key
 from decodeonce.loader.partition import Tail
@@ -23,6 +34,10 @@ from tests.stores import make_store, random_images
 CLASSES = 7
 DTYPES = [torch.uint8, torch.float32, torch.bfloat16]
 MIXES: list[Callable[..., MixUp | CutMix]] = [MixUp, CutMix]
+
+
+def one_of_two(alpha: float, num_classes: int) -> OneOf:
+    return OneOf(MixUp(alpha, num_classes), CutMix(alpha, num_classes))
 
 
 def noise(count: int, height: int = 12, width: int = 9) -> Tensor:
@@ -119,10 +134,10 @@ def test_cutmix_equals_numpy(alpha: float, p: float, dtype: torch.dtype, height:
 def test_cpu_and_device_mix_are_close(dtype: torch.dtype) -> None:
     images, draws = noise(40).to(dtype), draws_of(40)
     partners, kept = torch.tensor(partners_of(draws)), draws.uniform(1)[:, 0]
-    ways = [way(images, partners, kept) for way in (mixing.blend_on_cpu, mixing.blend_on_device)]
+    ways = [way(images, images.flip(0), partners, kept) for way in (mixing.blend_on_cpu, mixing.blend_on_device)]
     assert torch.allclose(ways[0].double(), ways[1].double(), rtol=1e-6, atol=1 if dtype == torch.uint8 else 1e-5)
     ends = (draws.uniform(4) * 13).to(torch.int64).clamp(max=9)
-    pasted = [way(images, partners, ends) for way in (mixing.paste_on_cpu, mixing.paste_on_device)]
+    pasted = [way(images, images.flip(0), partners, ends) for way in (mixing.paste_on_cpu, mixing.paste_on_device)]
     assert torch.equal(*pasted)
 
 
@@ -134,8 +149,8 @@ def test_partners_are_other_rows_and_not_neighbours() -> None:
     assert (partners != np.array(partners_of(draws_of(256, epoch=1)))).any()
 
 
-@pytest.mark.parametrize("make", MIXES)
-def test_single_image_is_unchanged(make: Callable[..., MixUp | CutMix]) -> None:
+@pytest.mark.parametrize("make", [*MIXES, one_of_two])
+def test_single_image_is_unchanged(make: Callable[..., MixUp | CutMix | OneOf]) -> None:
     images, step = noise(1), make(1.0, CLASSES)
     assert torch.equal(step(images, draws_of(1)), images)
     soft = step.mix_labels(torch.tensor([3]), draws_of(1), 12, 9)
@@ -143,9 +158,142 @@ def test_single_image_is_unchanged(make: Callable[..., MixUp | CutMix]) -> None:
 
 
 def test_steps_neither_wait_for_the_device_nor_copy_to_it() -> None:
-    result = run_on_device(Augment(MixUp(0.2, CLASSES), CutMix(1.0, CLASSES, p=0.5)))
+    steps = [MixUp(0.2, CLASSES), OneOf(MixUp(0.2, CLASSES), CutMix(1.0, CLASSES, p=0.5), weights=(1, 2))]
+    tags = torch.zeros((9, 4), dtype=torch.uint8, device="meta")
+    result = run_on_device(Augment(*steps, mixed=["tags"]), {"tags": tags})
     assert result.labels.shape == (9, CLASSES)
-    assert result.labels.device.type == "meta"
+    assert {values.device.type for values in (result.labels, result.columns["tags"])} == {"meta"}
+
+
+# One of several
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weights", [None, (1, 3), (0.25, 0.75), (0, 2), (5, 0)])
+def test_one_of_mixes_each_image_with_the_step_that_its_weights_choose(
+    weights: tuple[float, float] | None, dtype: torch.dtype
+) -> None:
+    steps = (MixUp(0.8, CLASSES), CutMix(1.0, CLASSES, p=0.7))
+    step, images, draws = OneOf(*steps, weights=weights), noise(400).to(dtype), draws_of(400)
+    first = (weights or (1, 1))[0] / sum(weights or (1, 1))
+    by_mixup = draws.uniform(6)[:, 5] < first
+    assert abs(by_mixup.double().mean() - first) < 0.08
+    mixup, cutmix = (each(images, draws) for each in steps)
+    result = step(images, draws)
+    assert result.dtype == dtype
+    assert torch.equal(result, torch.where(by_mixup[:, None, None, None], mixup, cutmix))
+    first_labels, second_labels = (each.mix_labels(labels_of(400), draws, 12, 9) for each in steps)
+    labels = torch.where(by_mixup[:, None], first_labels, second_labels)
+    assert torch.equal(step.mix_labels(labels_of(400), draws, 12, 9), labels)
+
+
+def test_one_of_mixes_an_image_as_torchvisions_random_choice_mixes_a_batch() -> None:
+    """Which step and which share a row has are distributed as with RandomChoice([MixUp, CutMix], p=[0.25, 0.75])."""
+    count, side, epochs = 200, 16, 60
+    step = OneOf(MixUp(0.8, count), CutMix(1.0, count), weights=(1, 3))
+    levels = torch.arange(count, dtype=torch.float64)[:, None, None, None].expand(-1, side, side, 1)
+    by_mixup, kept = np.empty((epochs, count), bool), np.empty((epochs, count))
+    for epoch in range(epochs):
+        draws = draws_of(count, seed=4, epoch=epoch)
+        images, labels = step(levels, draws), step.mix_labels(torch.arange(count), draws, side, side)
+        kept[epoch] = labels.diagonal()
+        pasted = (images.amax((1, 2, 3)) > images.amin((1, 2, 3))).numpy()
+        by_mixup[epoch] = (
+            ~pasted & (kept[epoch] > 0) & (kept[epoch] < 1)
+        )  # other rectangles are empty or fill the image
+    total = by_mixup.size
+    assert abs(by_mixup.mean() - 0.25) < 4 * math.sqrt(0.25 * 0.75 / total)
+    chi_square = ((by_mixup.sum(0) - epochs / 4) ** 2 / (epochs * 0.25 * 0.75)).sum()
+    assert abs(chi_square - count) < 4 * math.sqrt(2 * count)  # rows do not prefer a step
+    for first, second in ((by_mixup[1:], by_mixup[:-1]), (by_mixup[:, 1:], by_mixup[:, :-1])):
+        assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 4 / math.sqrt(total)
+    random = np.random.default_rng(0)
+    assert distance(kept[by_mixup], random.beta(0.8, 0.8, 100_000)) < 1.95 / math.sqrt(by_mixup.sum())
+    half = (0.5 * np.sqrt(1 - random.random((100_000, 1))) * side).astype(int)  # as in torchvision's CutMix
+    middle = random.integers(0, side, (100_000, 2))
+    cut = np.prod(np.clip(middle + half, 0, side) - np.clip(middle - half, 0, side), axis=1) / side**2
+    assert distance(kept[~by_mixup], 1 - cut) < 1.95 / math.sqrt((~by_mixup).sum())
+
+
+def distance(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    """The largest distance between the empirical distributions (Kolmogorov and Smirnov), to 6 decimals."""
+    first, second = (np.sort(np.round(some, 6)) for some in (first, second))
+    both = np.concatenate([first, second])
+    shares = [np.searchsorted(some, both, "right") / len(some) for some in (first, second)]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+def test_one_of_shows_its_steps_and_weights() -> None:
+    shown = repr(OneOf(MixUp(0.8, 10), CutMix(1.0, 10, p=0.5), weights=[1, 3]))
+    assert shown == (
+        "OneOf(MixUp(alpha=0.8, num_classes=10, p=1.0), CutMix(alpha=1.0, num_classes=10, p=0.5), weights=(1, 3))"
+    )
+
+
+def test_one_of_three_steps_mixes_an_image_once() -> None:
+    count = 60
+    step = OneOf(MixUp(1.0, count), CutMix(1.0, count), MixUp(8.0, count))
+    labels = Augment(step)(Batch(noise(count), torch.arange(count), torch.arange(count), count, 0)).labels
+    assert ((labels > 0).sum(1) <= 2).all()  # itself and one other
+    assert (labels < 1).any(1).all()
+    assert torch.allclose(labels.sum(1), torch.ones(count))
+
+
+def test_step_and_share_of_a_row_depend_on_neither_batch_nor_rank_nor_resume(store: Path) -> None:
+    """The other image depends on the batch, but neither the step that mixes a row nor its own share."""
+    mix = OneOf(MixUp(0.8, 300), CutMix(1.0, 300), weights=(2, 1))
+
+    def flat(batch: Batch) -> Batch:
+        """Give each row its own class, and its level: MixUp leaves one level per image, and CutMix two."""
+        levels = batch.rows.to(torch.float32)[:, None, None, None].expand(-1, 8, 6, 3)
+        return augment(Batch(levels, batch.rows, batch.rows, batch.valid, batch.epoch))
+
+    augment = Augment(mix, seed=3)
+
+    def facts(loader: Loader, steps: int | None = None) -> dict[tuple[int, int], tuple[float, bool]]:
+        found = {}
+        for batch in itertools.islice(loader, steps):
+            for at, row in enumerate(batch.rows.tolist()):
+                pasted = len(batch.images[at].unique()) > 1
+                found[batch.epoch, row] = (batch.labels[at, row].item(), pasted)
+        return found
+
+    whole: dict[tuple[int, int], tuple[float, bool]] = {}
+    with Loader(store, batch_size=9, tail="pad", transform=flat, seed=1) as loader:
+        for _ in range(2):
+            whole |= facts(loader)
+    with Loader(store, batch_size=4, tail="pad", transform=flat, seed=1) as loader:
+        parts = facts(loader, 3)
+        state = loader.state_dict()
+    for rank in range(3):
+        with Loader(store, batch_size=5, tail="pad", transform=flat, seed=1, rank=rank, world_size=3) as loader:
+            loader.load_state_dict(state)
+            parts |= facts(loader)
+            parts |= facts(loader)
+    assert parts == whole
+    assert {pasted for _, pasted in whole.values()} == {True, False}
+
+
+# Soft labels in a column
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.float16, torch.float32])
+def test_named_column_is_mixed_like_the_labels(dtype: torch.dtype) -> None:
+    mix, labels, rows = OneOf(MixUp(0.8, CLASSES), CutMix(1.0, CLASSES)), labels_of(40), torch.arange(40)
+    tags = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (40, 5))).to(dtype)
+    batch = Batch(noise(40), labels, rows, 40, 0, {"tags": tags, "other": tags})
+    mixed = Augment(RandomFlip(), mix, mixed="tags")(batch)
+    plain = Augment(RandomFlip(), mix)(batch)
+    partners = partners_of(Draws(derive_key(0, 0, 1), rows))
+    kept = mixed.labels[rows, labels].double()
+    other = labels != labels[partners]  # else the label does not show the share
+    expected = tags.double() * kept[:, None] + tags[partners].double() * (1 - kept)[:, None]
+    assert mixed.columns["tags"].dtype == torch.float32
+    assert torch.allclose(mixed.columns["tags"].double()[other], expected[other], atol=1e-6)
+    assert other.sum() > 20
+    assert torch.equal(mixed.labels, plain.labels)
+    assert torch.equal(plain.columns["tags"], tags)
+    assert torch.equal(mixed.columns["other"], tags)
 
 
 # With a Loader
@@ -220,23 +368,53 @@ def test_invalid_arguments_are_rejected(
         make(1.0, 10, p=1.5)
 
 
-@pytest.mark.parametrize("make", MIXES)
-def test_loader_rejects_fewer_classes_than_in_the_store(make: Callable[..., MixUp | CutMix], tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [*MIXES, one_of_two])
+def test_loader_rejects_fewer_classes_than_in_the_store(
+    make: Callable[..., MixUp | CutMix | OneOf], tmp_path: Path
+) -> None:
     store = make_store(tmp_path / "store", random_images(6))
-    with pytest.raises(ValueError, match=rf"{make.__name__} has num_classes=1, expected at least the \d+ classes"):
+    with pytest.raises(
+        ValueError, match=rf"{type(make(1.0, 1)).__name__} has num_classes=1, expected at least the \d+ classes"
+    ):
         Loader(store, batch_size=3, transform=Augment(make(1.0, 1)))
 
 
-def test_soft_labels_of_a_different_width_are_rejected() -> None:
-    step = MixUp(1.0, CLASSES)
-    with pytest.raises(ValueError, match="labels have 9 classes, expected num_classes=7"):
-        step.mix_labels(torch.zeros(4, 9), draws_of(4), 12, 9)
+@pytest.mark.parametrize("make", [Augment, OneOf])
+def test_steps_with_different_num_classes_are_rejected(make: Callable[..., object]) -> None:
+    with pytest.raises(ValueError, match="MixUp has num_classes=7 and CutMix has num_classes=9, expected the same"):
+        make(MixUp(1.0, CLASSES), CutMix(1.0, 9))
 
 
-@pytest.mark.parametrize("make", MIXES)
-def test_boxes_are_rejected(make: Callable[..., MixUp | CutMix]) -> None:
+@pytest.mark.parametrize("weights", [(1,), (1, 2, 3), (-1, 2), (0, 0), (math.nan, 1), (math.inf, 1)])
+def test_invalid_weights_are_rejected(weights: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match=r"weights is \(.*\), expected 2 numbers of 0 or more, not all 0"):
+        OneOf(MixUp(1.0, 10), CutMix(1.0, 10), weights=weights)
+
+
+def test_one_of_rejects_other_steps() -> None:
+    for steps in ((), (RandomFlip(),), (MixUp,)):
+        with pytest.raises(ValueError, match=r"OneOf has the steps .*, expected MixUp\(...\) and CutMix\(...\)"):
+            OneOf(*steps)
+
+
+def test_mixed_columns_that_cannot_be_mixed_are_rejected(tmp_path: Path) -> None:
+    columns = {"weight": np.ones(6, "<f4"), "tags": np.ones((6, 3), "<f4")}
+    store = make_store(tmp_path / "store", random_images(6), columns=columns)
+    with pytest.raises(ValueError, match="mixed has 'tag', which is not a column of the store; its columns: tags, wei"):
+        Loader(store, batch_size=3, transform=Augment(MixUp(1.0, 10), mixed=["tags", "tag"]))
+    with pytest.raises(ValueError, match="mixed is 'tags', but no step mixes labels; add a step such as MixUp"):
+        Augment(RandomFlip(), mixed="tags")
+    with (
+        Loader(store, batch_size=3, transform=Augment(MixUp(1.0, 10), mixed="weight")) as loader,
+        pytest.raises(ValueError, match=r"column 'weight' of mixed has the shape \(3,\), expected soft labels"),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("make", [*MIXES, one_of_two])
+def test_boxes_are_rejected(make: Callable[..., MixUp | CutMix | OneOf]) -> None:
     augment = Augment(RandomFlip(), make(1.0, CLASSES))
-    with pytest.raises(ValueError, match=rf"the step {make.__name__} of Augment cannot mix boxes"):
+    with pytest.raises(ValueError, match=rf"the step {type(make(1.0, 9)).__name__} of Augment cannot mix boxes"):
         augment.check_store(["boxes"], 3)  # the Loader calls this
     rows = torch.arange(6)
     with pytest.raises(ValueError, match="cannot mix boxes"):

@@ -123,7 +123,7 @@ def test_masks_are_the_same_after_a_resume_with_other_ranks(tmp_path: Path) -> N
 def test_missing_column_is_named(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", random_images(8))
     add_column(store, "weight", np.ones(8))
-    with pytest.raises(ValueError, match="paired has 'mask', but the columns of the store are: weight"):
+    with pytest.raises(ValueError, match="paired has 'mask', which is not a column of the store; its columns: weight"):
         Loader(store, batch_size=4, transform=Augment(paired={"mask": "nearest"}))
 
 

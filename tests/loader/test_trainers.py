@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,12 +17,15 @@ BATCH = 4
 STEPS = COUNT // BATCH
 
 
-def test_batch_moves_all_tensors(store: Path) -> None:
-    with Loader(store, batch_size=BATCH) as loader:
+@pytest.mark.parametrize("weights", [None, "balanced"])
+def test_batch_moves_all_tensors(store: Path, weights: Literal["balanced"] | None) -> None:
+    with Loader(store, batch_size=BATCH, weights=weights) as loader:
         batch = next(iter(loader))
     moved = batch.to("meta")
     assert isinstance(moved, Batch)
     assert {tensor.device.type for tensor in moved.tensors()} == {"meta"}
+    assert (moved.positions is None) == (batch.positions is None) == (weights is None)
+    assert len(moved.tensors()) == len(batch.tensors()) == (3 if weights is None else 4)
     assert (moved.valid, moved.epoch) == (batch.valid, batch.epoch)
     assert batch.to("cpu", non_blocking=True).images is batch.images
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodeonce.prep.building.blocks import Blocks, block_rows_for
+from decodeonce.prep.building.plan import Blocks, block_rows_for
 
 MIB = 1 << 20
 

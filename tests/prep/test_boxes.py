@@ -165,8 +165,8 @@ def test_hidden_and_other_files_are_not_annotations(annotated: AnnotatedTree) ->
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (None, "no such folder; expected a folder of unpacked annotations"),
-        ("file", "not a folder"),
+        (None, "No such file or directory; expected unpacked annotations after --boxes: a folder of"),
+        ("file", "not JSON: Expecting value: .*; expected unpacked annotations after --boxes: a folder of"),
         ("folder", r"contains no \*.xml"),
     ],
 )
@@ -305,6 +305,20 @@ def test_deeply_nested_elements_are_an_error() -> None:
     deep = MAX_XML_BYTES // 7
     with pytest.raises(ValueError, match="<a>, expected <annotation>"):
         parse(b"<a>" * deep + b"</a>" * deep)
+
+
+@pytest.mark.parametrize(
+    ("database", "edges"),
+    [
+        ("<source><database>The VOC2012 Database</database></source>", (0, 0, 100, 79)),
+        ("<source><database> ImageNet database</database></source>", (1, 1, 100, 80)),
+        ("<source><database>My VOC</database></source>", (1, 1, 100, 79)),
+        ("<source/>", (1, 1, 100, 79)),
+    ],
+)
+def test_pixels_are_numbered_as_in_the_database(database: str, edges: tuple[float, ...]) -> None:
+    text = xml(("dog", (100, 79, 1, 1))).replace("<size>", f"{database}<size>")  # inverted
+    assert parse(text.encode()).objects == (("dog", edges),)
 
 
 def test_annotations_with_other_encodings_or_parts_are_read() -> None:

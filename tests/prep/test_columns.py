@@ -16,7 +16,7 @@ import pytest
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.building import WorkSettings, build, make_plan
-from decodeonce.prep.building import blocks as build_blocks
+from decodeonce.prep.building import plan as plan_module
 from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.repair.repair import repair_store
@@ -48,7 +48,7 @@ DATA = [b"no picture" if number == BAD else jpeg(40, 50, seed=number) for number
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_blocks, "SMALLEST", 1)
+    monkeypatch.setattr(plan_module, "SMALLEST", 1)
 
 
 def write_images(root: Path) -> Path:

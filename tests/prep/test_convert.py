@@ -15,8 +15,7 @@ from PIL import Image
 
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.building import WorkSettings, build, make_plan
-from decodeonce.prep.building.blocks import block_rows_for
-from decodeonce.prep.building.plan import shuffled
+from decodeonce.prep.building.plan import block_rows_for, shuffled
 from decodeonce.prep.convert.convert import Conversion, convert, open_conversion, smaller_size
 from decodeonce.prep.convert.source import converted_recipe
 from decodeonce.prep.recipe import BoxRules, Filter, Recipe

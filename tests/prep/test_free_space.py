@@ -164,14 +164,3 @@ def test_hanging_tool_times_out(tool: Tool, tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "bin" / "quota").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     (tmp_path / "bin" / "quota").chmod(0o755)
     assert find_storage(tmp_path).quotas == ()
-
-
-def test_disk_and_each_quota_are_described_as_enough_or_not(tmp_path: Path) -> None:
-    quotas = (Quota("user 7", 100, None), Quota("group 8", 2000, 5), Quota("project 9", None, 20))
-    storage = Storage(tmp_path, None, 2000, None, quotas)
-    endings = [line.rpartition(": ")[2] for line in describe_storage(storage, Need(10, 1000, 12))]
-    assert endings == ["enough", "not enough, 1.00 KB needed", "not enough, 12 files needed", "enough"]
-    both = Storage(tmp_path, None, 1, 1, ())
-    assert describe_storage(both, Need(10, 1000, 12))[0].endswith(": not enough, 1.00 KB and 12 files needed")
-    lines = describe_storage(storage, Need(1, 1, 1))
-    assert [line.rpartition(": ")[0] for line in lines] == describe_storage(storage)

@@ -173,17 +173,6 @@ def test_unusable_src_is_an_error(tmp_path: Path, contents: Files, src: str, spl
         list(open_imagenet(tmp_path / src, split=split).entries())
 
 
-def test_files_next_to_class_folders_cause_a_warning(tmp_path: Path) -> None:
-    source = open_imagenet(write(tmp_path, train_tree() | {"train/n01484850.tar": b"", "train/notes.txt": b""}))
-    assert warnings(source) == [
-        f"{tmp_path}/train: 1 files next to the class folders are skipped (first n01484850.tar)"
-    ]
-    zipped = {"x.zip": zip_bytes(train_tree() | {"train/stray.JPEG": b"x", "train/notes.txt": b""})}
-    source = open_imagenet(write(tmp_path / "zipped", zipped))
-    message = f"{tmp_path}/zipped/x.zip: 1 files next to the class folders are skipped (first train/stray.JPEG)"
-    assert warnings(source) == [message]
-
-
 def test_half_unpacked_class_tars_are_an_error(tmp_path: Path) -> None:
     packed = {f"train/{name}": data for name, data in forms.class_tars(PICS).items()}
     write(tmp_path, packed | train_tree([pic for pic in PICS if pic.wnid == "n01440764"]))
@@ -434,20 +423,6 @@ def test_truncated_or_invalid_tar_is_an_error(tmp_path: Path, damage: Callable[[
     (tmp_path / "x.tar").write_bytes(damage(b""))
     with pytest.raises(BuildError, match=f"x.tar: {message}"):
         listed(tmp_path / "x.tar")
-
-
-def test_images_are_found_without_listing_other_class_tars(tmp_path: Path) -> None:
-    tars = forms.class_tars(PICS)
-    first, *others = tars
-    damaged = dict.fromkeys(others, b"damaged" * 200)
-    source = open_imagenet(write(tmp_path / "whole", {TRAIN_TAR: tar_bytes(tars)}))
-    wanted = [entry for entry in source.entries() if first.encode() in entry.name][1:]
-    source = open_imagenet(write(tmp_path / "some", {TRAIN_TAR: tar_bytes({**tars, **damaged})}))
-    found = list(source.find([entry.name for entry in wanted]))
-    assert [entry.name for entry in found] == [entry.name for entry in wanted]
-    assert list(source.find([b"other", b"other/a.JPEG"])) == []
-    with pytest.raises(BuildError, match="not a tar, or damaged"):
-        list(source.entries())
 
 
 def test_threads_on_network_file_system_give_same_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

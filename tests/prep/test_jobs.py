@@ -12,8 +12,10 @@ import pytest
 from decodeonce.errors import BuildError
 from decodeonce.launch import launch_variables
 from decodeonce.prep.jobs import Chain, Site, read_site, site_names, write_scripts
+from decodeonce.prep.jobs.pbs import PBS as PBSCommands
 from decodeonce.prep.jobs.pbs import current_umask
 from decodeonce.prep.jobs.site import parse_site
+from decodeonce.prep.jobs.slurm import Slurm
 
 COMMANDS = [["prep", "plan", "imagenet", "my src", "OUT"], ["prep", "work", "OUT"], ["prep", "finish", "OUT"]]
 SLURM = Site("here", "slurm", "nowhere", "--qos", "srun --ntasks={nodes} --cpus-per-task={cpus}", ("-C cpu",))
@@ -31,8 +33,8 @@ def written_scripts(tmp_path: Path, site: Site, chain: Chain) -> dict[str, list[
 
 
 def unset(*, keep: str) -> str:
-    """Return the line that unsets the variables of launchers and arrays, except those of the batch system itself."""
-    return f"unset {' '.join(name for name in launch_variables() if not name.startswith(keep))}"
+    """Return the line that unsets the variables of launchers, arrays and steps, except those of the job itself."""
+    return f"unset {' '.join(name for name in launch_variables() if not name.startswith(keep) or '_STEP_' in name)}"
 
 
 def test_slurm_scripts(tmp_path: Path) -> None:
@@ -65,14 +67,14 @@ def test_slurm_scripts(tmp_path: Path) -> None:
     assert [line for line in scripts["submit.sh"] if line.startswith("submit ")] == [
         "submit plan --hold plan.slurm  # held until the chain is complete",
         'submit array --dependency="afterok:$plan" --kill-on-invalid-dep=yes array.slurm',
-        "submit 'round 2' --dependency=\"afterok:$plan,afterany:$id\" --kill-on-invalid-dep=yes array.slurm"
+        "submit 'round 2' --dependency=\"afterok:$plan,afternotok:$rounds\" --kill-on-invalid-dep=yes array.slurm"
         "  # finished blocks are skipped",
-        'submit finish --dependency="afterok:$plan,afterany:$id" --kill-on-invalid-dep=yes finish.slurm',
+        'submit finish --dependency="afterok:$plan,afterany:$rounds" --kill-on-invalid-dep=yes finish.slurm',
     ]
 
 
 def test_pbs_scripts(tmp_path: Path) -> None:
-    chain = Chain(tasks=16, cpus=32, max_running=8, account="a1", queue="prod", seconds=3600, mem="64G")
+    chain = Chain(tasks=16, cpus=32, rounds=2, max_running=8, account="a1", queue="prod", seconds=3600, mem="64G")
     scripts = written_scripts(tmp_path, PBS, chain)
     assert scripts["array.pbs"] == [
         "#!/bin/bash",
@@ -94,7 +96,8 @@ def test_pbs_scripts(tmp_path: Path) -> None:
     assert [line for line in scripts["submit.sh"] if line.startswith("submit ")] == [
         "submit plan -h plan.pbs  # held until the chain is complete",
         'submit array -W depend="afterok:$plan" array.pbs',
-        'submit finish -W depend="afterok:$plan,afterany:$id" finish.pbs',
+        "submit 'round 2' -W depend=\"afterok:$plan,afterany:$rounds\" array.pbs  # finished blocks are skipped",
+        'submit finish -W depend="afterok:$plan,afterany:$rounds" finish.pbs',
     ]
     assert scripts["submit.sh"][-2:] == ['qrls "$plan"', 'echo "${jobs[*]}"']
     assert not [line for line in written_scripts(tmp_path, PBS, Chain(tasks=1, cpus=1))["array.pbs"] if "-J" in line]
@@ -171,9 +174,21 @@ def test_failed_submission_cancels_the_chain(tmp_path: Path) -> None:
     assert log.read_text().splitlines()[2:] == ["far scancel 2", "far scancel 1"]
     done = submit_with(scancel="exit 1")
     assert done.stderr == "could not cancel 2\ncould not cancel 1\n"
+    recorded = (submit.parent / "submitted").read_text()
+    assert recorded == "plan\t1\tslurm\tfar\narray\t2\tslurm\tfar\n", "prep cancel needs it"
     done = submit_with(sbatch=print_id, scancel=log_call, scontrol=f'{log_call}; [ "$1" = show ]')
     assert (done.returncode != 0, done.stdout) == (True, "")
     assert log.read_text().splitlines()[-3:] == [f"far scancel {job}" for job in (3, 2, 1)]
+
+
+def test_states_that_squeue_and_qstat_print() -> None:
+    reason = "ReqNodeNotAvail, UnavailableNodes:node[1-2]"
+    squeue = f"PENDING,{reason}\nPENDING,Dependency\nRUNNING,None\nCOMPLETING,None\n"
+    assert Slurm().parse_states(squeue) == ["pending", "waiting", "running", "completing"]
+    head = "Job id   Name   User   Time Use S Queue\n-------- ------ ------ -------- - -----\n"
+    states = [f"1[{index}].pbs  array  me  00:00:01 {letter} workq\n" for index, letter in enumerate("BXRQ")]
+    assert PBSCommands().parse_states(head + "".join(states)) == ["running", "pending"]
+    assert PBSCommands().parse_states(f"{head}2.pbs  finish  me  0 H workq\n") == ["waiting"]
 
 
 @pytest.mark.parametrize("name", site_names())

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.building import WorkSettings, build, make_plan
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import BoxedSource, FolderSource
 from decodeonce.store import Store, open_store, verify_store
+from tests.command import prep
 from tests.images import encoded, reference_row
 
 RED = (250, 10, 10)
@@ -56,6 +58,74 @@ def built(tree: Path, rules: BoxRules, **options: object) -> Store:
     )
     assert verify_store(tree / "out").ok
     return open_store(tree / "out")
+
+
+def draw_frame(tree: Path) -> None:
+    """Write an image of 96x64 with a red frame of one pixel along the inside of (8, 6, 40, 38)."""
+    image = Image.fromarray(np.random.default_rng(7).integers(60, 200, (64, 96, 3), np.uint8))
+    ImageDraw.Draw(image).rectangle((8, 6, 39, 37), outline=RED)  # the last corner is inside
+    (tree / "src/thing").mkdir(parents=True)
+    image.save(tree / "src/thing/a.png")
+
+
+def annotate_frame(tree: Path, database: str, edges: tuple[int, int, int, int]) -> None:
+    sides = "".join(f"<{side}>{at}</{side}>" for side, at in zip(("xmin", "ymin", "xmax", "ymax"), edges, strict=True))
+    (tree / "xml").mkdir(exist_ok=True)
+    (tree / "xml/a.xml").write_text(
+        f"<annotation><source><database>{database}</database></source><size><width>96</width><height>64</height></size>"
+        f"<object><name>thing</name><bndbox>{sides}</bndbox></object></annotation>"
+    )
+
+
+def check_frame(tree: Path, boxes: Path, *flags: str) -> None:
+    """Check that the object is cut out at its frame, and that a kept box is the frame."""
+    common = ("build", "folder", tree / "src", "--boxes", boxes, *flags)
+    for out, *own in (("objects", "--size", "32"), ("whole", "--size", "64x96", "--keep-boxes", "1")):
+        assert prep(*common[:3], tree / out, *common[3:], *own).returncode == 0
+    objects, whole = open_store(tree / "objects"), open_store(tree / "whole")
+    assert objects.samples[0].box == "8,6,40,38"
+    np.testing.assert_array_equal(objects.images[0], np.asarray(Image.open(tree / "src/thing/a.png"))[6:38, 8:40])
+    assert whole.columns["boxes"].tolist() == [[[8, 6, 40, 38]]]
+
+
+@pytest.mark.parametrize(
+    ("database", "flags", "edges"),
+    [
+        ("The VOC2007 Database", "", (9, 7, 40, 38)),
+        ("ILSVRC_2012", "", (8, 6, 39, 37)),
+        ("Unknown", "", (8, 6, 40, 38)),
+        ("Unknown", "--box-origin 1", (9, 7, 40, 38)),
+        ("The VOC2007 Database", "--box-origin 0", (8, 6, 39, 37)),
+        ("ILSVRC_2012", "--box-origin edge", (8, 6, 40, 38)),
+    ],
+)
+def test_coordinates_mean_what_their_database_says(
+    tmp_path: Path, database: str, flags: str, edges: tuple[int, int, int, int]
+) -> None:
+    draw_frame(tmp_path)
+    annotate_frame(tmp_path, database, edges)
+    check_frame(tmp_path, tmp_path / "xml", *flags.split())
+
+
+def test_boxes_of_json_are_distances_from_the_edges(tmp_path: Path) -> None:
+    draw_frame(tmp_path)
+    size, drawn = {"width": 96, "height": 64}, {"category_id": "x", "bbox": [8.0, 6, 32, 32]}
+    images, categories = [{"id": 5, "file_name": "a.jpg", **size}], [{"id": "x", "name": "thing"}]
+    found = {"images": images, "categories": categories, "annotations": [{"image_id": 5, **drawn}]}
+    (tmp_path / "instances.json").write_text(json.dumps(found))
+    for _ in range(2):  # the second build finds both stores
+        check_frame(tmp_path, tmp_path / "instances.json")
+
+
+def test_store_of_an_earlier_release_is_found_again_by_its_boxes(tmp_path: Path) -> None:
+    draw_frame(tmp_path)
+    same = ("build", "folder", tmp_path / "src", tmp_path / "out", "--boxes", tmp_path / "xml", "--size", "32")
+    annotate_frame(tmp_path, "Unknown", (8, 6, 40, 38))
+    assert prep(*same, "--box-origin", "edge").returncode == 0  # as earlier releases read all annotations
+    assert prep(*same).returncode == 0
+    annotate_frame(tmp_path, "The VOC2007 Database", (8, 6, 40, 38))
+    assert "lists different images (names, sizes, classes, boxes or values)" in prep(*same).stderr
+    assert prep(*same, "--box-origin", "edge").returncode == 0
 
 
 def red(image: NDArray[np.uint8], near: int = 60) -> NDArray[np.bool_]:

@@ -141,6 +141,23 @@ def test_queued_chain_is_shown_and_not_submitted_again_until_it_is_cancelled(tmp
     assert not (tmp_path / "ran").exists()
 
 
+def test_server_that_does_not_answer_is_not_a_sign_that_the_jobs_ended(tmp_path: Path) -> None:
+    (tmp_path / "OUT.jobs").mkdir()
+    (tmp_path / "OUT.jobs/submitted").write_text("plan\t1.pbs\tpbs\t\n")
+    for name in ("qstat", "qdel"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "cannot connect to server" >&2\nexit 111\n')
+        (tmp_path / name).chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def prep(command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*PREP, command, "OUT"], cwd=tmp_path, env=environ, capture_output=True, text=True)
+
+    assert "plan 1.pbs: unknown\n" in prep("status").stdout
+    done = prep("cancel")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "plan 1.pbs: not cancelled: cannot connect to server" in done.stderr
+
+
 def test_build_without_a_submission_has_no_jobs_to_cancel(tmp_path: Path) -> None:
     done = subprocess.run([*PREP, "cancel", "OUT"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, "this build was not submitted with `prep submit`" in done.stderr) == (1, True)

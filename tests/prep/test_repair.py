@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.building import blocks
+from decodeonce.prep.building import plan as plan_module
 from decodeonce.prep.building.output_dir import is_built
 from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.pixels.user_map import find_map
@@ -51,7 +51,7 @@ SUFFIX = {"npy": ".npy", "hdf5": ".h5"}
 @pytest.fixture(scope="module", autouse=True)
 def _small_blocks() -> Any:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(blocks, "SMALLEST", 1)
+        patched.setattr(plan_module, "SMALLEST", 1)
         yield
 
 
@@ -234,6 +234,18 @@ def test_options_of_another_kind_are_refused(store: Path, tree: Path, options: d
     damage_rows(store, 1)
     with pytest.raises(BuildError, match=f"{tree}: "):
         repair_store(store, tree)
+
+
+def test_store_is_repaired_from_a_source_of_another_kind(tmp_path: Path) -> None:
+    write_folder(tmp_path / "src/train", PICS)
+    store = build_in_process(open_imagenet(tmp_path / "src", split="train"), tmp_path / "out", RECIPE)
+    lines = [f"train/{pic.wnid}/{pic.stem}.JPEG,{pic.wnid}\n" for pic in PICS]
+    (tmp_path / "src/list.csv").write_text("path,label\n" + "".join(lines))
+    damage_rows(store, 1)
+    with pytest.raises(BuildError, match="kind=liste: no such kind of source, expected one of imagenet, folder, list"):
+        repair_store(store, tmp_path / "src/list.csv", options={"kind": "liste"})
+    repair = repair_store(store, tmp_path / "src/list.csv", options={"kind": "list"})
+    assert (repair.ok, repair.repaired_rows) == (True, 1)
 
 
 def test_damaged_shard_does_not_stop_repair_from_the_others(tmp_path: Path) -> None:

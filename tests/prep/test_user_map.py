@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from decodeonce import host
 from decodeonce.errors import BuildError, Stopped
+from decodeonce.host import limited_memory
 from decodeonce.prep.building import WorkSettings, build, make_plan, work
 from decodeonce.prep.entry import Entry, Undecodable
-from decodeonce.prep.pixels import memory_limit
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.pixels.memory_limit import limited_memory
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import FolderSource
@@ -136,7 +136,7 @@ def test_memory_kept_by_map_does_not_count_for_the_image(
     module: Path, src: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The map keeps two arrays of 256 MiB; an image may take 64 MiB."""
-    monkeypatch.setattr(memory_limit, "SPARE_BYTES", 0)
+    monkeypatch.setattr(host, "SPARE_BYTES", 0)
     decoder = Decoder(Recipe(height=24, width=24, map=find_map("maps_of_a_user:keeping")), ["cat"])
     data = (src / "cat/a.jpg").read_bytes()
     with limited_memory(1 << 26):

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from markupsafe import Markup
 
 from decodeonce.cli.report import charts
-from decodeonce.cli.report.charts import Axis, Chart, short, y_axis
+from decodeonce.cli.report.charts import Axis, short, y_axis
 from decodeonce.cli.report.page import environment
 
 
-def svg(chart: Chart) -> ElementTree.Element:
+def svg(chart: Markup) -> ElementTree.Element:
     """Parse the SVG that the page contains for a chart."""
     template = environment().from_string(
         '{% from "blocks.html" import figure %}{{ figure(chart, "key", "title", "text") }}'
@@ -23,7 +24,7 @@ def svg(chart: Chart) -> ElementTree.Element:
     return ElementTree.fromstring(template.render(chart=chart))
 
 
-def shapes(chart: Chart, tag: str, style: str) -> list[dict[str, str]]:
+def shapes(chart: Markup, tag: str, style: str) -> list[dict[str, str]]:
     """Return the attributes of the elements with this tag and CSS class."""
     return [element.attrib for element in svg(chart).iter(tag) if style in element.attrib.get("class", "").split()]
 
@@ -43,21 +44,12 @@ def corners(path: str) -> list[tuple[float, float]]:
     return points
 
 
-def test_bar_lengths_are_proportional_to_counts() -> None:
-    counts = [500, 250, 100, 1, 0]
-    chart = charts.class_bars([f"<{n}>" for n in counts], counts)
-    widths = [float(bar["width"]) for bar in shapes(chart, "rect", "bar")]
-    assert np.allclose(np.array(widths) / widths[0], np.array(counts) / 500, atol=0.001)
-    texts = [element.text for element in svg(chart).iter("text")]
-    assert texts == [text for n in counts for text in (f"<{n}>", str(n))]
-
-
 @pytest.mark.parametrize("classes", [1, 31, 360, 1000, 21841])
 def test_class_curve_goes_through_counts(classes: int) -> None:
     counts = sorted(np.random.default_rng(0).integers(0, 1300, classes).tolist(), reverse=True)
     chart = charts.class_curve(counts)
     [area] = shapes(chart, "path", "area")
-    x_of, y_of = Axis("", 0, classes), y_axis("", 0, max(*counts, 1))
+    x_of, y_of = Axis("", 0, classes), y_axis("", max(*counts, 1))
     points = corners(area["d"])[1:-2]
     assert len(points) <= 2 * charts.CURVE_POINTS
     for (x, y), (next_x, next_y) in zip(points[::2], points[1::2], strict=True):
@@ -69,43 +61,13 @@ def test_class_curve_goes_through_counts(classes: int) -> None:
     assert points[-1][0] == x_of.end
 
 
-def test_size_map_has_a_square_for_each_size() -> None:
-    widths, heights = np.array([500, 500, 64, 3000]), np.array([375, 375, 64, 30])
-    chart = charts.size_map(np.stack([widths, heights], axis=1).astype(float), (224, 256))
-    cells = shapes(chart, "rect", "cell")
-    assert len(cells) == 3
-    low, high = charts._log_span(np.array([30.0, 3000.0]))
-    x_of, y_of = Axis("", low, high, log=True), y_axis("", low, high, log=True)
-    for width, height in zip(widths, heights, strict=True):
-        x, y = x_of.at(width), y_of.at(height)
-        assert any(
-            0 <= x - float(cell["x"]) + 0.1 <= float(cell["width"]) + 0.2
-            and 0 <= y - float(cell["y"]) + 0.1 <= float(cell["height"]) + 0.2
-            for cell in cells
-        )
-    assert sorted(float(cell.get("fill-opacity", 1)) for cell in cells)[-1] == 1
-    [mark] = shapes(chart, "path", "mark")
-    assert corners(mark["d"])[1] == pytest.approx((x_of.at(256), y_of.at(224)), abs=0.06)
-
-
-def test_enlarged_images_have_their_own_bars() -> None:
-    shorter = np.array([100.0, 100, 100, 300, 600])
-    chart = charts.shorter_sides(shorter, shorter < 256)
-    unit = 1 / 3 * (y_axis("", 0, 3).start - y_axis("", 0, 3).end)
-    warm = [float(bar["height"]) for bar in shapes(chart, "rect", "warm")]
-    every = [float(bar["height"]) for bar in shapes(chart, "rect", "bar")]
-    assert warm == pytest.approx([3 * unit], abs=0.11)
-    assert sorted(every) == pytest.approx([unit, unit, 3 * unit], abs=0.11)
-    assert not shapes(charts.shorter_sides(shorter, None), "rect", "warm")
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_level_lines_go_through_shares(channels: int) -> None:
     counts = np.random.default_rng(0).integers(1, 100, (channels, 256)).astype(float)
     shares = counts / counts.sum(axis=1, keepdims=True)
     lines = shapes(charts.levels(shares), "path", "line")
     inner = shares[:, 1:-1].max()
-    up = y_axis("", 0, 100 * min(shares.max(), 1.15 * inner))
+    up = y_axis("", 100 * min(shares.max(), 1.15 * inner))
     assert len(lines) == channels
     for line, expected in zip(lines, shares, strict=True):
         heights = [y for _, y in corners(line["d"])[1::2]]
@@ -119,16 +81,15 @@ def test_single_level_can_be_drawn() -> None:
         assert len(shapes(charts.levels(shares), "path", "line")) == 3
 
 
-@given(st.floats(1e-3, 1e7), st.floats(1e-3, 1e7), st.booleans())
-def test_axis_ticks_are_few_sorted_and_in_range(low: float, span: float, log: bool) -> None:
-    high = low * (2 + span) if log else low + span
+@given(st.floats(1e-3, 1e7), st.floats(1e-3, 1e7))
+def test_axis_ticks_are_few_sorted_and_in_range(low: float, span: float) -> None:
+    high = low + span
     assume(high - low > low / 1e6)
-    axis = Axis("", low, high, 0, 100, log)
+    axis = Axis("", low, high, 0, 100)
     ticks = axis.ticks()
     assert ticks == sorted(set(ticks))
     assert all(low * 0.999 <= tick <= high * 1.001 for tick in ticks)
     assert len(ticks) <= 8
-    assert ticks or high / low < 16 or not log
     assert all(-0.1 <= axis.at(tick) <= 100.1 for tick in ticks)
 
 
@@ -137,7 +98,7 @@ def test_very_frequent_level_does_not_flatten_the_others() -> None:
     shares[0, 0] = 0.9
     [line] = shapes(charts.levels(shares), "path", "line")
     heights = [y for _, y in corners(line["d"])[1::2]]
-    up = y_axis("", 0, 1)
+    up = y_axis("", 1)
     assert min(heights) == heights[0] == pytest.approx(up.end, abs=0.06)
     assert heights[1:] == pytest.approx([up.at(1 / 1.15)] * 255, abs=0.06)
 

@@ -15,7 +15,7 @@ import typer
 
 import decodeonce
 from decodeonce.cli.command import Command, Group, LoggedCommand, make_command
-from decodeonce.cli.output import colour_wanted, say
+from decodeonce.cli.output import say
 
 # For each command: its module in this package, and the name of its function or group of commands.
 COMMANDS = {
@@ -79,7 +79,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={
         "help_option_names": ["-h", "--help"],
-        "color": colour_wanted(),
         "max_content_width": sys.maxsize,  # use the full width of the terminal; click stops at 80 columns
     },
 )

@@ -61,34 +61,16 @@ def default_font() -> Any:
     return ImageFont.load_default(FONT_SIZE if features.check("freetype2") else None)
 
 
-class SheetFont:
-    """Fit texts to what a font can draw; Pillow's own font has few characters besides ASCII."""
-
-    def __init__(self, font: Any) -> None:
-        self.font = font
-
-    def fitted(self, text: str, width: int) -> str:
-        """Return the text in drawable characters, cut with an ellipsis to `width` pixels."""
-        drawable = "".join(map(self._drawable, text[:width]))
-        if self.font.getlength(drawable) <= width:
-            return drawable
-        kept = drawable[:width]
-        while kept and self.font.getlength(kept + "...") > width:
-            kept = kept[:-1]
-        return kept.rstrip() + "..."
-
-    def _drawable(self, character: str) -> str:
-        """Return the character, or its letter without accents, or an escape, whichever the font has."""
-        if character.isascii() or self._has(character):
-            return character
-        plain = "".join(c for c in unicodedata.normalize("NFKD", character) if c.isascii())
-        return plain or character.encode("unicode_escape").decode()
-
-    def _has(self, character: str) -> bool:
-        try:
-            return bytes(self.font.getmask(character)) != bytes(self.font.getmask("\uffff"))  # drawn if missing
-        except UnicodeEncodeError:  # the bitmap font
-            return False
+def fitted(text: str, width: int, font: Any) -> str:
+    """Return the text in ASCII, which every font has, cut with an ellipsis to `width` pixels."""
+    letters = (c for c in unicodedata.normalize("NFKD", text[:width]) if not unicodedata.combining(c))
+    drawable = "".join(letters).encode("ascii", "backslashreplace").decode()
+    if font.getlength(drawable) <= width:
+        return drawable
+    kept = drawable[:width]
+    while kept and font.getlength(kept + "...") > width:
+        kept = kept[:-1]
+    return kept.rstrip() + "..."
 
 
 def thumbnail(pixels: NDArray[np.uint8] | None, boxes: Sequence[NamedBox] = ()) -> Image.Image | None:
@@ -114,7 +96,7 @@ def thumbnail(pixels: NDArray[np.uint8] | None, boxes: Sequence[NamedBox] = ()) 
 
 def _draw_boxes(image: Image.Image, boxes: Sequence[NamedBox], across: float, down: float) -> None:
     """Draw boxes, scaled by these factors, each with its name unless it would cover another name."""
-    draw, words = ImageDraw.Draw(image), SheetFont(default_font())
+    draw, font = ImageDraw.Draw(image), default_font()
     drawn = []
     for box in boxes:
         if all(map(math.isfinite, box.edges)):
@@ -126,14 +108,14 @@ def _draw_boxes(image: Image.Image, boxes: Sequence[NamedBox], across: float, do
             drawn.append((box.name, left, top, bottom))
     taken: list[tuple[int, int, int]] = []  # left, right and top in pixels
     for name, left, top, bottom in drawn:
-        text = words.fitted(legible(name, 60), image.width - 4)
-        width = math.ceil(words.font.getlength(text)) + 4
+        text = fitted(legible(name, 60), image.width - 4, font)
+        width = math.ceil(font.getlength(text)) + 4
         x = min(left, image.width - width)
         for y in (top - LINE, top, bottom - LINE + 1, bottom + 1):
             inside = x >= 0 and 0 <= y <= image.height - LINE
             if name and inside and all(x >= b or x + width <= a or abs(y - c) >= LINE for a, b, c in taken):
                 draw.rectangle((x, y, x + width - 1, y + LINE - 1), fill=LIGHT)
-                draw.text((x + 2, y + 1), text, font=words.font, fill=DARK)
+                draw.text((x + 2, y + 1), text, font=font, fill=DARK)
                 taken.append((x, x + width, y))
                 break
 
@@ -152,7 +134,7 @@ def draw_sheet(shown: Sequence[ShownRow]) -> bytes:
     columns = min(len(shown), max(COLUMNS, math.isqrt(len(shown) - 1) + 1))
     lines = math.ceil(len(shown) / columns)
     sheet = Image.new("RGB", (columns * (cell[0] + GAP) + GAP, lines * (cell[1] + GAP) + GAP), PAPER)
-    draw, words = ImageDraw.Draw(sheet), SheetFont(default_font())
+    draw, font = ImageDraw.Draw(sheet), default_font()
     for index, (one, caption) in enumerate(zip(shown, captions, strict=True)):
         line, column = divmod(index, columns)
         left, top = GAP + column * (cell[0] + GAP), GAP + line * (cell[1] + GAP)
@@ -165,7 +147,7 @@ def draw_sheet(shown: Sequence[ShownRow]) -> bytes:
         colours = [INK] * (len(caption) - 1) + [RED if one.damaged else FAINT]
         for number, (text, colour) in enumerate(zip(caption, colours, strict=True)):
             place = (left, top + high + 3 + number * LINE)
-            draw.text(place, words.fitted(text, SIDE), font=words.font, fill=colour)
+            draw.text(place, fitted(text, SIDE, font), font=font, fill=colour)
     encoded = io.BytesIO()
     sheet.save(encoded, "PNG")
     return encoded.getvalue()

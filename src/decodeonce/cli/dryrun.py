@@ -11,7 +11,6 @@ from decodeonce.cli.bench.build import fair_sample, list_source, run_trial, scra
 from decodeonce.cli.kinds import BuildRequest
 from decodeonce.formatting import counted, duration_text, size_text
 from decodeonce.host import usable_cores
-from decodeonce.prep.building.blocks import Blocks
 from decodeonce.prep.building.free_space import (
     check_free_space,
     describe_storage,
@@ -20,6 +19,7 @@ from decodeonce.prep.building.free_space import (
     stripe_advice,
 )
 from decodeonce.prep.building.plan import (
+    Blocks,
     Listing,
     Plan,
     allowed_rejects,
@@ -93,7 +93,7 @@ def dry_run(request: BuildRequest, time: Time, seconds: float = SECONDS) -> Iter
         yield f"{out}: an unfinished build is here; the same command without --dry-run resumes it"
         return
     storage = find_storage(out)
-    yield from describe_storage(storage, needed)
+    yield from describe_storage(storage)
     if advice := stripe_advice(out, storage):
         yield advice
     check_free_space(out, storage, needed)

@@ -15,7 +15,7 @@ import typer
 from decodeonce.cli import parse
 from decodeonce.cli.command import Command, Group, LoggedCommand, make_command, new_app, parameters, with_options
 from decodeonce.cli.options import DEFAULT_MAX_BAD, DryRun, MaxBad, Out, Size, Src, Workers, option
-from decodeonce.prep.recipe import BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
+from decodeonce.prep.recipe import BoxOrigin, BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
 from decodeonce.prep.sources import KINDS, find_opener
 from decodeonce.store.layout import ContainerName
 
@@ -93,7 +93,11 @@ class BuildOptions:
     ] = None
     boxes: Annotated[
         Path | None,
-        option("Read ILSVRC's XML annotations from DIR and make a row of every object. (default: whole images)", "DIR"),
+        option(
+            "Read COCO's JSON, or a folder of ILSVRC's or VOC's XML, and make a row of every object. "
+            "(default: whole images)",
+            "PATH",
+        ),
     ] = None
     box_margin: Annotated[
         float | None, option("Widen each box on every side by X times its width or height. (default: 0)", "X")
@@ -102,6 +106,13 @@ class BuildOptions:
     without_box: Annotated[
         WithoutBox | None,
         option("Choose what to do with an image without a box. keep: make a row of it; skip: omit it. (default: keep)"),
+    ] = None
+    box_origin: Annotated[
+        BoxOrigin | None,
+        option(
+            "Choose what the XML's coordinates mean. 1: pixels numbered from 1, as in VOC; 0: from 0, as in ILSVRC; "
+            "edge: distances from the image's edges. (default: by the XML's <database>, or edge)"
+        ),
     ] = None
     keep_boxes: Annotated[
         int | None,
@@ -134,7 +145,9 @@ class BuildOptions:
             names = read_class_list(self.classes) if self.classes else None
         source = opener(src, classes=names, follow_links=self.follow_links)
         if self.boxes is not None and recipe.boxes is not None:
-            source = BoxedSource(source, self.boxes, recipe.boxes, follow_links=self.follow_links)
+            source = BoxedSource(
+                source, self.boxes, recipe.boxes, origin=self.box_origin, follow_links=self.follow_links
+            )
         if self.shuffle_seed is None and source.keeps_order:
             recipe = replace(recipe, shuffle_seed=None)
         return BuildRequest(source, out, recipe, work, self.dry_run, self.expect)
@@ -143,17 +156,13 @@ class BuildOptions:
         from decodeonce.prep.pixels.user_map import find_map
 
         height, width = parse.row_size(self.size)
+        same: tuple[str, ...] = ("fit", "filter", "container", "exif", "on_damaged", "scaled_decode")
         return Recipe(
+            **{name: getattr(self, name) for name in same},
             height=height,
             width=width,
-            fit=self.fit,
-            filter=self.filter,
-            container=self.container,
             shard_size=parse.byte_size(self.shard_size),
             shuffle_seed=parse.shuffle_seed("0" if self.shuffle_seed is None else self.shuffle_seed),
-            exif=self.exif,
-            on_damaged=self.on_damaged,
-            scaled_decode=self.scaled_decode,
             boxes=self._box_rules(),
             map=find_map(self.map) if self.map else None,
         )
@@ -163,8 +172,9 @@ class BuildOptions:
         given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
         if self.boxes is not None:
             return BoxRules(**given)
-        if given:
-            raise typer.BadParameter("--box-margin, --min-box, --without-box and --keep-boxes require --boxes DIR")
+        if given or self.box_origin:
+            flags_of_boxes = "--box-margin, --min-box, --without-box, --box-origin and --keep-boxes"
+            raise typer.BadParameter(f"{flags_of_boxes} require --boxes PATH")
         return None
 
 

@@ -21,15 +21,21 @@ OUTCOMES = {0: "finished", EXIT_STOPPED: "stopped"}  # other exit codes mean "fa
 
 
 class JsonLog:
-    """Append events to a file, each in one write. If a write fails, a warning is printed once and logging ends."""
+    """Append events to a file, each in one write. Without a file, nothing is written.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._who = {"host": platform.node(), "pid": os.getpid()}  # several processes may share a file
+    If a write fails, a warning is printed once and logging ends.
+    """
+
+    def __init__(self) -> None:
+        self._path = ""
         self._fd: int | None = None
         self._started = self._written_at = time.monotonic()
         self._pending: Mapping[str, Any] | None = None
         self._last_message = ""
+
+    def open(self, path: str) -> None:
+        """Append to this file from now on, or to a new file in it if it is a folder or ends in a slash."""
+        self._path = path
         try:
             self._fd = _open(path)
         except OSError as error:
@@ -37,12 +43,13 @@ class JsonLog:
 
     def write(self, event: str, **facts: Any) -> None:
         """Append an event."""
-        from decodeonce.store import disk
-
         if self._fd is None:
             return
+        from decodeonce.store import disk
+
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "event": event, **self._who, **facts}).encode() + b"\n"
+        who = {"host": platform.node(), "pid": os.getpid()}  # several processes may share a file
+        line = json.dumps({"time": now, "event": event, **who, **facts}).encode() + b"\n"
         try:
             if disk.write(self._fd, line) < len(line):
                 raise OSError(None, "only part of a line could be written")
@@ -56,13 +63,16 @@ class JsonLog:
         self.write("message", message=text)
 
     def progress(self, facts: Mapping[str, Any]) -> None:
-        """Append progress every 30 s, and keep the latest for the end."""
+        """Append progress every 30 s, and keep the latest for the end.
+
+        Its keys are rows, total_rows, rows_per_s, bytes_per_s, rejects and seconds_left.
+        """
         self._pending = facts
         if time.monotonic() - self._written_at >= PROGRESS_SECONDS:
             self._flush()
 
     def end(self, code: int, message: str) -> None:
-        """Append the last progress and the outcome, then close the log."""
+        """Append the last progress and the outcome, with `message` or the last one, then close the log."""
         self._flush()
         seconds = round(time.monotonic() - self._started, 3)
         outcome = OUTCOMES.get(code, "failed")
@@ -80,38 +90,20 @@ class JsonLog:
         write_error(f"prep: --log {self._path}: {error.strerror or error}; continuing without a log")
 
 
-_log: JsonLog | None = None
+_log = JsonLog()
+message, progress, end = _log.message, _log.progress, _log.end
 
 
 def begin(path: str) -> None:
-    """Start the log of this command in `path`. If `path` is a folder or ends in a slash, use a new file in it."""
+    """Start the log of this command in `path`."""
     from decodeonce.launch import JOB_IDS, find_rank, find_task
 
-    global _log
-    _log = JsonLog(path)
+    _log.open(path)
     command = [program(), *sys.argv[1:]]
     job = next((os.environ[name] for name in JOB_IDS if os.environ.get(name)), None)
     _log.write(
         "start", version=__version__, command=command, launcher=_found(find_rank), task=_found(find_task), job=job
     )
-
-
-def message(text: str) -> None:
-    """Log a printed message. This and the next two functions do nothing without --log."""
-    if _log is not None:
-        _log.message(text)
-
-
-def progress(facts: Mapping[str, Any]) -> None:
-    """Log progress: rows, total_rows, rows_per_s, bytes_per_s, rejects, seconds_left."""
-    if _log is not None:
-        _log.progress(facts)
-
-
-def end(code: int, message: str) -> None:
-    """Log the outcome, with `message` or the last printed message. Signal handlers call this, too."""
-    if _log is not None:
-        _log.end(code, message)
 
 
 def _open(path: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decodeonce.cli import parse
-from decodeonce.formatting import quoted
 
 if TYPE_CHECKING:
     from decodeonce.store import Store
@@ -30,39 +28,22 @@ StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Finished s
 
 Size = Annotated[str, option("Set the height and width of a row in pixels: 256, or HxW such as 192x256.", "SIZE")]
 Workers = Annotated[int | None, option("Run N worker processes. (default: usable cores)", "N", min=1)]
-DEFAULT_MAX_BAD = "0.1%"
+DEFAULT_MAX_BAD = "auto"
 MaxBad = Annotated[
-    str, option("Fail if more images than this are rejected: a share such as 0.1%, or a number such as 25.", "SHARE")
+    str,
+    option(
+        "Fail if more images than this are rejected: a number such as 25, a share such as 0.1%, or auto. Auto is 0.1%, "
+        "or a tenth of a small source, but at most ten images of it.",
+        "SHARE",
+    ),
 ]
 DryRun = Annotated[bool, option("Print what would be written, and write nothing.", flag="--dry-run")]
 JsonFlag = Annotated[bool, option("Print one JSON object instead of text.", flag="--json")]
 
 
-def class_names(ctx: typer.Context) -> list[str]:
-    """Complete the class names of the store that precedes on the command line; an empty list if it cannot be read.
-
-    Names that need quotes are left out. store.json is read without `open_store`, because importing NumPy would take
-    too long for a completion.
-    """
-    # An option without its value ends the parsing of click, and the arguments before it are in args.
-    given = [ctx.params.get("store"), *(ctx.params.get("stores") or ()), *ctx.args]
-    path = Path(next(filter(None, given), "."), "store.json")
-    try:
-        manifest = json.loads(path.read_bytes() if path.is_file() else b"")  # reading a pipe would block
-        names = [str(described["name"]) for described in manifest["classes"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []
-    return [name for name in names if name == quoted(name)]  # Typer selects those that match what was typed
-
-
 ClassOption = Annotated[
     list[str] | None,
-    option(
-        "Select rows of this class. Repeat the flag for more classes. (default: all)",
-        "NAME",
-        flag="--class",
-        autocompletion=class_names,
-    ),
+    option("Select rows of this class. Repeat the flag for more classes. (default: all)", "NAME", flag="--class"),
 ]
 MatchOption = Annotated[
     str | None,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from decodeonce.cli import fitted, log
+from decodeonce.cli import log, printable
 from decodeonce.formatting import counted
 
 if TYPE_CHECKING:
@@ -42,21 +42,10 @@ def quiet_if(*, quiet: bool) -> Iterator[None]:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line, escaped and wrapped for terminals, and log it. Errors (`err`) are printed with --quiet, too."""
+    """Print a line, escaped for terminals, and log it. Errors (`err`) are printed with --quiet, too."""
     log.message(text)
     if err or not _quiet:
-        typer.echo(fitted(text, sys.stderr if err else sys.stdout), err=err)
-
-
-def say_marked(mark: str, colour: str, text: str) -> None:
-    """Print a line that starts with `mark`, coloured if the output is a terminal that wants colours."""
-    line = fitted(f"{mark:<4}  {text}", sys.stdout)
-    typer.echo(typer.style(line[:4], fg=colour) + line[4:])
-
-
-def colour_wanted() -> bool | None:
-    """Return False if NO_COLOR (no-color.org) or TERM=dumb is set, otherwise None: colours only on a terminal."""
-    return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
+        typer.echo(printable(text), err=err)
 
 
 def print_json(data: Mapping[str, Any]) -> None:

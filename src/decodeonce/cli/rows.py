@@ -9,18 +9,16 @@ from numpy.typing import NDArray
 
 from decodeonce.cli.drawing import NamedBox, ShownRow, thumbnail
 from decodeonce.errors import StoreError
-from decodeonce.formatting import counted
 from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import Store
 from decodeonce.store.checks import check_file
 from decodeonce.store.class_words import with_words
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import repair_advice
-from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass, rows_text
-from decodeonce.store.verify import read_rows, row_ranges
+from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
+from decodeonce.store.verify import ranges_text, read_rows
 
 Pixels = NDArray[np.uint8]
-MOST_RANGES = 20  # of damaged rows that a message names; `prep verify --json` names all of them
 
 
 def draw_rows(rows: Iterable[int], count: int, seed: int) -> list[int]:
@@ -105,9 +103,5 @@ def damage_messages(store: Store, damaged: list[int], problem: str) -> Iterator[
     if problem:
         yield f"{problem}; until then, no row can be checked"
     if damaged:
-        ranges = row_ranges(damaged)
-        rows = ", ".join(rows_text(range(first, last + 1)) for first, last in ranges[:MOST_RANGES])
-        more = len(ranges) - MOST_RANGES
-        rows += f" and {counted(more, 'more range')} of rows" if more > 0 else ""
-        what = f"{rows} {'is' if len(damaged) == 1 else 'are'} damaged"
+        what = f"{ranges_text(damaged)} {'is' if len(damaged) == 1 else 'are'} damaged"
         yield f"{store.paths.root}: {what}; {repair_advice(store.paths.manifest)}"

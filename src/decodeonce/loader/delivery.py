@@ -33,11 +33,14 @@ class Batch:
             ``Augment``: (B, C, H, W), channels_last, with the dtype of its last step. After ``Views``: no rows.
         labels: int64 (B,). After ``MixUp`` or ``CutMix``: float32 (B, classes).
         rows: int64 (B,), row numbers in the store. The first `valid` are in ascending order, and so is the padding:
-            this is faster to read, and the order within a batch has no meaning.
+            this is faster to read, and the order within a batch has no meaning. With ``Loader(weights=...)``, a row
+            can be there several times.
         valid: Number of rows that count. The rows after them are padding.
         epoch: Number of the epoch. A transform can derive its random numbers from it.
         columns: The store's other numeric columns by name, each (B, ...).
         views: After ``Views``: the images of each view, like `images` after ``Augment``. Otherwise empty.
+        positions: With ``Loader(weights=...)``, int64 (B,): the position in the epoch at which each row was drawn.
+            Derive random numbers from it instead of from `rows`, as ``Augment`` does. Otherwise None.
 
     Example:
         >>> for batch in loader:
@@ -50,6 +53,7 @@ class Batch:
     valid: int
     epoch: int
     columns: dict[str, Tensor] = field(default_factory=dict)
+    positions: Tensor | None = None
     views: tuple[Tensor, ...] = ()
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -74,11 +78,13 @@ class Batch:
             rows=move(self.rows),
             columns={name: move(column) for name, column in self.columns.items()},
             views=tuple(map(move, self.views)),
+            positions=None if self.positions is None else move(self.positions),
         )
 
     def tensors(self) -> list[Tensor]:
-        """All tensors of the batch: images, labels, rows, the columns and the views."""
-        return [self.images, self.labels, self.rows, *self.columns.values(), *self.views]
+        """All tensors of the batch: images, labels, rows, columns, views and, if there are any, positions."""
+        positions = [] if self.positions is None else [self.positions]
+        return [self.images, self.labels, self.rows, *self.columns.values(), *self.views, *positions]
 
 
 Transform = Callable[[Batch], Batch]
@@ -241,7 +247,8 @@ class Delivery:
         """Move a batch to its device and transform it. The slot is given back automatically."""
         step, images = filled.step, self._images(filled)
         moved = {name: self._move(column) for name, column in columns.items()}
-        batch = Batch(images, self._move(labels), self._move(step.rows), step.valid, step.epoch, moved)
+        positions = None if step.positions is None else self._move(step.positions)
+        batch = Batch(images, self._move(labels), self._move(step.rows), step.valid, step.epoch, moved, positions)
         result, seconds = batch, 0.0
         if self._transform is not None:
             before = _versions(batch)
@@ -350,7 +357,7 @@ class CachedDelivery(StreamDelivery):
         self._uploaded = np.zeros(len(rows), np.bool_)
 
     def lacking(self, rows: Rows) -> Rows:
-        return rows[~self._uploaded[self._places(rows)]]
+        return np.unique(rows[~self._uploaded[self._places(rows)]])  # padding and weights repeat rows
 
     def close(self) -> None:
         super().close()
@@ -360,8 +367,9 @@ class CachedDelivery(StreamDelivery):
         uploaded, indexes = super()._images(filled), self._places(filled.rows)
         if len(indexes):
             self._device.put(self._cache, self._move(indexes), uploaded)
+            # Another batch can have uploaded some of these rows after `lacking` was called.
+            self.cached_rows += len(indexes) - np.count_nonzero(self._uploaded[indexes])
             self._uploaded[indexes] = True
-            self.cached_rows += len(indexes)
         return self._device.gather(self._cache, self._move(self._places(filled.step.rows)))
 
     def _places(self, rows: Rows) -> Rows:

@@ -18,12 +18,22 @@ from decodeonce.loader.delivery import Batch, Transform, find_device, make_deliv
 from decodeonce.loader.epoch import Epoch, Filler, Position, Positions
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.order import Shuffle, derive_key, make_order
-from decodeonce.loader.partition import PartitionKind, StepRows, Tail, find_rows, make_partition, plan_steps, read_ahead
+from decodeonce.loader.partition import (
+    PartitionKind,
+    StepRows,
+    Tail,
+    find_rows,
+    make_partition,
+    make_table,
+    plan_steps,
+    read_ahead,
+)
 from decodeonce.loader.readers import Reader, ReaderName, make_reader
 from decodeonce.store.hashing import hexdigest
 
 # ArrayLike would fill three lines of help(Loader).
 RowNumbers = Sequence[int] | NDArray[Any] | torch.Tensor
+Weights = Sequence[float] | NDArray[Any] | torch.Tensor | Literal["balanced"]
 Cache = Literal[None, "device"]
 
 # In our measurements, two threads copied as fast as two cores can. A rank should use only a few cores for loading.
@@ -45,6 +55,10 @@ class Loader:
         device: Device that receives the batches, such as "cuda". Default: "cpu".
         shuffle: Order of an epoch. "full" (default): any row may appear anywhere. "window": blocks are shuffled, then
             rows within groups of 32 blocks; best on storage that is slow at random reads. "none": stored order.
+        weights: Draw rows with replacement: a number of 0 or more for each row of the store. A row with twice the
+            weight is drawn twice as often. "balanced": draw all classes equally often. An epoch draws N times from N
+            rows, and ``Augment`` gives each draw its own random numbers. Needs ``shuffle="full"`` and
+            ``partition="global"``, and 16 bytes of memory per row. Default: None, each row once per epoch.
         partition: How ranks share an epoch. "global" (default): all ranks share one order over all rows, and each takes
             its slice of every global batch. "range": rank r reads only the rows from r*count//world_size up to
             (r+1)*count//world_size, in an order of its own.
@@ -88,6 +102,7 @@ class Loader:
     Example:
         >>> loader = Loader("train.store", batch_size=256, device="cuda")
         >>> for images, labels in loader: ...
+        >>> loader = Loader("train.store", batch_size=256, weights="balanced")  # rare classes as often as others
     """
 
     def __init__(  # noqa: PLR0913 - the settings are keywords that help() and editors show
@@ -98,6 +113,7 @@ class Loader:
         rows: RowNumbers | None = None,
         device: str | torch.device = "cpu",
         shuffle: Shuffle = "full",
+        weights: Weights | None = None,
         partition: PartitionKind = "global",
         seed: int = 0,
         rank: int | None = None,
@@ -139,12 +155,13 @@ class Loader:
             raise ValueError(
                 f'cache={cache!r} needs partition="range": with "global", a rank reads different rows each epoch'
             )
+        self._table = make_table(weights, opened, chosen, shuffle, partition)
         # Without these words, ranges of equal size would get the same order.
         self._key_words = [self.world_size, self.rank] if partition == "range" else []
         # These values must be equal in a state and in the Loader that loads it.
         self._identity: dict[str, object] = {
             "seed": self._seed,
-            "shuffle": shuffle,
+            "shuffle": f"weighted {self._table.digest}" if self._table else shuffle,
             "partition": partition,
             "store": self._manifest.rows_digest,
             "rows": "all" if isinstance(chosen, range) else f"subset {hexdigest(chosen.data.cast('B'))}",
@@ -219,7 +236,7 @@ class Loader:
         """The rows of each step that this rank has left in an epoch, and the rows to read ahead when it begins."""
         partition, manifest, consumed = self._partition, self._manifest, start.rows_consumed
         key = derive_key(self._seed, start.epoch, *self._key_words)
-        order = make_order(self._shuffle, len(partition.rows), manifest.block_rows, key)
+        order = make_order(self._shuffle, len(partition.rows), manifest.block_rows, key, self._table)
         steps = plan_steps(order, partition, consumed, start.epoch)
         return read_ahead(steps, order, partition, consumed, manifest.row_bytes)
 
@@ -275,8 +292,8 @@ class Loader:
                 converted copy of the same rows counts as the same store. Default: False.
 
         Raises:
-            ValueError: If `state` is not the state of a Loader, or if store, rows, seed, shuffle, partition or count
-                differ, or the world size with "range". The message names what differs.
+            ValueError: If `state` is not the state of a Loader, or if store, rows, seed, shuffle, weights, partition or
+                count differ, or the world size with "range". The message names what differs.
         """
         expected = {**self._identity}
         if expected["partition"] == "range":

@@ -1,7 +1,7 @@
 """The order of an epoch: the row at each position, computed for each position independently.
 
 A keyed bijection maps positions to rows, so no large permutation is held in memory. An epoch of 10^10 rows starts as
-fast as one of 10^4, and can start at any position.
+fast as one of 10^4, and can start at any position. Only weights need a table of all rows, made once for all epochs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.splitmix import GOLDEN, mix
+from decodeonce.store.hashing import hexdigest
 
 Shuffle = Literal["full", "window", "none"]
 Rows = NDArray[np.int64]
@@ -24,6 +25,8 @@ Words = NDArray[np.uint64]
 WINDOW_BLOCKS = 32
 
 _MASK = (1 << 64) - 1
+# Weights become whole numbers with this sum, at most. float64 holds all of them exactly.
+_UNIT_BITS = 53
 _HIGH_HALF = np.uint64(32)
 # Up to this count, a permutation is a table sorted by random keys. It is exactly uniform and was measured to be as fast
 # as the Feistel network (40 us), which needs larger counts to mix well.
@@ -44,8 +47,10 @@ def permutation(count: int, key: int) -> TablePermutation | FeistelPermutation:
     return TablePermutation(count, key) if count <= _TABLE_LIMIT else FeistelPermutation(count, key)
 
 
-def make_order(shuffle: Shuffle, count: int, block_rows: int, key: int) -> Order:
-    """The order of `count` rows. Only "window" uses `block_rows`."""
+def make_order(shuffle: Shuffle, count: int, block_rows: int, key: int, table: AliasTable | None = None) -> Order:
+    """The order of `count` rows. Only "window" uses `block_rows`. With a table, rows are drawn from it."""
+    if table is not None:
+        return WeightedOrder(table, key)
     if shuffle == "full":
         return permutation(count, key)
     if shuffle == "window":
@@ -164,4 +169,46 @@ class WindowOrder:
         return min(self._count, first - self._missing * (first > self._short * self.block_rows))
 
 
-Order = StoredOrder | TablePermutation | FeistelPermutation | WindowOrder
+class AliasTable:
+    """Walker's alias table: numbers 0..n-1 with given probabilities, each found in constant time.
+
+    Every number has a column of the same height. The lower part, of height `kept`, stands for the number itself and the
+    rest for its `alias`. A random column and a random height in it choose a number. Heights are whole numbers, so every
+    machine makes the same table, and a number of weight 0 is never chosen.
+
+    Args:
+        weights: float64 (n,), finite, 0 or more, not all 0. Only their ratios matter.
+    """
+
+    def __init__(self, weights: NDArray[np.float64]) -> None:
+        self.count = count = len(weights)
+        self.height = height = (1 << _UNIT_BITS) // count
+        ends = np.cumsum(weights / weights.max())  # divided, because the sum could exceed the largest float64
+        units = np.diff(np.rint(ends / ends[-1] * (count * height)).astype(np.int64), prepend=0)
+        self.digest = hexdigest(units.data.cast("B"))
+        # Heavy numbers, in order, fill up the columns of light numbers, in order, until less than a column is left of
+        # them. The next heavy number then fills up this last column.
+        light = units < height
+        lights, heavies = np.flatnonzero(light), np.flatnonzero(~light)
+        filled = np.append(0, np.cumsum(height - units[lights]))  # before each light column, and after the last
+        extra = np.cumsum(units[heavies] - height)  # what the heavy numbers up to each one can give
+        self.kept, self.alias = units, np.arange(count)
+        self.alias[lights] = heavies[extra.searchsorted(filled[:-1], "right")]
+        self.alias[heavies[:-1]] = heavies[1:]
+        self.kept[heavies] = height + extra - filled[filled.searchsorted(extra)]
+
+
+class WeightedOrder:
+    """Rows drawn from a table, with replacement. The draw at a position is a hash of the key and the position."""
+
+    def __init__(self, table: AliasTable, key: int) -> None:
+        self._table, self._key = table, np.uint64(key)
+
+    def at(self, positions: Rows) -> Rows:
+        words = mix(positions.astype(np.uint64) * np.uint64(GOLDEN) + self._key) >> np.uint64(64 - _UNIT_BITS)
+        heights, columns = np.divmod(words.view(np.int64), self._table.count)
+        rows: Rows = np.where(heights < self._table.kept[columns], columns, self._table.alias[columns])
+        return rows
+
+
+Order = WeightedOrder | StoredOrder | TablePermutation | FeistelPermutation | WindowOrder

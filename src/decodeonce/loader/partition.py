@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from decodeonce.host import available_memory
-from decodeonce.loader.order import WINDOW_BLOCKS, Order, Rows, WindowOrder
-from decodeonce.store import part_rows
+from decodeonce.loader.order import WINDOW_BLOCKS, AliasTable, Order, Rows, Shuffle, WeightedOrder, WindowOrder
+from decodeonce.store import Store, part_rows
 
 PartitionKind = Literal["global", "range"]
 Tail = Literal["drop", "pad", "keep"]
@@ -32,12 +32,14 @@ class StepRows:
     """The rows of one batch: the valid ones in ascending order, then the padding in ascending order.
 
     hints: rows of this and later steps to read ahead when this step begins.
+    positions: where in the order each row is. Only with a weighted order, because its rows repeat.
     """
 
     rows: Rows
     valid: int
     epoch: int
     hints: Sequence[Rows] = ()
+    positions: Rows | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,40 @@ def find_rows(rows: ArrayLike | None, count: int) -> range | Rows:
     return given.astype(np.int64, copy=False)
 
 
+def make_table(
+    weights: ArrayLike | None, store: Store, rows: range | Rows, shuffle: Shuffle, kind: PartitionKind
+) -> AliasTable | None:
+    """Create the table of the parameter `weights` of a Loader: "balanced", a number per row of the store, or None.
+
+    Raises:
+        ValueError: If the weights are not valid, or not possible with the other parameters.
+    """
+    if weights is None:
+        return None
+    if (shuffle, kind) != ("full", "global"):
+        # Ranks have batches of the same size. So a range with a larger sum would get too few draws.
+        got = f"shuffle={shuffle!r}, partition={kind!r}"
+        raise ValueError(f'weights= draws from all rows: it needs shuffle="full", partition="global", got {got}')
+    own = slice(None) if isinstance(rows, range) else rows
+    if isinstance(weights, str) and weights == "balanced":
+        labels = store.labels[own]
+        sizes = np.bincount(labels)
+        if np.count_nonzero(sizes) == 1:
+            name = store.classes[labels[0]].name
+            raise ValueError(f'weights="balanced" needs rows of several classes, but all are of class {name!r}')
+        return AliasTable(1 / sizes[labels])
+    given = np.asarray(weights)
+    if given.dtype.kind not in "biuf" or given.shape != (len(store),):
+        expected = f'expected {len(store)} numbers, one for each row of the store, or "balanced"'
+        raise ValueError(f"weights has shape {given.shape} of {given.dtype}, {expected}")
+    given = given.astype(np.float64)
+    if (wrong := np.flatnonzero(~(np.isfinite(given) & (given >= 0)))).size:
+        raise ValueError(f"weights[{wrong[0]}] is {given[wrong[0]]}, expected a finite number of 0 or more")
+    if not given[own].any():
+        raise ValueError("weights has only zeros for the rows to load, expected one number above 0")
+    return AliasTable(given[own])
+
+
 def make_partition(
     kind: PartitionKind, rows: range | Rows, batch_size: int, rank: int, world_size: int, tail: Tail
 ) -> Partition:
@@ -146,9 +182,15 @@ def plan_steps(order: Order, partition: Partition, consumed: int, epoch: int) ->
         rows = partition.at(order.at(np.concatenate([positions for positions, _ in shares])))
         for positions, valid in shares:
             own, rows = np.split(rows, [len(positions)])
-            own[:valid].sort()  # so that reads go forward and consecutive rows are read together
-            own[valid:].sort()
-            yield StepRows(own, valid, epoch)
+            drawn = None
+            # In ascending order, reads go forward and consecutive rows are read together.
+            if isinstance(order, WeightedOrder):
+                places = np.lexsort((own, np.arange(len(own)) >= valid))
+                own, drawn = own[places], positions[places]
+            else:
+                own[:valid].sort()
+                own[valid:].sort()
+            yield StepRows(own, valid, epoch, positions=drawn)
 
 
 def read_ahead(

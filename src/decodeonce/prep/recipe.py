@@ -18,6 +18,7 @@ OnDamaged = Literal["keep", "reject"]
 WithoutBox = Literal["keep", "skip"]
 # The choices below belong to commands, not to the recipe. They are here because their own modules import NumPy.
 OnBad = Literal["reject", "fail"]
+BoxOrigin = Literal["0", "1", "edge"]
 Sort = Literal["class", "source"]
 ExportForm = Literal["folder", "webdataset"]
 MOST_BOXES = 1000

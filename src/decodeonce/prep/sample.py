@@ -7,17 +7,16 @@ import io
 import math
 import os
 from collections.abc import Callable
-from functools import lru_cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageColor, ImageDraw, ImageFilter
+from PIL import Image, ImageColor, ImageDraw
 
-from decodeonce.errors import DecodeonceError
-from decodeonce.prep.processes.child import ChildDied, Parent, run_workers
 from decodeonce.store import disk
 from decodeonce.store.durable import append, make_folder
 
@@ -26,7 +25,7 @@ Values = NDArray[Any]  # float
 Size = tuple[int, int]  # width, height in pixels
 Look = tuple[str, str, str, str]  # pattern, color, noun, setting: what the images of a class have in common
 Order = tuple[int, str, Look, str]  # index, path under train/, look, kind of unusual file ("" if ordinary)
-MIN_COUNT_FOR_CUT = 1000  # one truncated image among fewer exceeds the 0.1 % that `prep build` allows
+MIN_COUNT_FOR_CUT = 1000  # smaller trees have no damaged image, so that their builds reject nothing
 _TILE = 1024
 _CIRCLE = np.array([(math.cos(k * math.pi / 20), math.sin(k * math.pi / 20)) for k in range(40)])
 
@@ -69,16 +68,15 @@ _COLOURS = {  # the second is the accent
     "crimson": "bisque", "orange": "saddlebrown", "goldenrod": "maroon", "olive": "khaki", "teal": "honeydew",
     "royalblue": "aliceblue", "indigo": "plum", "hotpink": "purple", "sienna": "wheat", "silver": "slategray",
 }
-# Colors from the top of the sky to the near ground; roughness of sky and of ground; hilliness; then the number and the
-# colors of the blurred things behind the objects (bushes, stones, lamps).
+# Colors from the top of the sky to the near ground, roughness of sky and of ground.
 _SETTINGS = {
-    "meadow": ("cornflowerblue lightblue olivedrab darkolivegreen", (5, 95), 0.05, 9, "darkolivegreen olivedrab khaki"),
-    "shore": ("skyblue steelblue wheat tan", (15, 60), 0.0, 6, "gray dimgray linen"),
-    "forest": ("darkolivegreen olivedrab saddlebrown black", (60, 105), 0.04, 45, "darkseagreen darkgreen olivedrab"),
-    "studio": ("silver whitesmoke whitesmoke silver", (4, 8), 0.0, 0, "white"),
-    "dusk": ("darkslateblue sandybrown dimgray #201a20", (9, 70), 0.08, 10, "black darkslategray"),
-    "alpine": ("steelblue lightsteelblue slategray ghostwhite", (6, 75), 0.14, 14, "darkslategray gray white"),
-    "night": ("black midnightblue dimgray black", (25, 65), 0.02, 25, "orange tomato cornflowerblue cornsilk"),
+    "meadow": ("cornflowerblue lightblue olivedrab darkolivegreen", 5, 95),
+    "shore": ("skyblue steelblue wheat tan", 15, 60),
+    "forest": ("darkolivegreen olivedrab saddlebrown black", 60, 105),
+    "studio": ("silver whitesmoke whitesmoke silver", 4, 8),
+    "dusk": ("darkslateblue sandybrown dimgray #201a20", 9, 70),
+    "alpine": ("steelblue lightsteelblue slategray ghostwhite", 6, 75),
+    "night": ("black midnightblue dimgray black", 25, 65),
 }
 # fmt: on
 
@@ -102,7 +100,7 @@ def write_sample_tree(
         count: Number of images, at least 50, because every tree has one of each unusual file.
         classes: Number of classes, 1 to 1000, at most `count`.
         seed: Seed of the random numbers.
-        workers: Number of processes.
+        workers: Number of threads.
         progress: Called with the number of images written since its last call.
 
     Returns:
@@ -110,7 +108,6 @@ def write_sample_tree(
 
     Raises:
         FileExistsError: If `dest` is not an empty folder.
-        DecodeonceError: A worker process died.
     """
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise FileExistsError(errno.EEXIST, "exists and is not an empty folder; choose a new one", str(dest))
@@ -121,16 +118,10 @@ def write_sample_tree(
     lines = [f"{wnid} {' '.join(look[:3])}, {look[3]} {look[2]}\n" for wnid, look in looks.items()]
     _write(dest / "LOC_synset_mapping.txt", "".join(lines).encode())
     done: list[tuple[int, int]] = []
-
-    def take(image: tuple[int, int]) -> None:
-        done.append(image)
-        progress(1)
-
-    try:
-        run_workers(__name__, workers, [str(dest.absolute() / "train"), seed], iter(_orders(rng, looks, count)), take)
-    except ChildDied as died:
-        advice = f"see the messages above, then remove {dest} and run the same command again"
-        raise DecodeonceError(f"{dest}: {died}; {advice}") from None
+    with ThreadPoolExecutor(workers) as threads:
+        for image in threads.map(partial(_write_image, dest / "train", seed), _orders(rng, looks, count)):
+            done.append(image)
+            progress(1)
     return sum(nbytes for nbytes, _ in done), sum(pixels for _, pixels in done)
 
 
@@ -150,15 +141,6 @@ def _orders(rng: Rng, looks: dict[str, Look], count: int) -> list[Order]:
     sized = zip(looks.items(), sizes, strict=True)
     named = [(f"{wnid}/{wnid}_{13 * k + 7}.JPEG", look) for (wnid, look), size in sized for k in range(size)]
     return [(index, path, look, unusual.get(index, "")) for index, (path, look) in enumerate(named)]
-
-
-def main(arguments: list[str]) -> int:
-    """Write the images that the parent orders, and report each."""
-    with Parent(arguments) as parent:
-        train, seed = parent.receive()
-        for order in parent.orders():
-            parent.report(_write_image(Path(train), seed, order))
-    return 0
 
 
 def _write_image(train: Path, seed: int, order: Order) -> tuple[int, int]:
@@ -188,15 +170,15 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _picture(rng: Rng, look: Look, full: Size, gain: float) -> Image.Image:
-    """Draw objects in a setting at 5/8 of the size, which softens edges like a lens; then add texture and grain."""
+    """Draw an object in a setting at 5/8 of the size, which softens edges like a lens; then add texture and grain."""
     pattern, colour, noun, place = look
     size = (full[0] * 5 // 8, full[1] * 5 // 8)
     scene, rough = _background(rng, place, size)
-    parts = _objects(rng, noun, size)
+    parts = _object(rng, noun, size)
     palette = _rgb(f"black {colour} {_COLOURS[colour]} #1c181a #ece8e0") + rng.normal(0, 12, (5, 3))
     fill = palette[parts] + (parts == 1)[..., None] * (palette[2] - palette[1]) * _pattern(rng, pattern, size)
     solid = (parts > 0)[..., None]
-    scene = np.where(solid, fill, scene) * _light(rng, parts > 0)
+    scene = np.where(solid, fill, scene)
     rough = np.where(solid, _PATTERNS[pattern][0], rough) * gain
     pixels, rough = _resized(scene, full), _resized(rough, full)
     texture = _noise(rng, 0.6, full) * rough / 6.5 + _noise(rng, 0.1, full) * rng.uniform(1, 4)
@@ -205,38 +187,27 @@ def _picture(rng: Rng, look: Look, full: Size, gain: float) -> Image.Image:
 
 
 def _background(rng: Rng, place: str, size: Size) -> tuple[Values, Values]:
-    """Draw sky or wall above the ground, blurred by enlarging it; return colors (H, W, 3) and roughness (H, W, 1)."""
-    colours, (smooth, coarse), hilly, things, tints = _SETTINGS[place]
-    width, height = size[0] // 4 + 1, size[1] // 4 + 1
-    horizon = rng.uniform(0.3, 0.65)
-    ridge = np.interp(np.linspace(0, 8, width), range(9), rng.normal(horizon, hilly, 9))
-    below = (np.linspace(0, 1, height)[:, None] - ridge)[..., None]
+    """Draw sky or wall above the ground; return colors (H, W, 3) and roughness (H, W, 1)."""
+    colours, smooth, coarse = _SETTINGS[place]
+    below = np.linspace(0, 1, size[1])[:, None, None] - rng.uniform(0.3, 0.65)
     depth, land = np.clip(below * 2, 0, 1), np.clip(below * 30 + 0.5, 0, 1)
     top, haze, far, near = _rgb(colours) + rng.normal(0, 7, (4, 3)) + rng.normal(0, 9, 3)
     sky, ground = haze + (top - haze) * np.clip(-below * 2, 0, 1), far + (near - far) * depth
     rough = smooth + (coarse - smooth) * land * (0.4 + 0.6 * depth)
-    clouds = _noise(rng, 1.5, (width, height)) * (8 + rough / 4)
-    small = Image.fromarray(_bytes(sky + (ground - sky) * land + clouds))
-    for tint in rng.choice(tints.split(), things):
-        x, y = width * rng.random(), height * rng.normal(horizon + 0.08, things / 100)
-        radius = width * rng.gamma(4, 0.008)
-        ImageDraw.Draw(small).ellipse((x - radius, y - radius, x + radius, y + radius), fill=str(tint))
-    return _resized(np.asarray(small.filter(ImageFilter.BoxBlur(0.7))), size), _resized(rough, size)
+    return sky + (ground - sky) * land + _noise(rng, 1.5, size) * (8 + rough / 4), rough
 
 
-def _objects(rng: Rng, noun: str, size: Size) -> NDArray[np.uint8]:
-    """Draw one to four of a shape, smaller ones behind. Pixels are 0, or 1 + index in "badl"."""
-    parts, count = Image.new("L", size), 1 + int(rng.choice(4, p=(0.6, 0.2, 0.1, 0.1)))
-    scales = np.sort(rng.uniform(0.25, 0.46, count)) * min(size) / count**0.6 / 100
-    for scale, slot in zip(scales, rng.permutation(count), strict=True):
-        centre = size * np.array([(slot + rng.normal(0.5, 0.1)) / count, rng.normal(0.55, 0.09 + 0.03 * count)])
-        angle, mirror = rng.normal(0, 0.2), rng.choice((-1, 1))
-        turn = scale * np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]) * [[mirror], [1]]
-        for part in _SHAPES[noun].split("/"):
-            kind, *numbers = part.split()
-            points = np.array(numbers, float).reshape(-1, 2)
-            outline = points if len(points) > 2 else points[0] + points[1] * _CIRCLE
-            ImageDraw.Draw(parts).polygon((outline @ turn + centre).ravel().tolist(), fill=1 + "badl".index(kind))
+def _object(rng: Rng, noun: str, size: Size) -> NDArray[np.uint8]:
+    """Draw a shape. Pixels are 0, or 1 + index in "badl"."""
+    parts, scale = Image.new("L", size), rng.uniform(0.25, 0.46) * min(size) / 100
+    centre = size * rng.normal(0.5, 0.1, 2)
+    angle, mirror = rng.normal(0, 0.2), rng.choice((-1, 1))
+    turn = scale * np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]) * [[mirror], [1]]
+    for part in _SHAPES[noun].split("/"):
+        kind, *numbers = part.split()
+        points = np.array(numbers, float).reshape(-1, 2)
+        outline = points if len(points) > 2 else points[0] + points[1] * _CIRCLE
+        ImageDraw.Draw(parts).polygon((outline @ turn + centre).ravel().tolist(), fill=1 + "badl".index(kind))
     return np.asarray(parts)
 
 
@@ -248,19 +219,6 @@ def _pattern(rng: Rng, name: str, size: Size) -> Values:
     u, v = (turned.real * x + turned.imag * y for turned in (along * wave, across * wave * 1j))
     amount: Values = np.clip((np.cos(u + _noise(rng, 1.5, size) * bend) * np.cos(v) + bias) * sharp, 0, 0.92)
     return amount
-
-
-def _light(rng: Rng, solid: NDArray[np.bool_]) -> Values:
-    """Return the light on a scene, (H, W, 1): it comes from one side; objects get shading and cast shadows."""
-    step = max(2, solid.shape[1] // 24) * int(rng.choice((-1, 1)))
-    mask = Image.fromarray(solid).convert("L").filter(ImageFilter.BoxBlur(abs(step) / 2))
-    shadow, away = (
-        np.asarray(mask.transform(mask.size, Image.Transform.AFFINE, (1, 0, way * step, 0, 1, -abs(step)))) / 255
-        for way in (-1, 1)
-    )
-    falls = rng.uniform(0.05, 0.2) * np.linspace(1 - step / abs(step), 1 + step / abs(step), solid.shape[1])
-    light = (1.08 - falls) * np.where(solid, 0.65 + 0.35 * away, 1 - 0.45 * shadow)
-    return light[..., None]
 
 
 def _rgb(names: str) -> Values:

@@ -26,6 +26,7 @@ from decodeonce.store.shard_file import page_aligned_buffer, pieces
 from decodeonce.store.table import read_rejects
 
 Checksums = NDArray[np.uint64]
+MOST_RANGES = 20  # of rows that a message names; `prep verify --json` names all
 
 
 @dataclass(frozen=True)
@@ -228,3 +229,11 @@ def row_ranges(rows: list[int]) -> list[tuple[int, int]]:
     if not rows:
         return []
     return [(rows[a], rows[b - 1]) for a, b in runs(np.diff(rows) != 1)]
+
+
+def ranges_text(rows: list[int]) -> str:
+    """Name sorted rows for messages, up to MOST_RANGES ranges of them."""
+    ranges = row_ranges(rows)
+    named = ", ".join(rows_text(range(first, last + 1)) for first, last in ranges[:MOST_RANGES])
+    more = len(ranges) - MOST_RANGES
+    return f"{named} and {counted(more, 'more range')} of rows" if more > 0 else named

@@ -17,7 +17,7 @@ from decodeonce import __version__
 from decodeonce.cli.doctor import machine, software
 from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, bad, ok
 from decodeonce.cli.options import JsonFlag
-from decodeonce.cli.output import print_json, say, say_marked
+from decodeonce.cli.output import print_json, say
 from decodeonce.formatting import counted
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ PATH_CHECKS: dict[str, Callable[[Storage], Finding]] = {
     "file system": machine.file_system,
     "abilities": machine.abilities,
     "locks": machine.locks,
-    "stripes": machine.stripes,
 }
-COLOURS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 
 def doctor(
@@ -71,7 +69,7 @@ def doctor(
     else:
         width = max(len(name) for name, _ in findings)
         for name, finding in findings:
-            say_marked(finding.level, COLOURS[finding.level], f"{name:<{width}}  {finding.found}")
+            say(f"{finding.level:<4}  {name:<{width}}  {finding.found}")
             if finding.advice:
                 say(f"      {'':{width}}  {finding.advice}")
         say(f"{levels['ok']} ok, {counted(levels['warn'], 'warning')}, {levels['bad']} bad")

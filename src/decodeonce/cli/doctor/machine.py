@@ -162,12 +162,3 @@ def locks(storage: Storage, mountinfo: Path = Path("/proc/self/mountinfo")) -> F
                 return warn(f"{place}: {kind}{how}: locks do not exclude other nodes", LOCKS_ADVICE)
             return ok(f"{place}: {kind}: no mount option restricts locks to this node")
     return ok(f"{place}: locks work on this node; its mount is not known")
-
-
-def stripes(storage: Storage) -> Finding:
-    """Check whether large files are striped over several servers, on file systems that do so only on request."""
-    from decodeonce.prep.building.free_space import stripe_advice
-
-    if advice := stripe_advice(storage.place, storage):
-        return warn(f"{storage.place}: each file is on a single server", advice)
-    return ok(f"{storage.place}: no setting needed")

@@ -27,7 +27,7 @@ from decodeonce.formatting import counted, size_text
 from decodeonce.store import Reject, Store
 from decodeonce.store.manifest import VERSION, rows_text
 from decodeonce.store.table import read_rejects
-from decodeonce.store.verify import bad_files, row_ranges
+from decodeonce.store.verify import bad_files, ranges_text
 
 T = TypeVar("T")
 
@@ -207,15 +207,11 @@ def page(facts: Facts) -> bytes:
     """Render the page as UTF-8. The same store always gives the same bytes."""
     manifest, rows = facts.store.manifest, facts.rows
     (height, width, channels), sides = manifest.shape, facts.sizes.sides if facts.sizes else np.zeros((0, 2))
-    classes, drawn, is_enlarged = _class_rows(facts), dict[str, charts.Chart](), None
+    classes, drawn, is_enlarged = _class_rows(facts), dict[str, Markup](), None
     if classes:
-        names, counts = [cls["name"] for cls in classes], [cls["rows"] for cls in classes]
-        few = len(classes) <= charts.MAX_BARS
-        drawn["classes"] = charts.class_bars(names, counts) if few else charts.class_curve(counts)
+        drawn["classes"] = charts.class_curve([cls["rows"] for cls in classes])
     if len(sides):
         is_enlarged = enlarged(sides, manifest.recipe, height, width)
-        drawn["sizes"] = charts.size_map(sides, (height, width))
-        drawn["sides"] = charts.shorter_sides(sides.min(axis=1), is_enlarged)
     shares = rows.levels / np.maximum(rows.levels.sum(axis=1, keepdims=True), 1)
     if rows.counted:
         drawn["levels"] = charts.levels(shares)
@@ -238,7 +234,7 @@ def page(facts: Facts) -> bytes:
         levels=[[int(np.searchsorted(line.cumsum(), share)) for share in (0.05, 0.5, 0.95)] for line in shares],
         shares=shares,
         unusual=facts.unusual,
-        damaged_runs=[rows_text(range(first, last + 1)) for first, last in row_ranges(rows.damaged)],
+        damaged=ranges_text(rows.damaged),
         charts=drawn,
     )
     return html.encode()

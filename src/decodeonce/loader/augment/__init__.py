@@ -9,7 +9,7 @@ from decodeonce.loader.augment.color import ColorJitter, GaussianBlur, RandomEra
 from decodeonce.loader.augment.crop import CenterCrop, RandomCrop, RandomResizedCrop, ramp
 from decodeonce.loader.augment.flip import RandomFlip
 from decodeonce.loader.augment.foreign import PerBatch, PerImage
-from decodeonce.loader.augment.mix import CutMix, MixUp
+from decodeonce.loader.augment.mix import CutMix, MixUp, OneOf
 from decodeonce.loader.augment.normalize import IMAGENET, Normalize
 from decodeonce.loader.augment.views import Views
 
@@ -26,6 +26,7 @@ __all__ = [
     "MapStep",
     "MixUp",
     "Normalize",
+    "OneOf",
     "PerBatch",
     "PerImage",
     "RandomCrop",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -94,13 +94,14 @@ class MapStep(Step, Protocol):
 
 @runtime_checkable
 class LabelStep(Step, Protocol):
-    """A step that also changes labels, such as ``MixUp``."""
+    """A step that also changes labels, such as ``MixUp``, and the columns that ``Augment`` has as `mixed`."""
 
     def mix_labels(self, labels: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Return the labels of the images that the step returns for the same `draws`.
 
         Args:
-            labels: int64 (B,), or float32 (B, classes) if an earlier step mixed them. Do not write to it.
+            labels: int64 (B,), or soft labels (B, classes): a column, or labels that an earlier step mixed. Do not
+                write to it.
             draws: The same as in the call of the step.
             height: Height of the images before the step, in pixels.
             width: Width of the images before the step, in pixels.
@@ -116,8 +117,9 @@ class Augment:
     Called with a ``Batch``, it returns a new ``Batch`` whose images are (B, C, H, W) in channels_last memory format,
     with the dtype of the last step. The images of the given batch are not changed.
 
-    Augmentation is reproducible: it depends only on seed, epoch, row and the steps, not on batch size or rank. On a
-    CPU, uint8 images are bit-identical in any batch. On other devices, the batch can change the last bits of what
+    Augmentation is reproducible: it depends only on seed, epoch, row and the steps, not on batch size or rank. With
+    ``Loader(weights=...)``, the position in the epoch replaces the row, so that a row drawn twice gives two images. On
+    a CPU, uint8 images are bit-identical in any batch. On other devices, the batch can change the last bits of what
     ``RandomResizedCrop`` computes and so, rarely, a pixel value by one level. ``MixUp`` and ``CutMix`` choose the other
     image from the batch.
 
@@ -132,21 +134,31 @@ class Augment:
         paired: Columns of maps, (B, H, W) or (B, H, W, C) of the size of the images, that move with their images, and
             how to resize them: "nearest" for masks, "bilinear" for maps of numbers. Every step must be a ``MapStep``.
             Default: none.
+        mixed: Columns of soft labels (B, classes), such as the tags of each image as zeros and ones, that ``MixUp``,
+            ``CutMix`` and ``OneOf`` mix like the labels, to float32. Default: none.
 
     Raises:
-        ValueError: If a step is not callable or is a class, or does not move `paired` maps. The Loader raises
-            ValueError if the store has boxes that a step does not move, no such column as in `paired`, or more classes
-            than ``MixUp`` or ``CutMix``.
+        ValueError: If a step is not callable or is a class, if steps have different `num_classes`, if a step does not
+            move `paired` maps, or if there is `mixed` but no step that mixes. The Loader raises ValueError if the store
+            has boxes that a step does not move, more classes than ``MixUp`` or ``CutMix``, or no such column as in
+            `paired` or `mixed`.
 
     Example:
         >>> augment = Augment(RandomResizedCrop(224), RandomFlip(), Normalize("train.store"), seed=0)
         >>> loader = Loader("train.store", batch_size=256, device="cuda", transform=augment)
     """
 
-    def __init__(self, *steps: Step, seed: int = 0, paired: Mapping[str, Resampling] | None = None) -> None:
+    def __init__(
+        self,
+        *steps: Step,
+        seed: int = 0,
+        paired: Mapping[str, Resampling] | None = None,
+        mixed: Collection[str] = (),
+    ) -> None:
         for step in steps:
             if isinstance(step, type) or not callable(step):
                 raise ValueError(f"a step is {step!r}, expected a callable object such as RandomFlip()")
+        same_width(step for step in steps if hasattr(step, "num_classes"))
         self._steps = steps
         self._seed = whole("seed", seed)
         self._paired = dict(paired or {})
@@ -154,12 +166,18 @@ class Augment:
             raise ValueError(f"paired is {self._paired!r}, expected {wrong[0]!r} to be one of {get_args(Resampling)}")
         for step in steps if self._paired else ():
             _as_map_step(step)
+        self._mixed = (mixed,) if isinstance(mixed, str) else tuple(mixed)
+        if self._mixed and not any(isinstance(step, LabelStep) for step in steps):
+            raise ValueError(f"mixed is {mixed!r}, but no step mixes labels; add a step such as MixUp, or remove mixed")
 
     def check_store(self, columns: Collection[str], classes: int) -> None:
         """Raise ValueError if a step does not support a store with these columns and this number of classes."""
-        if missing := [name for name in self._paired if name not in columns]:
-            found = ", ".join(columns) or "none"
-            raise ValueError(f"paired has {missing[0]!r}, but the columns of the store are: {found}")
+        for argument, names in (("paired", self._paired), ("mixed", self._mixed)):
+            if missing := [name for name in names if name not in columns]:
+                there = ", ".join(sorted(columns)) or "none"
+                raise ValueError(
+                    f"{argument} has {missing[0]!r}, which is not a column of the store; its columns: {there}"
+                )
         for step in self._steps:
             if "boxes" in columns:
                 _as_box_step(step)
@@ -172,16 +190,16 @@ class Augment:
         images, labels, columns = batch.images, batch.labels, dict(batch.columns)
         for name in self._paired:
             columns[name] = _as_maps(name, columns[name], images)
+        drawn = batch.rows if batch.positions is None else batch.positions
         for number, step in enumerate(self._steps):
-            draws = Draws(derive_key(self._seed, batch.epoch, number), batch.rows, batch.epoch)
-            (height, width), images = images.shape[1:3], step(images, draws)
+            draws = Draws(derive_key(self._seed, batch.epoch, number), drawn, batch.epoch)
+            (height, width), images = images.shape[1:3], _changed(step, images, draws)
             for name, resampling in self._paired.items():
                 columns[name] = _as_map_step(step).move_maps(columns[name], draws, resampling)
-            if not isinstance(images, Tensor):
-                problem = f"the step {name_of(step)} returned {type(images).__name__}, expected a Tensor"
-                raise TypeError(f"{problem}; for a transform of another library, use PerImage(...) or PerBatch(...)")
             if isinstance(step, LabelStep):
                 labels = step.mix_labels(labels, draws, height, width)
+                for name in self._mixed:
+                    columns[name] = step.mix_labels(_soft(name, columns[name]), draws, height, width)
             if "boxes" in columns:
                 moved = _as_box_step(step).move_boxes(columns["boxes"], draws, height, width)
                 columns["boxes"] = clip_boxes(moved, images.shape[1], images.shape[2])
@@ -191,6 +209,31 @@ class Augment:
             columns[name] = columns[name][..., 0] if batch.columns[name].dim() == 3 else columns[name]
         images = images.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
         return dataclasses.replace(batch, images=images, labels=labels, columns=columns)
+
+
+def same_width(steps: Iterable[object]) -> int:
+    """Return the num_classes of the steps, 0 if there are none; raise ValueError if they differ."""
+    widths = {step.num_classes: type(step).__name__ for step in steps}  # type: ignore[attr-defined]
+    if len(widths) > 1:
+        found = " and ".join(f"{name} has num_classes={width}" for width, name in widths.items())
+        raise ValueError(f"{found}, expected the same for all steps")
+    return next(iter(widths), 0)
+
+
+def _soft(name: str, values: Tensor) -> Tensor:
+    if values.dim() != 2:
+        shape = tuple(values.shape)
+        raise ValueError(f"the column {name!r} of mixed has the shape {shape}, expected soft labels: (rows, classes)")
+    return values
+
+
+def _changed(step: Step, images: Tensor, draws: Draws) -> Tensor:
+    """What a step makes of images. Steps are often transforms of other libraries, which return other types."""
+    result: object = step(images, draws)
+    if isinstance(result, Tensor):
+        return result
+    problem = f"the step {name_of(step)} returned {type(result).__name__}, expected a Tensor"
+    raise TypeError(f"{problem}; for a transform of another library, use PerImage(...) or PerBatch(...)")
 
 
 def _as_box_step(step: Step) -> BoxStep:
@@ -243,7 +286,7 @@ class Draws:
 
     Args:
         key: 64-bit key, derived from seed, epoch and the number of the step.
-        rows: int64 (B,), row numbers in the store.
+        rows: int64 (B,), row numbers in the store or, with ``Loader(weights=...)``, positions in the epoch.
         epoch: Epoch of the batch. Default: 0.
     """
 

@@ -1,25 +1,54 @@
-"""Mix the images of a batch with each other, and their labels: MixUp and CutMix."""
+"""Mix the images of a batch with each other, and their labels: MixUp, CutMix, and one of several."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import whole
-from decodeonce.loader.augment.augment import Draws, fill_rows
+from decodeonce.loader.augment.augment import Draws, constant, fill_rows, same_width
 from decodeonce.loader.buffers import recycled
 
 _SAMPLES = 2**16
 
 
+class _Mixing:
+    """Base of the steps that mix each image, and its labels, with another image of the batch."""
+
+    num_classes: int
+
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        return self._mix(images, images, draws, _all(draws))
+
+    def mix_labels(self, labels: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
+        """Mix the labels with the shares of their images in the result (see ``LabelStep``)."""
+        if labels.dim() == 1:
+            soft = torch.zeros((len(labels), self.num_classes), dtype=torch.float32, device=labels.device)
+            soft.scatter_(1, labels[:, None], 1.0)
+        else:
+            soft = labels.to(torch.float32)
+        share = self._kept(draws, height, width, _all(draws)).to(torch.float32)[:, None]
+        return soft * share + soft[_partners(draws)] * (1 - share)
+
+    def _mix(self, images: Tensor, others: Tensor, draws: Draws, chosen: Tensor) -> Tensor:
+        """Mix the chosen rows of `images` with their partners in `others`."""
+        raise NotImplementedError
+
+    def _kept(self, draws: Draws, height: int, width: int, chosen: Tensor) -> Tensor:
+        """float64 (B,): the share of the image itself in the result; 1 for rows that are not chosen."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class _Mix:
-    """Base of MixUp and CutMix: parameters, partners and labels."""
+class _Mix(_Mixing):
+    """Base of MixUp and CutMix: parameters and samples."""
 
     alpha: float
     num_classes: int
@@ -32,22 +61,11 @@ class _Mix:
         if not 0 <= self.p <= 1:
             raise ValueError(f"p is {self.p!r}, expected a probability, 0 to 1")
 
-    def _draw(self, draws: Draws, power: float, otherwise: float) -> Tensor:
+    def _draw(self, draws: Draws, chosen: Tensor, power: float, otherwise: float) -> Tensor:
         """float64 (B,): samples of Beta(alpha, alpha), raised to `power`; `otherwise` for images that are not mixed."""
-        chosen, place = draws.uniform(2).unbind(1)
-        table = _beta(self.alpha, power, chosen.device)
-        return torch.where(chosen < self.p, table[(place * _SAMPLES).to(torch.int64)], otherwise)
-
-    def _mix_labels(self, labels: Tensor, draws: Draws, kept: Tensor) -> Tensor:
-        if labels.dim() == 1:
-            soft = torch.zeros((len(labels), self.num_classes), dtype=torch.float32, device=labels.device)
-            soft.scatter_(1, labels[:, None], 1.0)
-        elif labels.shape[1] == self.num_classes:
-            soft = labels
-        else:
-            raise ValueError(f"labels have {labels.shape[1]} classes, expected num_classes={self.num_classes}")
-        share = kept.to(torch.float32)[:, None]
-        return soft * share + soft[_partners(draws)] * (1 - share)
+        drawn, place = draws.uniform(2).unbind(1)
+        table = _beta(self.alpha, power, drawn.device)
+        return torch.where(chosen & (drawn < self.p), table[(place * _SAMPLES).to(torch.int64)], otherwise)
 
 
 class MixUp(_Mix):
@@ -61,27 +79,27 @@ class MixUp(_Mix):
     padding, which is also an image. An image that is alone in its batch stays unchanged. Boxes cannot be mixed: the
     Loader of a store with boxes raises ValueError.
 
+    ``MixUp`` followed by ``CutMix`` can mix an image twice. ``OneOf(MixUp(...), CutMix(...))`` mixes it once.
+
     Args:
         alpha: `kept` is drawn from Beta(alpha, alpha) for each image; above 0. Small values: mostly near 0 or 1. 1:
             uniform.
         num_classes: Width of the soft labels. At least the number of classes of the store.
-        p: Probability that an image is mixed. Default: 1.0. With both ``MixUp`` and ``CutMix``, each decides
-            independently.
+        p: Probability that an image is mixed. Default: 1.0.
 
     Raises:
-        ValueError: If an argument is not valid or, at the first batch, if labels are soft with a different width.
+        ValueError: If an argument is not valid.
 
     Example:
         >>> augment = Augment(RandomResizedCrop(224), Normalize("imagenet"), MixUp(0.2, num_classes=1000), seed=0)
     """
 
-    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        kept = self._draw(draws, 1, 1).to(torch.float32)
-        return (blend_on_cpu if _by_row(images) else blend_on_device)(images, _partners(draws), kept)
+    def _mix(self, images: Tensor, others: Tensor, draws: Draws, chosen: Tensor) -> Tensor:
+        kept = self._draw(draws, chosen, 1, 1).to(torch.float32)
+        return (blend_on_cpu if _by_row(images) else blend_on_device)(images, others, _partners(draws), kept)
 
-    def mix_labels(self, labels: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
-        """Mix the labels like the images (see ``LabelStep``)."""
-        return self._mix_labels(labels, draws, self._draw(draws, 1, 1))
+    def _kept(self, draws: Draws, height: int, width: int, chosen: Tensor) -> Tensor:
+        return self._draw(draws, chosen, 1, 1)
 
 
 class CutMix(_Mix):
@@ -93,80 +111,131 @@ class CutMix(_Mix):
     Args:
         alpha: The rectangle's share of the area, before clipping, is drawn from Beta(alpha, alpha); above 0.
         num_classes: Width of the soft labels. At least the number of classes of the store.
-        p: Probability that an image is mixed. Default: 1.0. With both ``MixUp`` and ``CutMix``, each decides
-            independently.
+        p: Probability that an image is mixed. Default: 1.0.
 
     Raises:
-        ValueError: If an argument is not valid or, at the first batch, if labels are soft with a different width.
+        ValueError: If an argument is not valid.
     """
 
-    def _rectangles(self, draws: Draws, height: int, width: int) -> Tensor:
+    def _rectangles(self, draws: Draws, height: int, width: int, chosen: Tensor) -> Tensor:
         """int64 (B, 4): top, bottom, left and right, computed as in torchvision's CutMix."""
-        half = self._draw(draws, 0.5, 0) / 2
+        half = self._draw(draws, chosen, 0.5, 0) / 2
         ends = []
         for size, middle in zip((height, width), draws.uniform(4)[:, 2:].unbind(1), strict=True):
             centre, reach = (middle * size).to(torch.int64), (half * size).to(torch.int64)
             ends += [(centre - reach).clamp(min=0), (centre + reach).clamp(max=size)]
         return torch.stack(ends, 1)
 
-    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        rectangles = self._rectangles(draws, *images.shape[1:3])
-        return (paste_on_cpu if _by_row(images) else paste_on_device)(images, _partners(draws), rectangles)
+    def _mix(self, images: Tensor, others: Tensor, draws: Draws, chosen: Tensor) -> Tensor:
+        rectangles = self._rectangles(draws, images.shape[1], images.shape[2], chosen)
+        return (paste_on_cpu if _by_row(images) else paste_on_device)(images, others, _partners(draws), rectangles)
 
-    def mix_labels(self, labels: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
-        """Mix the labels by the area of each image in the result (see ``LabelStep``)."""
-        top, bottom, left, right = self._rectangles(draws, height, width).unbind(1)
-        pasted = ((bottom - top) * (right - left)).to(torch.float64) / (height * width)
-        return self._mix_labels(labels, draws, 1 - pasted)
+    def _kept(self, draws: Draws, height: int, width: int, chosen: Tensor) -> Tensor:
+        top, bottom, left, right = self._rectangles(draws, height, width, chosen).unbind(1)
+        return 1 - ((bottom - top) * (right - left)).to(torch.float64) / (height * width)
 
 
-def blend_on_device(images: Tensor, partners: Tensor, kept: Tensor) -> Tensor:
-    """Mix images with their partners (B,), with weights kept (B,) and 1 - kept."""
+class OneOf(_Mixing):
+    """Mix each image with one of these steps, as timm and torchvision's RandomChoice do for a whole batch.
+
+    Which step mixes an image depends on seed, epoch and row, like everything that is drawn. The step's `p` still
+    decides whether it mixes the image.
+
+    Args:
+        *steps: ``MixUp`` and ``CutMix``, with the same `num_classes`.
+        weights: How often each step is chosen, relative to the others. None (default): equally often.
+
+    Raises:
+        ValueError: If an argument is not valid.
+
+    Example:
+        >>> mix = OneOf(MixUp(0.8, num_classes=1000), CutMix(1.0, num_classes=1000), weights=(1, 3))
+    """
+
+    def __init__(self, *steps: MixUp | CutMix, weights: Sequence[float] | None = None) -> None:
+        if not steps or not all(isinstance(step, _Mix) for step in steps):
+            raise ValueError(f"OneOf has the steps {steps!r}, expected MixUp(...) and CutMix(...)")
+        weights = (1,) * len(steps) if weights is None else tuple(weights)
+        if len(weights) != len(steps) or not all(0 <= each < math.inf for each in weights) or not any(weights):
+            raise ValueError(f"weights is {weights!r}, expected {len(steps)} numbers of 0 or more, not all 0")
+        self.num_classes = same_width(steps)
+        self._steps, self._weights = steps, weights
+        self._ends = tuple(end / sum(weights) for end in accumulate(weights))
+
+    def __repr__(self) -> str:
+        return f"OneOf({', '.join(map(repr, self._steps))}, weights={self._weights})"
+
+    def _each(self, draws: Draws, chosen: Tensor) -> Iterator[tuple[_Mix, Tensor]]:
+        """Yield each step with the rows that it mixes, bool (B,)."""
+        place = draws.uniform(6)[:, 5]
+        choice = (place[:, None] >= constant(self._ends[:-1], place.dtype, place.device)).sum(1)
+        for number, step in enumerate(self._steps):
+            yield step, chosen & (choice == number)
+
+    def _mix(self, images: Tensor, others: Tensor, draws: Draws, chosen: Tensor) -> Tensor:
+        for step, rows in self._each(draws, chosen):  # each leaves the rows of the other steps as they are
+            images = step._mix(images, others, draws, rows)
+        return images
+
+    def _kept(self, draws: Draws, height: int, width: int, chosen: Tensor) -> Tensor:
+        kept = [step._kept(draws, height, width, rows) for step, rows in self._each(draws, chosen)]
+        return torch.stack(kept).prod(0)
+
+
+def blend_on_device(images: Tensor, others: Tensor, partners: Tensor, kept: Tensor) -> Tensor:
+    """Mix images with their partners (B,) in `others`, with weights kept (B,) and 1 - kept."""
     share = kept[:, None, None, None]
     mixed = images * share
-    mixed = torch.addcmul(mixed, images[partners], 1 - share, out=mixed)
+    mixed = torch.addcmul(mixed, others[partners], 1 - share, out=mixed)
     return (mixed if images.dtype.is_floating_point else mixed.add_(0.5)).to(images.dtype)
 
 
-def blend_on_cpu(images: Tensor, partners: Tensor, kept: Tensor) -> Tensor:
+def blend_on_cpu(images: Tensor, others: Tensor, partners: Tensor, kept: Tensor) -> Tensor:
     """The same on a CPU."""
     result = recycled(images.shape, images.dtype)
-    pixels, written = images.flatten(1).numpy(), result.flatten(1).numpy()
-    others, shares = partners.tolist(), kept.tolist()
+    pixels, mixed_in, written = images.flatten(1).numpy(), others.flatten(1).numpy(), result.flatten(1).numpy()
+    places, shares = partners.tolist(), kept.tolist()
     rounding = 0 if images.dtype.is_floating_point else 0.5
 
     def blend(row: int) -> None:
+        if shares[row] == 1:
+            written[row] = pixels[row]
+            return
         mixed = np.multiply(pixels[row], shares[row], dtype=np.float32)
-        mixed += np.multiply(pixels[others[row]], 1 - shares[row], dtype=np.float32)
+        mixed += np.multiply(mixed_in[places[row]], 1 - shares[row], dtype=np.float32)
         written[row] = np.add(mixed, rounding, out=mixed)
 
     return fill_rows(result, blend)
 
 
-def paste_on_device(images: Tensor, partners: Tensor, rectangles: Tensor) -> Tensor:
-    """Paste rectangles (B, 4) of the partners (B,) into the images."""
+def paste_on_device(images: Tensor, others: Tensor, partners: Tensor, rectangles: Tensor) -> Tensor:
+    """Paste rectangles (B, 4) of the partners (B,) in `others` into the images."""
     top, bottom, left, right = rectangles[:, :, None].unbind(1)
     row, column = (torch.arange(size, device=images.device) for size in images.shape[1:3])
     rows, columns = (row >= top) & (row < bottom), (column >= left) & (column < right)
-    return torch.where(rows[:, :, None, None] & columns[:, None, :, None], images[partners], images)
+    return torch.where(rows[:, :, None, None] & columns[:, None, :, None], others[partners], images)
 
 
-def paste_on_cpu(images: Tensor, partners: Tensor, rectangles: Tensor) -> Tensor:
+def paste_on_cpu(images: Tensor, others: Tensor, partners: Tensor, rectangles: Tensor) -> Tensor:
     """The same on a CPU."""
     result = recycled(images.shape, images.dtype)
-    pixels, written = images.numpy(), result.numpy()
-    others, places = partners.tolist(), rectangles.tolist()
+    pixels, pasted, written = images.numpy(), others.numpy(), result.numpy()
+    numbers, places = partners.tolist(), rectangles.tolist()
 
     def paste(row: int) -> None:
         top, bottom, left, right = places[row]
         written[row] = pixels[row]
-        written[row, top:bottom, left:right] = pixels[others[row], top:bottom, left:right]
+        written[row, top:bottom, left:right] = pasted[numbers[row], top:bottom, left:right]
 
     return fill_rows(result, paste)
 
 
 def _by_row(images: Tensor) -> bool:
     return images.device.type == "cpu" and images.dtype in (torch.uint8, torch.float32)
+
+
+def _all(draws: Draws) -> Tensor:
+    return torch.ones_like(draws.rows, dtype=torch.bool)
 
 
 def _partners(draws: Draws) -> Tensor:

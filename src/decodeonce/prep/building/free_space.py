@@ -84,8 +84,8 @@ def check_free_space(out: Path, storage: Storage, need: Need) -> None:
             )
 
 
-def describe_storage(storage: Storage, need: Need | None = None) -> list[str]:
-    """Describe the storage and each quota, one sentence each; with `need`, also say whether each is enough for it."""
+def describe_storage(storage: Storage) -> list[str]:
+    """Describe the storage and each quota, one sentence each."""
     files = "" if storage.free_files is None else f" and {storage.free_files} files"
     room = "unlimited bytes" if storage.free_bytes is None else size_text(storage.free_bytes)
     texts = [f"{storage.place}: {storage.kind or 'a local file system'}, {room}{files} free"]
@@ -93,16 +93,7 @@ def describe_storage(storage: Storage, need: Need | None = None) -> list[str]:
         room = "any size" if quota.free_bytes is None else size_text(quota.free_bytes)
         more = "any number of" if quota.free_files is None else quota.free_files
         texts.append(f"the quota of {quota.whose} leaves {room} and {more} files")
-    limits: list[Storage | Quota] = [storage, *storage.quotas]
-    return [f"{text}{_enough(limit, need)}" for text, limit in zip(texts, limits, strict=True)]
-
-
-def _enough(limit: Storage | Quota, need: Need | None) -> str:
-    if need is None:
-        return ""
-    short = [size_text(need.bytes)] if limit.free_bytes is not None and need.bytes > limit.free_bytes else []
-    short += [f"{need.files} files"] if limit.free_files is not None and need.files > limit.free_files else []
-    return f": not enough, {' and '.join(short)} needed" if short else ": enough"
+    return texts
 
 
 def stripe_advice(out: Path, storage: Storage) -> str | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import struct
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
-from decodeonce.prep.building.blocks import Blocks
+from decodeonce.prep.building.journal import BlockRecord
 from decodeonce.prep.entry import Entry, name_text
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source, open_source
@@ -42,6 +43,8 @@ from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.durable import write_atomic
 from decodeonce.store.hashing import digest_of, sign
 from decodeonce.store.layout import missing_advice
+from decodeonce.store.manifest import DATA_OFFSET
+from decodeonce.store.shard_file import PAGE
 from decodeonce.store.writer import write_array
 
 PLAN_VERSION = 8
@@ -62,6 +65,80 @@ CHUNK = 1 << 13
 # Listings are compared by hashes of 16 bytes per sample. Python objects would take 700 bytes, 10 GB for 14 million.
 HASHES = np.dtype([("name", "<u8"), ("facts", "<u8")])
 hash_of = xxhash.xxh3_64_intdigest
+
+
+# The rows per block: see `block_rows_for`.
+LARGEST, SMALLEST, LARGEST_IN_PAGES = 32 << 20, 1 << 20, 64 << 20
+
+
+def block_rows_for(count: int, row_bytes: int) -> int:
+    """Return the rows per block: 1/256 of the store, within 1 MiB and 32 MiB, in whole pages if up to 64 MiB."""
+    target = max(SMALLEST, min(LARGEST, count * row_bytes // 256))
+    rows = max(1, target // row_bytes)
+    unit = PAGE // math.gcd(row_bytes, PAGE)
+    in_pages = math.ceil(rows / unit) * unit
+    return in_pages if in_pages * row_bytes <= LARGEST_IN_PAGES else rows
+
+
+def overlap(one: range, other: range) -> bool:
+    """Whether two ranges of step 1 have a number in common."""
+    return max(one.start, other.start) < min(one.stop, other.stop)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows [first, last) of the plan, at byte `offset` of shard `shard`."""
+
+    index: int
+    first: int
+    last: int
+    shard: int
+    offset: int
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.last - self.first
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How `count` rows are divided into blocks and shards; every block is in one shard."""
+
+    count: int
+    row_bytes: int
+    block_rows: int
+    shard_rows: int
+
+    @classmethod
+    def of(cls, count: int, row_bytes: int, shard_size: int, block_rows: int | None = None) -> Blocks:
+        """Divide rows into blocks; a shard has at least one block. `block_rows` None: use `block_rows_for`."""
+        block_rows = block_rows or block_rows_for(count, row_bytes)
+        shard_rows = max(1, shard_size // row_bytes // block_rows) * block_rows
+        return cls(count, row_bytes, block_rows, shard_rows)
+
+    def __len__(self) -> int:
+        return math.ceil(self.count / self.block_rows)
+
+    def __getitem__(self, index: int) -> Block:
+        if not 0 <= index < len(self):
+            raise IndexError(f"block {index} of {len(self)}")
+        first = index * self.block_rows
+        return Block(index, first, min(first + self.block_rows, self.count), *self.place(first))
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return math.ceil(self.count / self.shard_rows)
+
+    def place(self, row: int) -> tuple[int, int]:
+        """Return the shard of a row and the byte offset in it."""
+        shard, inside = divmod(row, self.shard_rows)
+        return shard, DATA_OFFSET + inside * self.row_bytes
+
+    def of_task(self, task: int, tasks: int) -> range:
+        """Return the contiguous share of blocks of one of `tasks` tasks; sizes of shares differ by at most one."""
+        return range(task * len(self) // tasks, (task + 1) * len(self) // tasks)
 
 
 @dataclass(frozen=True)
@@ -207,9 +284,14 @@ def _other_facts(entry: Entry) -> bytes:
 
 
 def allowed_rejects(max_bad: str, candidates: int) -> int:
-    """Return how many of `candidates` images may be rejects: a percentage of them such as "0.1%", or a number."""
+    """Return how many of `candidates` images may be rejects: a percentage of them such as "0.1%", a number, or "auto".
+
+    "auto" allows 0.1%. In a small source, where that is less than ten images, it allows a tenth, at most ten images.
+    """
+    if max_bad == "auto":
+        return max(candidates // 1000, min(10, math.ceil(candidates / 10)))
     if not re.fullmatch(r"\d+|\d+(\.\d+)?%", max_bad):
-        raise ValueError(f"max-bad is {max_bad!r}, expected a number of images (25) or a percentage (0.1%)")
+        raise ValueError(f"max-bad is {max_bad!r}, expected a number of images (25), a percentage (0.1%) or auto")
     if not max_bad.endswith("%"):
         return int(max_bad)
     whole, _, decimals = max_bad[:-1].partition(".")
@@ -286,6 +368,11 @@ class Plan:
         """Return the lines of rejects.tsv for these (planned row, reason, action)."""
         return [Reject(self.samples.entry(row).text, reason, action) for row, reason, action in listed]
 
+    def rejects_in(self, records: Iterable[BlockRecord]) -> list[Reject]:
+        """Return the rejects of these blocks."""
+        listed = sorted(reject for record in records for reject in record.rejects if reject[2] == "rejected")
+        return self.rejects_of(listed)
+
     def shard(self, index: int) -> Path:
         """Return the path of a shard."""
         return self.paths.shard(index, CONTAINERS[self.recipe.container].suffix)
@@ -294,10 +381,13 @@ class Plan:
         """Raise BuildError if `max_bad` allows fewer than `rejects` rejects, of which `first` is one."""
         allowed = allowed_rejects(max_bad, self.candidates)
         if rejects > allowed:
+            found = (
+                f"{rejects} of {counted(self.candidates, 'image')} {'is a reject' if rejects == 1 else 'are rejects'}"
+            )
             raise BuildError(
-                f"{rejects} of {self.candidates} images are rejects, --max-bad {max_bad} allows {allowed}; first "
-                f"{first}; list them with `prep status {quoted(str(self.paths.root))}`; to continue, run the same "
-                "command with a higher --max-bad: completed blocks are kept"
+                f"{found}, --max-bad {max_bad} allows {allowed}; first {first}; list them with "
+                f"`prep status {quoted(str(self.paths.root))}`; to continue, run the same command with a higher "
+                "--max-bad: completed blocks are kept"
             )
 
     def source(self) -> Source:

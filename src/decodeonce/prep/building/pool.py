@@ -21,10 +21,8 @@ import numpy as np
 
 from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped
 from decodeonce.host import usable_cores
-from decodeonce.prep.building.blocks import overlap
 from decodeonce.prep.building.journal import Journal, Journals
-from decodeonce.prep.building.plan import Plan, allowed_rejects, read_plan, reject_error
-from decodeonce.prep.building.status import done_rejects
+from decodeonce.prep.building.plan import Plan, allowed_rejects, overlap, read_plan, reject_error
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import child_of, wait_for
 from decodeonce.prep.recipe import OnBad, check_choice, differences
@@ -61,8 +59,8 @@ class WorkSettings:
         workers: Number of worker processes. None (default): one per usable core.
         task: Index of this task, 0 (default) to `tasks - 1`.
         tasks: Number of tasks that share the build. Default: 1.
-        max_bad: Maximum number of rejects in the whole build: a percentage of all images, "0.1%" by default, or a
-            number such as "25".
+        max_bad: Maximum number of rejects in the whole build: a number such as "25", a percentage of all images such as
+            "0.1%", or "auto" (default): 0.1%, or, where that is less than ten images, a tenth and at most ten.
         on_bad: What to do with an image that cannot be decoded. "reject" (default): record it and continue; "fail":
             stop the build.
 
@@ -73,7 +71,7 @@ class WorkSettings:
     workers: int | None = None
     task: int = 0
     tasks: int = 1
-    max_bad: str = "0.1%"
+    max_bad: str = "auto"
     on_bad: OnBad = "reject"
 
     def __post_init__(self) -> None:
@@ -144,7 +142,7 @@ def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], 
     share = plan.blocks.of_task(how.task, how.tasks)
     journals = Journals(plan.paths.journals, lambda task, tasks: overlap(share, plan.blocks.of_task(task, tasks)))
     todo = [block for block in share if block not in journals]
-    known = [*plan.rejects, *done_rejects(plan, journals, share)]
+    known = [*plan.rejects, *plan.rejects_in(journals.records(share))]
     rejects, first = len(known), str(known[0]) if known else ""
     if how.on_bad == "fail" and first:
         raise reject_error(first)
@@ -241,7 +239,7 @@ class BlockQueue:
         cuts = sorted(range(1, len(run)), key=lambda cut: abs(cut - half))
         between = [(cut, self._spans[run[cut]][1], self._spans[run[cut - 1]][0]) for cut in cuts[: 2 * CUT_SEARCH]]
         clean = [cut for cut, before, after in between if before != after]
-        inside = [cut for cut, before, after in between if first != before == after != last]
+        inside = [cut for cut, before, after in between if before == after and before not in (first, last)]
         return next(iter([*clean, *inside]), None)
 
 

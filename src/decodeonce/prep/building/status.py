@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter
-from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -82,12 +81,6 @@ class Status:
     rejects: list[Reject]
 
 
-def done_rejects(plan: Plan, journals: Journals, blocks: Container[int]) -> list[Reject]:
-    """Return the rejects in those of `blocks` that are done."""
-    listed = sorted(reject for record in journals.records(blocks) for reject in record.rejects)
-    return [reject for reject in plan.rejects_of(listed) if reject.action == "rejected"]
-
-
 def read_status(out: Path) -> Status:
     """Return the status of the build or finished store at `out`; raise BuildError if there is neither."""
     paths = StorePaths(out)
@@ -123,7 +116,7 @@ def _unfinished(plan: Plan, journals: Journals, now: float) -> Status:
         rows_per_s=rate,
         seconds_left=(plan.count - rows_done) / rate if rate else None,
         tasks=tasks,
-        rejects=plan.rejects + done_rejects(plan, journals, range(len(plan.blocks))),
+        rejects=plan.rejects + plan.rejects_in(journals.records(range(len(plan.blocks)))),
     )
 
 

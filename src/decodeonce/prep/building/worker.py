@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from decodeonce.errors import REPLACED_ERRORS, Stopped, failure_from
-from decodeonce.prep.building.blocks import Block
+from decodeonce.host import limited_memory
 from decodeonce.prep.building.journal import FACTS, BlockRecord, PixelSums, journal_line
-from decodeonce.prep.building.plan import Plan, read_plan, reject_error
+from decodeonce.prep.building.plan import Block, Plan, read_plan, reject_error
 from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.pixels.memory_limit import limited_memory
 from decodeonce.prep.processes.child import Heartbeat, Parent
 from decodeonce.store import StorePaths
 from decodeonce.store.hashing import row_checksum
@@ -111,7 +110,7 @@ class BlockWriter:
         if paths.manifest.exists():  # the store was finished meanwhile; this write may have grown a shard
             trim_shards(paths, read_manifest(paths.manifest))
             raise Stopped(f"{paths.root}: another process finished the build")
-        rejects = [each for each in self._plan.rejects_of(record.rejects) if each.action == "rejected"]
+        rejects = self._plan.rejects_in([record])
         report = {"block": block.index, "rows": block.rows, "bytes": written, "rejects": len(rejects)}
         line = journal_line(record).decode()
         return {**report, "first_reject": str(rejects[0]) if rejects else "", "line": line}

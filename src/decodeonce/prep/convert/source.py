@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.building.blocks import block_rows_for
+from decodeonce.prep.building.plan import block_rows_for
 from decodeonce.prep.convert.rows import StoreRows, resized
 from decodeonce.prep.entry import Entry, Row, RowMaker, name_bytes
 from decodeonce.prep.pixels.versions import DISTRIBUTIONS

@@ -93,6 +93,8 @@ class Scheduler(Protocol):
     show: str  # fails if the job is not in the queue
     cancel: str
     states: str  # prints a line for each element that has not ended, for `parse_states`
+    unknown_job: str  # what `states` prints about a job that has left the queue
+    again: str  # condition of a further round on the earlier rounds
     with_store: str  # option that passes the variable STORE to a job
     forbidden: str  # characters that the path of a log must not have
     forbidden_in_script: str  # characters that the path of a script must not have
@@ -107,7 +109,7 @@ class Scheduler(Protocol):
         """Return the shell command that runs a task and sends it SIGUSR1 shortly before its time limit."""
 
     def after(self, condition: str) -> str:
-        """Return the options that make a job wait for a condition such as "afterok:1,afterany:2".
+        """Return the options that make a job wait for a condition such as "afterok:1,afterany:2:3".
 
         If the condition can no longer be met, the job never runs.
         """

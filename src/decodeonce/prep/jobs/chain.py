@@ -51,8 +51,9 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
     make_folder(paths.jobs)
     plan, work, finish = commands
     few = min(FEW_CPUS, chain.cpus)
-    # Variables of the shell that submits the jobs. The batch system replaces its own.
-    stale = [name for name in launch_variables() if not name.startswith(f"{site.scheduler.upper()}_")]
+    # Variables of the shell that submits the jobs. The batch system replaces its own, except those of a step of srun.
+    own = f"{site.scheduler.upper()}_"
+    stale = [name for name in launch_variables() if not name.startswith(own) or "_STEP_" in name]
     unset = textwrap.wrap(f"unset {' '.join(stale)}", 110)
     store = re.sub(r"[^\w.-]", "_", out.absolute().name)[:40]
     store = store if store[0].isalpha() else f"store-{store}"  # PBS wants a letter first
@@ -83,8 +84,8 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
 def _submission(paths: StorePaths, site: Site, chain: Chain, folder: Path) -> list[str]:
     scheduler = SCHEDULERS[site.scheduler]
     array, finish = f"array{scheduler.suffix}", f"finish{scheduler.suffix}"
-    later = scheduler.after("afterok:$plan,afterany:$id")
-    root, rounds = quoted(str(paths.root)), range(2, chain.rounds + 1)
+    later, last = (scheduler.after(f"afterok:$plan,{kind}:$rounds") for kind in (scheduler.again, "afterany"))
+    root = quoted(str(paths.root))
     lines = [
         "#!/bin/bash",
         "# Submits the jobs as a chain, each after the previous one. If one is refused, or on Ctrl-C, it cancels all.",
@@ -104,10 +105,11 @@ def _submission(paths: StorePaths, site: Site, chain: Chain, folder: Path) -> li
         "jobs=() stopped=",
         "undo() { # starts with the last job, which waits for the others",
         "  trap - ERR",
+        "  local kept=",
         "  for ((i = ${#jobs[@]} - 1; i >= 0; i--)); do",
-        f'    {scheduler.cancel} "${{jobs[i]}}" || echo "could not cancel ${{jobs[i]}}" >&2',
+        f'    {scheduler.cancel} "${{jobs[i]}}" || {{ kept=yes; echo "could not cancel ${{jobs[i]}}" >&2; }}',
         "  done",
-        '  rm "$record"',
+        '  [ -n "$kept" ] || rm "$record"  # prep cancel needs it',
         "}",
         "trap undo ERR",
         "trap stopped=yes INT TERM HUP",
@@ -126,8 +128,13 @@ def _submission(paths: StorePaths, site: Site, chain: Chain, folder: Path) -> li
         f"submit plan {scheduler.hold} plan{scheduler.suffix}  # held until the chain is complete",
         "plan=$id",
         f"submit array {scheduler.after('afterok:$plan')} {array}",
-        *[f"submit 'round {round_}' {later} {array}  # finished blocks are skipped" for round_ in rounds],
-        f"submit finish {later} {finish}",
+        "rounds=$id",
+        *[
+            line
+            for number in range(2, chain.rounds + 1)
+            for line in (f"submit 'round {number}' {later} {array}  # finished blocks are skipped", "rounds+=:$id")
+        ],
+        f"submit finish {last} {finish}",
     ]
     if chain.then is not None:
         lines += [f"cd -- {quoted(str(folder))}", f"export STORE={quoted(str(paths.root.absolute()))}"]

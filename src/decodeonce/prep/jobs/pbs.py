@@ -29,6 +29,8 @@ class PBS:
     show = "qstat"
     cancel = "qdel"
     states = "qstat -t"
+    unknown_job = "Unknown Job Id|Job has finished"  # the latter if the server keeps a history
+    again = "afterany"  # pbsdsh returns 0 even if a task failed
     with_store = "-v STORE "  # only the name, because the value may contain commas
     forbidden = ""
     forbidden_in_script = " \t\n\"'\\"

@@ -18,6 +18,8 @@ class Slurm:
     show = "scontrol show job"
     cancel = "scancel"
     states = "squeue -h -r -o %T,%r -j"
+    unknown_job = "Invalid job id"
+    again = "afternotok"  # an array is not ok if an element failed; Slurm then cancels a round that nothing needs
     with_store = "--export=ALL "  # the default, but sites and scripts may change it
     # Slurm replaces % patterns in the whole path of a log; with a backslash it replaces none, so all jobs share a log.
     forbidden = "%\\"
@@ -49,7 +51,8 @@ class Slurm:
 
     def parse_states(self, printed: str) -> list[str]:
         """Parse the lines STATE,REASON."""
-        return ["waiting" if "PENDING,Dependency" in line else line.split(",")[0].lower() for line in printed.split()]
+        lines = printed.splitlines()  # a reason may have spaces
+        return ["waiting" if "PENDING,Dependency" in line else line.split(",")[0].lower() for line in lines]
 
     def with_signal(self, command: str, chain: Chain) -> str:
         """Return the command itself, because the directives make Slurm send the signal."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections import Counter
 from dataclasses import dataclass
@@ -31,12 +32,17 @@ class SubmittedJob:
     cluster: str = ""
 
     def states(self) -> list[str]:
-        """Return "waiting", "pending", "running" or another state for each element that has not ended."""
+        """Return "waiting", "pending", "running" or another state for each element that has not ended.
+
+        The state is "unknown" if the batch system does not answer.
+        """
         try:
             done = self._run(self._system.states)
         except OSError:  # this machine has no commands of the batch system
             return ["unknown"]
-        return self._system.parse_states(done.stdout) if done.returncode == 0 else []
+        if done.returncode:
+            return [] if re.search(self._system.unknown_job, done.stderr) else ["unknown"]
+        return self._system.parse_states(done.stdout)
 
     def cancel(self) -> str:
         """Cancel the job; return what the batch system printed if it refused."""

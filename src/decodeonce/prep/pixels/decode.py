@@ -20,10 +20,10 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
+from decodeonce.host import IMAGE_BYTES, can_allocate
 from decodeonce.prep.entry import Box, Entry, Row, Undecodable
 from decodeonce.prep.pixels.failure_reasons import is_lossless, reason
 from decodeonce.prep.pixels.geometry import Fit, PixelBox, fit_to, pixel_box, upright
-from decodeonce.prep.pixels.memory_limit import IMAGE_BYTES, can_allocate
 from decodeonce.prep.pixels.user_map import LoadedMap, MapSample
 from decodeonce.prep.recipe import Recipe
 from decodeonce.store.hashing import hexdigest

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, Stopped
+from decodeonce.host import limited_memory
 from decodeonce.prep.entry import LeftOut, Undecodable
 from decodeonce.prep.pixels.geometry import PixelBox
-from decodeonce.prep.pixels.memory_limit import limited_memory
 from decodeonce.prep.recipe import UserMap
 from decodeonce.store.hashing import file_chunks, file_hexdigest
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from decodeonce.formatting import counted
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.store.manifest import REBUILD, Manifest, rows_text
-from decodeonce.store.verify import row_ranges
+from decodeonce.store.manifest import REBUILD, Manifest
+from decodeonce.store.verify import ranges_text
 
 FROM_COPY = "restore it from a copy of the store (or pass the copy as --from)"
 COPY = f"{FROM_COPY}, or {REBUILD}"
-MOST_RANGES = 20  # ranges of rows that a sentence names; `prep verify --json` names all
 
 
 class Reason(NamedTuple):
@@ -28,13 +26,9 @@ def row_sentences(reasons: Mapping[int, Reason]) -> Iterator[str]:
     for row, reason in reasons.items():
         by_text.setdefault(reason.text, []).append(row)
     for text, rows in by_text.items():
-        ranges = row_ranges(rows)
-        rows_named = ", ".join(rows_text(range(first, last + 1)) for first, last in ranges[:MOST_RANGES])
-        if len(ranges) > MOST_RANGES:
-            rows_named += f" and {counted(len(ranges) - MOST_RANGES, 'more range', 'more ranges')} of rows"
         names = list(dict.fromkeys(reasons[row].name for row in rows if reasons[row].name))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield f"{rows_named}: {f'{names[0]}{more}: ' if names else ''}{text}"
+        yield f"{ranges_text(rows)}: {f'{names[0]}{more}: ' if names else ''}{text}"
 
 
 def versions_to_install(manifest: Manifest) -> str:

@@ -20,7 +20,7 @@ from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Filter, Recipe, check_choice
 from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
-from decodeonce.prep.sources import SOURCES, Source, find_opener
+from decodeonce.prep.sources import KINDS, SOURCES, Source, find_opener
 from decodeonce.prep.sources.base import WITH_BOXES
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import REBUILD, Manifest, read_manifest
@@ -137,10 +137,13 @@ def reopen_source(manifest: Manifest, src: str, options: Mapping[str, Any]) -> S
     Raises:
         BuildError: If SRC is not such a source.
     """
-    named = str(options.get("kind", manifest.source.get("kind"))).removesuffix(WITH_BOXES)
+    recorded = str(manifest.source.get("kind")).removesuffix(WITH_BOXES)
     # imagenet-tar is one of the forms that the opener of imagenet detects.
-    openers = [kind for kind in (named, named.partition("-")[0]) if kind in SOURCES and SOURCES[kind].opener]
-    kind = openers[0] if openers else "imagenet"  # selected and merged stores do not name the kinds of their inputs
+    openers = [kind for kind in (recorded, recorded.partition("-")[0]) if kind in KINDS]
+    # Selected and merged stores do not name the kinds of their inputs.
+    kind = str(options.get("kind", openers[0] if openers else "imagenet"))
+    if kind not in KINDS:
+        raise BuildError(f"kind={kind}: no such kind of source, expected one of {', '.join(KINDS)}")
     given: dict[str, Any] = {"classes": [cls.name for cls in manifest.classes]} if openers else {}
     if not SOURCES[kind].suffixes and not os.path.exists(src):  # otherwise it may be a pattern
         raise BuildError(f"{src}: no such file or folder; expected the source that the store was built from")
@@ -149,7 +152,8 @@ def reopen_source(manifest: Manifest, src: str, options: Mapping[str, Any]) -> S
     # A manifest may come from anybody, and must not name a folder outside SRC: only `options` may be paths.
     paths = {name for name, hint in hints.items() if Path in (hint, *get_args(hint))}
     try:
-        given |= {name: value for name, value in manifest.source.get("options", {}).items() if name not in paths}
+        if kind in openers:  # the options are arguments of its opener
+            given |= {name: value for name, value in manifest.source.get("options", {}).items() if name not in paths}
         given |= {name: value for name, value in options.items() if name != "kind"}
         for name, value in given.items():
             if get_origin(hints.get(name)) is Literal:  # the command line checks choices, so openers need not

@@ -1,20 +1,37 @@
 """Add bounding boxes to any source: a row for each object, or boxes as columns next to whole images.
 
-The boxes come from the XML annotations of ILSVRC and Pascal VOC. Real annotations have these defects. Coordinates refer
-to <size>, which is not always the JPEG's size. Boxes are inverted or leave the image. <filename> may be "%s" or another
-image's, so it is not read. Some names are words ("dog"), not wnids.
+The boxes come from COCO's JSON or from the XML annotations of ILSVRC and Pascal VOC. What the coordinates of XML mean
+depends on the database:
+
+- VOC numbers pixels from 1, and xmax and ymax are the last pixels of the box. The documentation of its development kit
+  (VOC2012_doc.pdf) says: "The top-left pixel in the image has coordinates (1,1)." In an image of 500 pixels, boxes at
+  the edges begin at 1 and end at 500.
+- ILSVRC numbers pixels from 0, and xmax and ymax are the last pixels, too. The readme of its development kit (that of
+  2015, section 1.4) only says that annotations are "in PASCAL VOC format", and its evaluation counts xmax - xmin + 1
+  pixels. But in an image of 500 pixels, boxes at the edges begin at 0 and end at 499, such as that of n03820318_101.
+- Tools that write the same XML, such as labelImg, mean distances from the left and upper edge of the image.
+
+Real annotations have these defects. Coordinates refer to <size>, which is not always the JPEG's size. Boxes are
+inverted or leave the image. <filename> may be "%s" or another image's, so it is not read. Some names are words ("dog"),
+not wnids.
+
+COCO's boxes have one meaning. Its documentation (cocodataset.org, "Data format") says: "box coordinates are measured
+from the top left image corner and are 0-indexed". They are [x, y, width, height], and may have fractions.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers.expat import ExpatError, ParserCreate
 
@@ -22,23 +39,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, raise_file_system_failure
-from decodeonce.prep.entry import WHOLE, Box, Entry, RowMaker, name_text
+from decodeonce.prep.entry import WHOLE, Box, Entry, RowMaker, name_bytes, name_text
 from decodeonce.prep.pixels.geometry import fit_to, turned_box, upright
-from decodeonce.prep.recipe import BoxRules, Recipe
+from decodeonce.prep.recipe import BoxOrigin, BoxRules, Recipe
 from decodeonce.prep.sources.base import WITH_BOXES, DecodedRows, Source
 from decodeonce.prep.sources.files import parallel_map, stem_of
-from decodeonce.prep.sources.safe_open import Links
+from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
 from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
 
 SUFFIX = b".xml"
 MAX_XML_BYTES = 1 << 20  # an annotation of ILSVRC has 500 bytes, plus 230 per further object
 # Left, top, right, bottom in pixels of the annotation's <size>, clipped to it.
 Edges = tuple[float, float, float, float]
+# What to add to the first and the last coordinate of a box, to get distances from the edge of the image.
+SHIFTS: dict[BoxOrigin, tuple[int, int]] = {"0": (0, 1), "1": (-1, 0), "edge": (0, 0)}
 EDGES, NUMBERS = "edges", "numbers"  # planned for kept boxes: 4 fractions each, then NaN; number of the name, then -1
 
 
 class BoxedSource(Source):
-    """A source whose images have bounding boxes from XML annotations of ILSVRC or Pascal VOC.
+    """A source whose images have bounding boxes from COCO's JSON, or from XML annotations of ILSVRC or Pascal VOC.
 
     By default every object becomes a row of its own. With `rules.keep`, whole images are kept, with up to `keep` boxes
     each in the columns `boxes`, `box_count` and `box_labels`. An annotation belongs to the image with the same file
@@ -46,12 +65,16 @@ class BoxedSource(Source):
 
     Args:
         source: The source of the images.
-        boxes: Folder of annotations, `*.xml` at any depth.
+        boxes: Folder of annotations, `*.xml` at any depth, or a file such as instances_train2017.json. The categories
+            of such a file become classes in their order; objects with `iscrowd` or `ignore` are skipped.
         rules: How boxes are used. Pass the same rules to `Recipe`.
+        origin: What coordinates of XML mean. "1": numbers of pixels from 1, and xmax and ymax are the last ones in the
+            box, as in VOC; "0": the same from 0, as in ILSVRC; "edge": distances from the left and upper edge of the
+            image. None (default): decide by the <database> of each annotation, "edge" if it is neither VOC nor ILSVRC.
         follow_links: Whether links may lead out of `boxes`. Default False: the image of such a link is rejected.
 
     Raises:
-        BuildError: From `entries`, if `boxes` is not a folder or has no annotations, two annotations have the same
+        BuildError: From `entries`, if `boxes` cannot be read or has no annotations, two annotations have the same
             name, or none belongs to an image.
 
     Example:
@@ -60,13 +83,22 @@ class BoxedSource(Source):
         >>> build(source, Path("objects.store"), Recipe(height=224, width=224, boxes=rules))
     """
 
-    def __init__(self, source: Source, boxes: Path, rules: BoxRules, *, follow_links: bool = False) -> None:
+    def __init__(
+        self,
+        source: Source,
+        boxes: Path,
+        rules: BoxRules,
+        *,
+        origin: BoxOrigin | None = None,
+        follow_links: bool = False,
+    ) -> None:
         super().__init__(source.root)
         self.kind, self.read_unit = source.kind + WITH_BOXES, source.read_unit
         self.column_names = source.column_names
         self.source = source
         self.boxes = boxes
         self.rules = rules
+        self._origin = origin
         self._links = Links(boxes, follow=follow_links)
         self._start()
 
@@ -113,13 +145,16 @@ class BoxedSource(Source):
         An image whose annotation cannot be used is an entry with a problem.
         """
         self._start()
-        if not os.path.isdir(self.boxes):
-            what = "not a folder" if os.path.exists(self.boxes) else "no such folder"
-            raise BuildError(f"{self.boxes}: {what}; expected a folder of unpacked annotations (*.xml) after --boxes")
-        annotations, used = Annotations(self.boxes, self._links), set[bytes]()
+        annotations, used = self._annotations(), set[bytes]()
+        names = iter(annotations.names)
         read = parallel_map(self.boxes, lambda entry: (entry, annotations.read(entry.name)), self.source.entries())
         for entry, annotation in read:
             self._samples += not entry.problem
+            for name in names:  # once, and not earlier: some sources know their classes only after their first entry
+                if self.rules.keep:
+                    self._number(self._class_name(name))
+                else:
+                    self._label(name)
             if annotation is not NOT_ANNOTATED:
                 if (stem := stem_of(entry.name)) in used:
                     self._note("images that share an annotation with another image", entry.text)
@@ -177,6 +212,13 @@ class BoxedSource(Source):
         self._samples = 0
         self._seen: dict[str, tuple[int, str]] = {}
 
+    def _annotations(self) -> Annotations | CocoAnnotations:
+        if os.path.isdir(self.boxes):
+            return Annotations(self.boxes, self._links, self._origin)
+        if self._origin and os.path.isfile(self.boxes):
+            raise BuildError(f"{self.boxes}: boxes in JSON always begin at 0; remove --box-origin, which is for XML")
+        return CocoAnnotations(self.boxes, self._note)
+
     def _note(self, what: str, where: str, times: int = 1) -> None:
         before, first = self._seen.get(what, (0, where))
         self._seen[what] = (before + times, first)
@@ -204,7 +246,7 @@ class BoxedSource(Source):
         keep, boxes = self.rules.keep, [box for _, box in found]
         names = [self._class_name(name) for name, _ in found] if keep else []
         edges = [*chain(*boxes), *WHOLE * ((keep or 1) - len(boxes))]
-        numbers: list[float] = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
+        numbers: list[float] = [self._number(name) for name in names]
         planned = {EDGES: edges, NUMBERS: numbers + [-1] * (keep - len(names))} if keep else {"box": edges}
         facts = (*(",".join(map(repr, box)) for box in boxes), *map(ascii, names))
         return replace(entry, planned=planned, facts=facts)
@@ -216,6 +258,9 @@ class BoxedSource(Source):
                 self._note(box, entry.text)
             else:
                 yield name, box
+
+    def _number(self, name: str) -> int:
+        return self._numbers.setdefault(name, len(self._numbers))
 
     def _label(self, name: str) -> int:
         name = self._class_name(name)
@@ -270,7 +315,7 @@ def _packed(values: NDArray[Any], present: NDArray[np.bool_], absent: int) -> ND
 
 
 class Annotation(NamedTuple):
-    """The contents of an XML file: its <size> in pixels, and name and edges of each object; or its problem."""
+    """The annotation of an image: its size in pixels, and name and edges of each object; or its problem."""
 
     width: float = 0.0
     height: float = 0.0
@@ -289,13 +334,16 @@ class Annotations:
     Args:
         top: The folder.
         links: Which links may be followed; default None: those that stay in `top`.
+        origin: What coordinates mean, as for `BoxedSource`.
 
     Raises:
         BuildError: If there is no annotation, or two have the same stem.
     """
 
-    def __init__(self, top: Path, links: Links | None = None) -> None:
-        self._links = links or Links(top)
+    names: tuple[str, ...] = ()  # of all classes in order, which XML does not say
+
+    def __init__(self, top: Path, links: Links | None = None, origin: BoxOrigin | None = None) -> None:
+        self._links, self._origin = links or Links(top), origin
         self._folders: dict[bytes, bytes] = {}  # by stem: 130 bytes each, 70 MB for the 550,000 of ILSVRC
         for folder, names in self._links.walk():
             for name in (name for name in names if name.endswith(SUFFIX)):
@@ -316,7 +364,7 @@ class Annotations:
         path = os.path.join(self._folders[stem], stem + SUFFIX)
         try:
             with open(self._links.open(path), "rb", buffering=0) as file:
-                return parse(file.read(MAX_XML_BYTES + 1))
+                return parse(file.read(MAX_XML_BYTES + 1), self._origin)
         except OSError as error:
             raise_file_system_failure(error, path)
             problem = error.strerror
@@ -327,6 +375,110 @@ class Annotations:
     def files_except(self, stems: set[bytes]) -> list[str]:
         """Return the names of the files whose stem is not in `stems`, sorted."""
         return [f"{name_text(stem)}.xml" for stem in sorted(self._folders.keys() - stems)]
+
+
+class CocoAnnotations:
+    """The annotations in a JSON file of COCO's form, by the names of their images without folders and suffix.
+
+    Args:
+        file: The file. It is read whole, without the outlines of objects. A file like COCO's train2017, with 118,000
+            images and 860,000 objects in 540 MB, took 33 s and up to 1.7 GB of memory.
+        note: Called with what was left out, the name of an image, and how often.
+
+    Raises:
+        BuildError: If the file is not such a file. A bad size or object is a problem of its image only.
+    """
+
+    def __init__(self, file: Path, note: Callable[[str, str, int], None]) -> None:
+        self._file, self._note = file, note
+        self._found: dict[bytes, Annotation] = {}
+        expected = "expected unpacked annotations after --boxes: a folder of *.xml, or COCO's instances_*.json"
+        try:
+            with expecting(file, expected), open(open_regular(file), "rb") as opened:
+                found = _parse_json(opened)
+            self._categories = {_field(each, "id"): _name(each, "name") for each in _listed(found, "categories")}
+            self.names = tuple(self._categories.values())
+            objects: dict[Any, list[dict[str, Any]]] = {}
+            for each in _listed(found, "annotations"):
+                objects.setdefault(_field(each, "image_id"), []).append(each)
+            for image in _listed(found, "images"):
+                name = _name(image, "file_name")
+                stem = stem_of(name_bytes(name))
+                if stem in self._found:
+                    raise ValueError(f"two images are called {name_text(stem)!r} without folder and suffix")
+                self._found[stem] = self._annotation(image, name, objects.pop(_field(image, "id"), []))
+        except ValueError as error:
+            raise BuildError(f"{file}: {error}; {expected}") from None
+        for number, left in objects.items():
+            note("objects of images that the file does not list, skipped", f"image_id {number!r}", len(left))
+
+    def read(self, name: bytes) -> Annotation:
+        """Return the annotation of the image `name`, or NOT_ANNOTATED."""
+        return self._found.get(stem_of(name), NOT_ANNOTATED)
+
+    def files_except(self, stems: set[bytes]) -> list[str]:
+        """Return the names of the images whose stem is not in `stems`, sorted."""
+        return [name_text(stem) for stem in sorted(self._found.keys() - stems)]
+
+    def _annotation(self, image: dict[str, Any], name: str, objects: list[dict[str, Any]]) -> Annotation:
+        kept = [each for each in objects if not (each.get("iscrowd") or each.get("ignore"))]
+        if len(kept) < len(objects):
+            self._note("objects with iscrowd or ignore, skipped", name, len(objects) - len(kept))
+        try:
+            width, height = _numbers([image.get("width"), image.get("height")], "width and height", 2)
+            if width <= 0 or height <= 0:
+                raise ValueError(f"size is {width:g}x{height:g}, so its boxes are nowhere")
+            return Annotation(width, height, tuple(self._object(each, width, height) for each in kept))
+        except ValueError as error:
+            return Annotation(problem=f"{self._file.name}: {error}")
+
+    def _object(self, found: dict[str, Any], width: float, height: float) -> tuple[str, Edges]:
+        if (category := _field(found, "category_id")) not in self._categories:
+            raise ValueError(f"an object has category_id {category!r}, which is not in its categories")
+        x, y, across, down = _numbers(found.get("bbox"), "bbox", 4)
+        left, right = _between((x, x + across), width, SHIFTS["edge"])
+        top, bottom = _between((y, y + down), height, SHIFTS["edge"])
+        return self._categories[category], (left, top, right, bottom)
+
+
+def _parse_json(file: BinaryIO) -> Any:
+    def without_outline(found: dict[str, Any]) -> dict[str, Any]:
+        found.pop("segmentation", None)  # most of the file
+        return found
+
+    try:
+        return json.load(file, object_hook=without_outline)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+
+
+def _listed(found: Any, key: str) -> list[dict[str, Any]]:
+    values = found.get(key) if isinstance(found, dict) else None
+    if not isinstance(values, list) or not all(isinstance(each, dict) for each in values):
+        raise ValueError(f'it has no list "{key}" of objects')
+    return values
+
+
+def _field(found: dict[str, Any], key: str) -> int | str:
+    if not isinstance(value := found.get(key), int | str):
+        raise ValueError(f"{key} is {value!r}, expected a number or a text")
+    return value
+
+
+def _name(found: dict[str, Any], key: str) -> str:
+    if not isinstance(value := found.get(key), str) or not value.strip():
+        raise ValueError(f"{key} is {value!r}, expected a name")
+    name_bytes(value)  # raises an error for lone surrogates, which JSON can contain
+    return value.strip()
+
+
+def _numbers(values: Any, what: str, count: int) -> list[float]:
+    if isinstance(values, list) and len(values) == count and all(isinstance(each, int | float) for each in values):
+        with suppress(OverflowError):  # of a long integer
+            numbers = list(map(float, values))
+            if all(map(math.isfinite, numbers)):
+                return numbers
+    raise ValueError(f"its {what} is {str(values)[:40]}, expected {count} numbers")
 
 
 def usable_box(edges: Edges, size: Annotation, rules: BoxRules) -> Box | str:
@@ -341,8 +493,8 @@ def usable_box(edges: Edges, size: Annotation, rules: BoxRules) -> Box | str:
     return (max(left - x, 0) / size.width, max(top - y, 0) / size.height, right / size.width, bottom / size.height)
 
 
-def parse(data: bytes) -> Annotation:
-    """Parse an annotation; raise ValueError with the reason if it cannot be used."""
+def parse(data: bytes, origin: BoxOrigin | None = None) -> Annotation:
+    """Parse an annotation; raise ValueError with the reason if it cannot be used. `origin` is as for `BoxedSource`."""
     if len(data) > MAX_XML_BYTES:
         raise ValueError(f"more than {MAX_XML_BYTES} bytes")
     root = _tree(data)
@@ -351,16 +503,30 @@ def parse(data: bytes) -> Annotation:
     width, height = (_number(root, "size", side) for side in ("width", "height"))
     if width <= 0 or height <= 0:
         raise ValueError(f"size is {width:g}x{height:g}, so its boxes are nowhere")
-    return Annotation(width, height, tuple(_object(found, width, height) for found in root.iterfind("object")))
+    shift = SHIFTS[origin or _origin_of(root.findtext("source/database", ""))]
+    return Annotation(width, height, tuple(_object(found, width, height, shift) for found in root.iterfind("object")))
 
 
-def _object(found: Element, width: float, height: float) -> tuple[str, Edges]:
+def _origin_of(database: str) -> BoxOrigin:
+    """Return what coordinates mean in a database such as "The VOC2007 Database", "ILSVRC_2012" or "Unknown"."""
+    if re.search(r"\bVOC\d{4}\b", database):
+        return "1"
+    return "0" if re.match(r"\s*(ILSVRC|ImageNet)", database) else "edge"
+
+
+def _object(found: Element, width: float, height: float, shift: tuple[int, int]) -> tuple[str, Edges]:
     name = (found.findtext("name") or "").strip()
     if not name:
         raise ValueError("an object without a name")
-    left, right = sorted(min(max(_number(found, "bndbox", edge), 0.0), width) for edge in ("xmin", "xmax"))
-    top, bottom = sorted(min(max(_number(found, "bndbox", edge), 0.0), height) for edge in ("ymin", "ymax"))
+    left, right = _between((_number(found, "bndbox", edge) for edge in ("xmin", "xmax")), width, shift)
+    top, bottom = _between((_number(found, "bndbox", edge) for edge in ("ymin", "ymax")), height, shift)
     return name, (left, top, right, bottom)
+
+
+def _between(ends: Iterable[float], side: float, shift: tuple[int, int]) -> tuple[float, float]:
+    """Return the edges of a box along one side of the image: in order, shifted and clipped."""
+    first, last = sorted(ends)
+    return min(max(first + shift[0], 0.0), side), min(max(last + shift[1], 0.0), side)
 
 
 def _number(parent: Element, group: str, name: str) -> float:

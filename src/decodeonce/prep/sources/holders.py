@@ -188,11 +188,6 @@ def source_file(root: Path, name: str, links: Links | None = None) -> SourceFile
     return SourceFile(name, facts.st_size, mtime_of(facts))
 
 
-def folders_above(names: Iterable[bytes]) -> set[bytes]:
-    """Return every part of the names that ends before a "/": the files that may hold these samples."""
-    return {name[:at] for name in names for at, byte in enumerate(name) if byte == ord("/")}
-
-
 class SourceFiles:
     """The numbered files of a source. Reading raises BuildError if a file is missing or has changed.
 
@@ -218,12 +213,9 @@ class SourceFiles:
 
     def entry(self, number: int, member: Member, label: int = 0, values: Sequence[Value] = ()) -> Entry:
         """Return the entry of a member of a file. Its name is <file>/<member>."""
-        name, mtime_ns = self.name_of(number, member.name), self.files[number].mtime_ns
+        file, _, mtime_ns = self.files[number]
+        name = b"/".join(filter(None, (name_bytes(file), member.name)))
         return Entry(name, label, member.size, mtime_ns, member.problem, number, member.place, values=tuple(values))
-
-    def name_of(self, number: int, inside: bytes) -> bytes:
-        """Return the name of a part of a file; that of the whole file if `inside` is b""."""
-        return b"/".join(filter(None, (name_bytes(self.files[number].name), inside)))
 
     def read(self, number: int, offset: int, size: int) -> bytes:
         """Read exactly `size` bytes from `offset`."""

@@ -23,7 +23,7 @@ from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, so
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import mode_of, named_entries, parallel_map, read_file, stat_entries
 from decodeonce.prep.sources.folder import SUFFIXES, WNID, check_classes, class_folders, list_folders
-from decodeonce.prep.sources.holders import Member, SourceFile, SourceFiles, folders_above, open_holder, source_file
+from decodeonce.prep.sources.holders import Member, SourceFile, SourceFiles, open_holder, source_file
 from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
 from decodeonce.prep.sources.safe_open import Links
 from decodeonce.store.manifest import ImageClass
@@ -206,7 +206,6 @@ class ImagenetSplit(Source):
         self._names = list(classes or [])
         self._words = dict(words or {})
         self._warnings: list[str] = []
-        self._strays: list[str] = []
 
     @property
     @abstractmethod
@@ -231,12 +230,6 @@ class ImagenetSplit(Source):
     def labels(self) -> ValLabels:
         """The labels of images in one folder."""
         return self.companions.val_labels()
-
-    def note_stray_files(self, names: Sequence[bytes]) -> None:
-        """Warn that these files next to the class folders are skipped: sorting them may have been interrupted."""
-        if names:
-            first = name_text(names[0])
-            self._strays = [f"{self.top}: {len(names)} files next to the class folders are skipped (first {first})"]
 
     def set_classes(self, given: Sequence[str] | None, train: Sequence[str] | None) -> None:
         """Set the classes in label order, their descriptions, and warnings about them.
@@ -289,7 +282,7 @@ class ImagenetSplit(Source):
         return f"{self.form}{labels}, {counted(len(self._names), 'class', 'classes')}"
 
     def warnings(self, samples: int) -> list[str]:
-        warnings, whole = [*self._warnings, *self._strays], WHOLE[self.split]
+        warnings, whole = [*self._warnings], WHOLE[self.split]
         wnids = sum(1 for name in self._names if WNID.fullmatch(name))
         if wnids >= MANY_CLASSES and samples != whole:
             warnings.append(f"{samples:,} of the {whole:,} images of ILSVRC2012 {self.split} are present")
@@ -332,9 +325,6 @@ class ImagenetSource(ImagenetSplit):
     def entries(self) -> Iterator[Entry]:
         """Yield every image, by class in label order, then by name."""
         check_classes(self.top, self._names, self.present_classes())
-        with os.scandir(os.fsencode(self.top)) as listing:
-            strays = [item.name for item in listing if is_image_name(item.name) or item.name.endswith(b".tar")]
-        self.note_stray_files(sorted(strays))
         return list_folders(self.root, self.folder, self._names, self._links)
 
     def read(self, entry: Entry) -> bytes:
@@ -407,16 +397,13 @@ class ArchiveSource(ImagenetSplit):
         """Yield every image, by class in label order, then by name. Only headers are read."""
         parts = self.parts()
         if not self.is_flat:
-            return self._by_class(parts)
+            here = ((label, parts[name]) for label, name in enumerate(self._names) if name in parts)
+            return chain.from_iterable(parallel_map(self.top, self._entries_of, here, TARS_AT_ONCE))
         if len(parts) > 1:
             raise BuildError(
                 f"{self.top}: val images are both in one folder and in class folders; unpack the zip and sort them"
             )
         return iter(self.labels.sort(self._entries_of((0, parts[""])), self._names))
-
-    def _by_class(self, parts: Mapping[str, Any]) -> Iterator[Entry]:
-        here = ((label, parts[name]) for label, name in enumerate(self._names) if name in parts)
-        return chain.from_iterable(parallel_map(self.top, self._entries_of, here, TARS_AT_ONCE))
 
     def holder(self, entry: Entry) -> bytes:
         return self._files.path(entry.unit)
@@ -473,14 +460,6 @@ class ImagenetTarSource(ArchiveSource):
 
     def read(self, entry: Entry) -> bytes:
         return self._files.read(entry.unit, entry.place, entry.size)
-
-    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
-        """Yield the entries with these names. Only their class tars are listed."""
-        if self.is_flat:
-            return super().find(names)
-        above = folders_above(names)
-        tars = {name: tar for name, tar in self.parts().items() if self._files.name_of(tar.unit, tar.inner) in above}
-        return (entry for entry in self._by_class(tars) if entry.name in names)
 
     def _entries_of(self, labelled: tuple[int, ClassTar]) -> list[Entry]:
         label, tar = labelled
@@ -543,11 +522,6 @@ class ImagenetZipSource(ArchiveSource):
 
     def parts(self) -> dict[str, list[Member]]:
         return self._listing().splits.get(self.split, {})
-
-    def entries(self) -> Iterator[Entry]:
-        if not self.is_flat:
-            self.note_stray_files([member.name for member in self.parts().get("", [])])
-        return super().entries()
 
     def read(self, entry: Entry) -> bytes:
         return read_member(self._files.holder(entry.unit), entry.place, entry.size)

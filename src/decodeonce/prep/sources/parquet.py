@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from decodeonce.errors import TRANSIENT_ERRORS, BuildError, failure_from
+from decodeonce.host import limited_memory
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes
-from decodeonce.prep.pixels.memory_limit import limited_memory
 from decodeonce.prep.processes.isolated import MEMORY_BYTES, Isolated, answer_questions
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem

@@ -29,7 +29,6 @@ from decodeonce.prep.sources.holders import (
     Member,
     SourceFiles,
     file_path,
-    folders_above,
     open_holder,
     source_file,
 )
@@ -134,15 +133,13 @@ class WebdatasetSource(LabelledSource):
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
         """Yield the entries with these names. Only their shards are listed; a damaged one does not stop the others."""
-        above = folders_above(names)
         for number, file in enumerate(self._files.files):
-            if (shard := name_bytes(file.name)) not in above:
-                continue
+            here = {name for name in names if name.startswith(name_bytes(file.name) + b"/")}
             try:
-                found = (self._files.entry(number, sample.member) for sample in self._samples(number))
-                yield from (entry for entry in found if entry.name in names)
+                found = (self._files.entry(number, sample.member) for sample in (self._samples(number) if here else ()))
+                yield from (entry for entry in found if entry.name in here)
             except BuildError as error:
-                yield from (Entry(name, 0, 0, 0, str(error)) for name in names if name.startswith(shard + b"/"))
+                yield from (Entry(name, 0, 0, 0, str(error)) for name in here)
 
     def holder(self, entry: Entry) -> bytes:
         return self._files.path(entry.unit)
