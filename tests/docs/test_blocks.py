@@ -25,6 +25,7 @@ from decodeonce.prep.sources.imagenet import AnySplit
 from decodeonce.store import add_column
 from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of
 from tests.images import jpeg
+from tests.libraries import library
 
 CLASSES = ("n01440764", "n01443537", "n01484850", "n02123045")
 DIFFERENT_IMAGES = 16
@@ -33,7 +34,7 @@ ONE_EPOCH = (
     (re.compile(r"\b(max_epochs|num_train_epochs)=\d+"), r"\g<1>=1"),
 )
 # The pinned versions do not support Python 3.10.
-OPTIONAL = ("accelerate", "pytorch_lightning", "ray", "dask.distributed")
+OPTIONAL = ("accelerate", "pytorch_lightning", "ray", "dask.distributed", "torchvision", "albumentations", "kornia")
 ON_THE_CPU = (('"cuda"', '"cpu"'), (".cuda()", ".cpu()"), ('"nccl"', '"gloo"'))
 PAGES = {name_of(page): page for page in WRITTEN}
 PYTHON = {name: found for name, page in PAGES.items() if (found := [b for b in blocks(page) if b.language == "python"])}
@@ -111,7 +112,7 @@ def run_block(block: Block, page: Path, names: dict[str, object]) -> None:
 def test_blocks_of_page_run(name: str) -> None:
     for package in OPTIONAL:
         if re.search(rf"(import|from) {re.escape(package)}\b", text_of(name)):
-            pytest.importorskip(package)
+            library(package)
     names: dict[str, object] = {"__name__": "__main__"}
     try:
         for block in PYTHON[name]:

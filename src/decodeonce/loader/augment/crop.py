@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from decodeonce.loader.arguments import whole
-from decodeonce.loader.augment.augment import Draws, constant, fill_rows, map_boxes
+from decodeonce.loader.augment.augment import Draws, Resampling, constant, fill_rows, map_boxes
 from decodeonce.loader.buffers import recycled
 
 FixedSize = int | tuple[int, int]
@@ -104,6 +104,13 @@ class _Crop:
         """Subtract the corner of each window from its `boxes` (see ``BoxStep``)."""
         top, left, _, _ = self._window(draws, height, width)
         return map_boxes(boxes, lambda x: x - left, lambda y: y - top)
+
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        raise NotImplementedError
+
+    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
+        """Crop the `maps` like the images (see ``MapStep``)."""
+        return self(maps, draws)
 
 
 @dataclass(frozen=True)
@@ -231,6 +238,11 @@ class RandomResizedCrop:
         )
         return moved.to(boxes.dtype)
 
+    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
+        """Crop and resize the `maps` like the images (see ``MapStep``)."""
+        windows, size = self.windows(draws, maps.shape[1], maps.shape[2]), size_at(self.size, draws.epoch)
+        return (resize_windows if resampling == "bilinear" else resize_nearest)(maps, windows, *size)
+
 
 def _whole(numbers: Tensor) -> Tensor:
     """Drop the fractional part."""
@@ -257,6 +269,16 @@ def resize_windows(images: Tensor, windows: Tensor, height: int, width: int) -> 
     if images.device.type == "cpu":
         return resize_on_cpu(images, windows, height, width)
     return resize_on_device(images, windows, height, width)
+
+
+def resize_nearest(maps: Tensor, windows: Tensor, height: int, width: int) -> Tensor:
+    """Resize a window of each map by taking the nearest values, as torch's "nearest-exact" and Pillow do."""
+    top, left, box_height, box_width = windows[:, :, None].unbind(1)
+    row, column = (torch.arange(0.5, size, dtype=torch.float64, device=maps.device) for size in (height, width))
+    rows = (top + row * box_height / height).to(torch.int64)
+    columns = (left + column * box_width / width).to(torch.int64)
+    batch = torch.arange(len(maps), device=maps.device)
+    return maps[batch[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 def resize_on_device(images: Tensor, windows: Tensor, height: int, width: int) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decodeonce.loader.augment.augment import Draws, fill_rows
+from decodeonce.loader.augment.augment import Draws, Resampling, fill_rows
 from decodeonce.loader.buffers import recycled
 
 
@@ -41,6 +41,10 @@ class RandomFlip:
         left, top, right, bottom = boxes.unbind(2)
         mirrored = torch.stack([width - right, top, width - left, bottom], 2)
         return torch.where(self._flipped(draws)[:, :, None], mirrored, boxes)
+
+    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
+        """Move the `maps` like the images (see ``MapStep``)."""
+        return self(maps, draws)
 
 
 def mirror_on_device(images: Tensor, flipped: Tensor) -> Tensor:

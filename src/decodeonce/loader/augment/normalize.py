@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import StoreLike, as_store
-from decodeonce.loader.augment.augment import Draws, constant, fill_rows
+from decodeonce.loader.augment.augment import Draws, Resampling, constant, fill_rows
 from decodeonce.loader.buffers import recycled
 
 IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
@@ -62,6 +62,10 @@ class Normalize:
     def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Return `boxes` unchanged, because no pixel moves (see ``BoxStep``)."""
         return boxes
+
+    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
+        """Return `maps` unchanged, because no pixel moves (see ``MapStep``)."""
+        return maps
 
 
 def normalize_on_device(images: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
