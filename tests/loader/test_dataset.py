@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
-from decodeonce import StoreDataset, open_store
+from decodeonce import Loader, StoreDataset, open_store
+from decodeonce.loader.arguments import DATA_LOADER_WORDS
 from tests.conftest import COUNT
 
 
@@ -73,3 +76,24 @@ def test_dataset_has_classes_and_targets_like_image_folder(store: Path) -> None:
     assert {type(target) for target in dataset.targets} == {int}
     balanced = WeightedRandomSampler([1 / dataset.targets.count(target) for target in dataset.targets], 9)
     assert len(next(iter(DataLoader(dataset, 9, sampler=balanced)))[1]) == 9
+
+
+def test_loader_names_its_own_word_for_each_argument_of_data_loader(store: Path) -> None:
+    words = set(inspect.signature(DataLoader).parameters) - set(inspect.signature(Loader).parameters)
+    assert words
+    for word in words | {"in_order"}:  # torch 2.6 has no in_order
+        with pytest.raises(TypeError, match=f"Loader has no such arguments of torch's DataLoader; {word}: pass "):
+            Loader(store, batch_size=4, **dict[str, Any]({word: 1}))
+    given: dict[str, Any] = {"num_workers": 8, "drop_last": True}
+    with pytest.raises(TypeError, match='num_workers: pass threads; drop_last: pass tail="drop"'):
+        Loader(store, batch_size=4, **given)
+    assert not DATA_LOADER_WORDS.keys() & inspect.signature(Loader).parameters.keys()
+    given = {"batchsize": 4}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
+        Loader(store, batch_size=4, **given)
+
+
+@pytest.mark.parametrize(("shuffle", "name"), [(True, "full"), (False, "none")])
+def test_shuffle_of_data_loader_is_refused_with_the_name_of_the_order(store: Path, shuffle: Any, name: str) -> None:
+    with pytest.raises(TypeError, match=f'shuffle is {shuffle} as for torch\'s DataLoader; pass "{name}"'):
+        Loader(store, batch_size=4, shuffle=shuffle)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, find_rank
-from decodeonce.loader.arguments import StoreLike, as_store, whole
+from decodeonce.loader.arguments import StoreLike, advise, as_store, whole
 from decodeonce.loader.augment import Augment
 from decodeonce.loader.buffers import refuse_to_copy
 from decodeonce.loader.delivery import Batch, Transform, find_device, make_delivery
@@ -80,6 +80,7 @@ class Loader:
 
     Raises:
         ValueError: If arguments are not valid or conflict.
+        TypeError: If an argument is one of torch's DataLoader; the message names the one to pass instead.
         StoreError: If the store is damaged, or is a staged part without this rank's rows. Load a staged part with
             ``partition="range"``.
         Stopped: If the file server is down.
@@ -89,6 +90,7 @@ class Loader:
         >>> for images, labels in loader: ...
     """
 
+    @advise
     def __init__(  # noqa: PLR0913 - the settings are keywords that help() and editors show
         self,
         store: StoreLike,
@@ -109,6 +111,8 @@ class Loader:
         cache: Literal["device"] | None = None,
         verify: bool = False,
     ) -> None:
+        if isinstance(shuffle, bool):
+            raise TypeError(f'shuffle is {shuffle} as for torch\'s DataLoader; pass "{"full" if shuffle else "none"}"')
         _check_choice("shuffle", shuffle, Shuffle)
         _check_choice("partition", partition, PartitionKind)
         _check_choice("tail", tail, Tail)
