@@ -124,6 +124,11 @@ class Augment:
         self._steps = steps
         self._seed = whole("seed", seed)
 
+    def __repr__(self) -> str:
+        return (
+            "Augment(\n" + "".join(f"    {part},\n" for part in (*map(repr, self._steps), f"seed={self._seed}")) + ")"
+        )
+
     def check_store(self, columns: Collection[str], classes: int) -> None:
         """Raise ValueError if a step does not support a store with these columns and this number of classes."""
         for step in self._steps:
