@@ -131,7 +131,7 @@ def parallel_rate(script: str, paths: list[str], workers: int, arguments: list[s
 
 def steady_build(source: Path, out: Path, workers: int) -> dict[str, float]:
     """Run a build; return images/s between its first and last block, and the largest worker's anonymous memory."""
-    from decodeonce.prep.building import Progress, Work, make_plan, work
+    from decodeonce.prep.building import Progress, WorkSettings, make_plan, work
     from decodeonce.prep.recipe import Recipe
     from decodeonce.prep.sources import open_imagenet
 
@@ -146,7 +146,7 @@ def steady_build(source: Path, out: Path, workers: int) -> dict[str, float]:
             anonymous = max(anonymous, largest_child_anonymous())
 
     make_plan(open_imagenet(source), out, Recipe(shuffle_seed=0))
-    work(out, Work(workers=workers, max_bad="1%"), note)
+    work(out, WorkSettings(workers=workers, max_bad="1%"), note)
     (first, before), (last, after) = marks[0], marks[-1]
     return {"rate": (after - before) / (last - first), "anonymous": anonymous}
 

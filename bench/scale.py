@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from bench.conditions import conditions, heading
-from decodeonce.prep.building import Work, finish, work
+from decodeonce.prep.building import WorkSettings, finish, work
 from decodeonce.prep.building.blocks import Block
 from decodeonce.prep.building.journal import FACTS, BlockRecord, journal_line
 from decodeonce.prep.building.plan import plan_facts, read_plan, scan, write_plan
@@ -167,7 +167,7 @@ def measure_start(out: Path, tasks: int) -> dict[str, float]:
     found = []
     for _ in range(6):
         with Meter() as meter:
-            work(out, Work(task=tasks // 2, tasks=tasks))
+            work(out, WorkSettings(task=tasks // 2, tasks=tasks))
         found.append(meter.found)
     return {**found[0], "again s": statistics.median(later["s"] for later in found[1:])}  # the first imports Pillow
 

@@ -79,7 +79,7 @@ def cold(root: Path) -> None:
 
 def build_times(root: Path, workers: int, prepare: Callable[[Path], None]) -> tuple[float, float]:
     """Build from `root`; return the seconds of planning and the images/s of work. `prepare(root)` runs before each."""
-    from decodeonce.prep.building import Work, make_plan, work
+    from decodeonce.prep.building import WorkSettings, make_plan, work
     from decodeonce.prep.recipe import Recipe
     from decodeonce.prep.sources import open_imagenet
 
@@ -91,7 +91,7 @@ def build_times(root: Path, workers: int, prepare: Callable[[Path], None]) -> tu
         planned = time.perf_counter() - start
         prepare(root)
         start = time.perf_counter()
-        work(out, Work(workers=workers, max_bad="1%"))
+        work(out, WorkSettings(workers=workers, max_bad="1%"))
         return planned, plan.count / (time.perf_counter() - start)
 
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from decodeonce import open_store
-from decodeonce.prep.building import Work, build
+from decodeonce.prep.building import WorkSettings, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from tests.images import make_tree
@@ -43,7 +43,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def store(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("built") / "train.store"
-    build(open_imagenet(tree), out, Recipe(height=SIZE, width=SIZE, shuffle_seed=0), Work(workers=1))
+    build(open_imagenet(tree), out, Recipe(height=SIZE, width=SIZE, shuffle_seed=0), WorkSettings(workers=1))
     return out
 
 

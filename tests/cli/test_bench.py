@@ -22,7 +22,7 @@ from decodeonce.cli.bench.machine import busy_share, core_times, drop_pages, oth
 from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.host import is_in_memory
-from decodeonce.prep.building import Work
+from decodeonce.prep.building import WorkSettings
 from decodeonce.prep.building.plan import scan
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
@@ -59,7 +59,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def request(source: Any, out: Path) -> BuildRequest:
-    return BuildRequest(source, out, SMALL, Work(workers=2), dry_run=False, expect=None)
+    return BuildRequest(source, out, SMALL, WorkSettings(workers=2), dry_run=False, expect=None)
 
 
 def test_sample_is_the_source_in_runs_of_random_order(tree: Path) -> None:

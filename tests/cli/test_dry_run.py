@@ -14,7 +14,7 @@ from decodeonce.cli.dryrun import dry_run, time_here, time_in_jobs
 from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.host import usable_cores
-from decodeonce.prep.building import Work, build, make_plan
+from decodeonce.prep.building import WorkSettings, build, make_plan
 from decodeonce.prep.building.free_space import Need
 from decodeonce.prep.jobs import Chain
 from decodeonce.prep.recipe import Recipe
@@ -28,7 +28,7 @@ SMALL = Recipe(height=24, width=24)
 
 def lines(source: Source, out: Path, recipe: Recipe = SMALL, max_bad: str = "0") -> list[str]:
     """Return the lines of a dry run; such small sources are sampled completely."""
-    request = BuildRequest(source, out, recipe, Work(max_bad=max_bad), dry_run=True, expect=None)
+    request = BuildRequest(source, out, recipe, WorkSettings(max_bad=max_bad), dry_run=True, expect=None)
     return list(dry_run(request, partial(time_here, 2), seconds=30))
 
 
@@ -96,7 +96,7 @@ def test_too_many_rejects_are_predicted(tmp_path: Path) -> None:
         rejects = f"about 2 of 17 images would be rejected, but --max-bad {most} allows {allowed}"
         assert warning == f"this build would fail: {rejects}; repair or remove them, or pass a higher --max-bad"
         with pytest.raises(BuildError, match=f"2 of 17 images are rejects, --max-bad {most} allows {allowed}; "):
-            build(FolderSource(tree), tmp_path / "out", Recipe(height=8, width=8), Work(max_bad=most))
+            build(FolderSource(tree), tmp_path / "out", Recipe(height=8, width=8), WorkSettings(max_bad=most))
     enough = lines(FolderSource(tree), tmp_path / "none", max_bad="2")
     assert not any("this build would fail" in line for line in enough)
 
@@ -124,7 +124,9 @@ def test_plan_with_other_recipe_is_the_error_of_a_build(tree: Path, tmp_path: Pa
 
 def test_missing_space_is_the_error_of_a_build(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dryrun, "space_needed", lambda plan: Need(plan.count, 10**18, 13))
-    request = BuildRequest(FolderSource(tree / "train"), tmp_path / "out", Recipe(), Work(), dry_run=True, expect=None)
+    request = BuildRequest(
+        FolderSource(tree / "train"), tmp_path / "out", Recipe(), WorkSettings(), dry_run=True, expect=None
+    )
     printed = dry_run(request, partial(time_here, 1), 0.01)
     assert list(islice(printed, 5))[-1].endswith(": not enough, 1000000000.00 GB needed")
     with pytest.raises(BuildError, match=r"1000000000\.00 GB needed for 15 rows; make room"):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from decodeonce.prep.building import Work, build
+from decodeonce.prep.building import WorkSettings, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from tests.cluster.slurm import Cluster
@@ -39,7 +39,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of 66 rows, which give four ranks four steps per epoch."""
     root = tmp_path_factory.mktemp("training")
     tree = make_tree(root / "imagenet", classes=6, per_class=11)
-    build(open_imagenet(tree), root / "store", Recipe(height=SIZE, width=SIZE, shuffle_seed=0), Work(workers=1))
+    build(open_imagenet(tree), root / "store", Recipe(height=SIZE, width=SIZE, shuffle_seed=0), WorkSettings(workers=1))
     return root / "store"
 
 

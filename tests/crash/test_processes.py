@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep.building import Work, build
+from decodeonce.prep.building import WorkSettings, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from tests.cluster.until import until
@@ -36,7 +36,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     out = tmp_path_factory.mktemp("reference") / "out"
-    build(open_imagenet(tree), out, Recipe(height=1024, width=1024, shuffle_seed=0), Work(workers=2))
+    build(open_imagenet(tree), out, Recipe(height=1024, width=1024, shuffle_seed=0), WorkSettings(workers=2))
     return tree_bytes(out)
 
 

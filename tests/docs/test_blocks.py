@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from decodeonce.prep.building import Work, build
+from decodeonce.prep.building import WorkSettings, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.prep.sources.imagenet import AnySplit
@@ -52,7 +52,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{folder.name}_{number}.JPEG").write_bytes(images[number % DIFFERENT_IMAGES])
         source = open_imagenet(root / "imagenet", split=split)
-        build(source, root / f"{split}.store", Recipe(shuffle_seed=0), Work(workers=1))
+        build(source, root / f"{split}.store", Recipe(shuffle_seed=0), WorkSettings(workers=1))
     add_column(root / "train.store", "weight", np.ones(rows_of["train"], np.float32))
     return root
 

@@ -55,4 +55,4 @@ def TestOneInput(data: bytes) -> None:
             assert len(source.read(entry)) == entry.size
         except (Stopped, Undecodable):
             continue
-    source.doubts(len(entries))
+    source.warnings(len(entries))

@@ -46,4 +46,4 @@ def TestOneInput(data: bytes) -> None:
                 source.read(entry)
             except Stopped:
                 continue
-    source.doubts(len(entries))
+    source.warnings(len(entries))

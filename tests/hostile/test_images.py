@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import Stopped
-from decodeonce.prep.building import Work, build, pool
+from decodeonce.prep.building import WorkSettings, build, pool
 from decodeonce.prep.entry import Entry, Row, Undecodable
 from decodeonce.prep.pixels import decode as decode_module
 from decodeonce.prep.pixels import memory_limit
@@ -128,7 +128,7 @@ def build_ten_images(folder: Path, hostile: bytes, **recipe: Any) -> None:
     for number in range(9):
         (folder / f"src/cat/{number}.jpg").write_bytes(jpeg(40, 30, seed=number))
     (folder / "src/cat/hostile.jpg").write_bytes(hostile)
-    source, work = FolderSource(folder / "src"), Work(workers=1, max_bad="1")
+    source, work = FolderSource(folder / "src"), WorkSettings(workers=1, max_bad="1")
     build(source, folder / "out", Recipe(height=8, width=8, **recipe), work)
 
 

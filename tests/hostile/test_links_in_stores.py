@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from decodeonce.prep.building import Work, build, make_plan, work
+from decodeonce.prep.building import WorkSettings, build, make_plan, work
 from decodeonce.prep.export.export import ExportPaths, ExportSettings, export_store
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
@@ -27,7 +27,7 @@ from tests.command import Ended, prep
 from tests.images import make_tree, tree_bytes
 
 RECIPE = Recipe(height=64, width=64, shard_size=4 * 64 * 64 * 3, shuffle_seed=0)
-WORK = Work(workers=1, max_bad="2")
+WORK = WorkSettings(workers=1, max_bad="2")
 FLAGS = "--size 64 --shard-size 49152 --workers 1 --max-bad 2"
 SUBMIT = "submit slurm build imagenet TREE HERE/out --tasks 2 --cpus 2 --size 64"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.cli.output import write_out
-from decodeonce.prep.building import Work, build, finish, make_plan, work
+from decodeonce.prep.building import WorkSettings, build, finish, make_plan, work
 from decodeonce.prep.building.plan import read_plan
 from decodeonce.prep.export.export import ExportSettings, export_store
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
@@ -66,7 +66,7 @@ class Interrupted(Exception):
 def test_written_files_follow_the_umask(tmp_path: Path, umask: int) -> None:
     source, recipe, out = FolderSource(tmp_path / "src"), Recipe(height=16, width=16), tmp_path / "deep/er/out"
     make_plan(source, out, recipe)
-    work(out, Work(workers=1))
+    work(out, WorkSettings(workers=1))
     assert_modes(tmp_path, umask, least=10)  # the files that a kill would leave
     finish(out, "0")
     store = open_store(out)

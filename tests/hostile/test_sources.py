@@ -17,7 +17,7 @@ import pytest
 from decodeonce.cli import submit
 from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
-from decodeonce.prep.building import Work, build, make_plan
+from decodeonce.prep.building import WorkSettings, build, make_plan
 from decodeonce.prep.building.plan import scan
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import (
@@ -378,7 +378,7 @@ def test_names_in_archives_are_not_used_as_paths(tmp_path: Path, contents: dict[
         with pytest.raises(BuildError, match=refused):
             make_plan(make(), out, SMALL)
     elif "x.tar" in contents:
-        build(make(), out, SMALL, Work(workers=1, max_bad="1"))
+        build(make(), out, SMALL, WorkSettings(workers=1, max_bad="1"))
     else:
         make_plan(make(), out, SMALL)
     created = {path for path in tmp_path.rglob("*") if path.is_file() and path.parent != src}

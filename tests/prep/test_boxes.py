@@ -61,7 +61,7 @@ class TreeSource(Source):
     def top(self) -> Path:
         return self.root / "train"
 
-    def doubts(self, samples: int) -> list[str]:
+    def warnings(self, samples: int) -> list[str]:
         self.samples_seen = [samples]
         return ["a warning"]
 
@@ -115,7 +115,7 @@ def boxed(entry: Entry, *boxes: Box, names: Sequence[str] = (), keep: int = 0) -
 def listed(annotated: AnnotatedTree, **rules: Any) -> tuple[list[Entry], list[str]]:
     source = annotated.source(**rules)
     entries = list(source.entries())
-    inner, *own = source.doubts(len(entries))
+    inner, *own = source.warnings(len(entries))
     assert inner == "a warning"
     return entries, own
 
@@ -377,7 +377,7 @@ def test_up_to_k_boxes_are_kept_with_label_of_image(annotated: AnnotatedTree) ->
     assert entries == [*(boxed(entry, *kept, names=("dog", "dog"), keep=2) for entry in first), boxed(last, keep=2)]
     assert [cls.name for cls in source.classes()] == [FISH, SHARK, DOG]
     more = f"images with more than 2 boxes; only the first 2 are kept: 1 (first train/{FISH}/{FISH}_1.JPEG)"
-    assert more in source.doubts(3)
+    assert more in source.warnings(3)
 
 
 def test_object_label_follows_class_name_or_unique_word_or_is_new(annotated: AnnotatedTree) -> None:
@@ -391,7 +391,7 @@ def test_object_label_follows_class_name_or_unique_word_or_is_new(annotated: Ann
         assert [entry.label for entry in source.entries()] == [1, 0, 1, 0, 3, 4, 2, 3, 5, 6]
         assert source.classes()[:3] == tuple(ImageClass(*item) for item in DESCRIPTIONS.items())
         assert [cls.name for cls in source.classes()[3:]] == ["dog", "crane", "Dog", "tench, Tinca tinca"]
-        assert source.doubts(10)[-1] == "object names that became new classes: 4 (first dog, crane, Dog)"
+        assert source.warnings(10)[-1] == "object names that became new classes: 4 (first dog, crane, Dog)"
 
 
 def test_kept_box_has_class_name_of_its_object(annotated: AnnotatedTree) -> None:
@@ -434,7 +434,7 @@ def test_other_methods_delegate_to_inner_source(annotated: AnnotatedTree) -> Non
     assert source.found == f"tree, 3 classes, boxes from {annotated.boxes}"
     entries = list(source.entries())
     assert [(entry.unit, entry.place) for entry in entries] == [(0, 0), (0, 0), (0, 1), (0, 1), (1, 2), (1, 2)]
-    assert source.doubts(len(entries)) == ["a warning"]
+    assert source.warnings(len(entries)) == ["a warning"]
     assert inner.samples_seen == [3]  # the number of entries of the inner source
     assert source.read(entries[3]) == b"an image"
     assert source.row_maker(source) is source

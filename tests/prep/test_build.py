@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from decodeonce.errors import BuildError, Stopped, StoreError
-from decodeonce.prep.building import Work, build, finish, make_plan, work
+from decodeonce.prep.building import WorkSettings, build, finish, make_plan, work
 from decodeonce.prep.building.journal import FACTS, Journal, Journals
 from decodeonce.prep.building.plan import Plan
 from decodeonce.prep.building.status import read_status
@@ -54,7 +54,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of a store that one worker builds without interruption."""
     out = tmp_path_factory.mktemp("reference") / "store"
-    build(open_imagenet(tree), out, Recipe(**LARGE_ROWS), Work(workers=1, max_bad="2"))
+    build(open_imagenet(tree), out, Recipe(**LARGE_ROWS), WorkSettings(workers=1, max_bad="2"))
     assert verify_store(out).ok
     return tree_bytes(out)
 
@@ -62,7 +62,9 @@ def reference(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 @pytest.mark.parametrize("container", ["npy", "hdf5"])
 def test_store_matches_pillow(tree: Path, tmp_path: Path, container: ContainerName) -> None:
     out = tmp_path / "store"
-    build(open_imagenet(tree), out, Recipe(height=40, width=56, container=container), Work(workers=2, max_bad="2"))
+    build(
+        open_imagenet(tree), out, Recipe(height=40, width=56, container=container), WorkSettings(workers=2, max_bad="2")
+    )
     store = open_store(out)
     assert len(store) == 13
     for sample in store.samples:
@@ -100,7 +102,7 @@ def test_rejects_leave_no_gaps_and_unusual_images_are_listed(
 def test_number_of_workers_changes_no_byte(
     tree: Path, reference: dict[str, bytes], tmp_path: Path, workers: int
 ) -> None:
-    build(open_imagenet(tree), tmp_path / "store", Recipe(**LARGE_ROWS), Work(workers=workers, max_bad="2"))
+    build(open_imagenet(tree), tmp_path / "store", Recipe(**LARGE_ROWS), WorkSettings(workers=workers, max_bad="2"))
     assert tree_bytes(tmp_path / "store") == reference
 
 
@@ -108,7 +110,7 @@ def test_order_and_number_of_tasks_change_no_byte(tree: Path, reference: dict[st
     out = tmp_path / "store"
     plan = make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
     for task, tasks in ((3, 4), (0, 4), (3, 4), (1, 2)):
-        work(out, Work(workers=1, task=task, tasks=tasks, max_bad="2"))
+        work(out, WorkSettings(workers=1, task=task, tasks=tasks, max_bad="2"))
     assert read_status(out).blocks_done < len(plan.blocks)
     with pytest.raises(BuildError, match=r"blocks are not done .*run: prep work .* && prep finish"):
         finish(out, ALL)
@@ -116,7 +118,7 @@ def test_order_and_number_of_tasks_change_no_byte(tree: Path, reference: dict[st
     StorePaths(out).submit.touch()
     with pytest.raises(BuildError, match=r"run: bash .*/store.jobs/submit.sh$"):
         finish(out, ALL)
-    work(out, Work(max_bad="2"))
+    work(out, WorkSettings(max_bad="2"))
     finish(out, ALL)
     assert tree_bytes(out) == reference
 
@@ -168,7 +170,7 @@ def test_kill_9_at_any_moment_loses_nothing(
 def decode_all(tree: Path, out: Path) -> Plan:
     """Plan a store and decode all of its blocks, without finishing it."""
     plan = make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
-    work(out, Work(max_bad="2"))
+    work(out, WorkSettings(max_bad="2"))
     return plan
 
 
@@ -244,7 +246,7 @@ def test_plan_without_journals_is_built(tree: Path, reference: dict[str, bytes],
     # Two nodes without locks that plan at once: one may remove the folder of the other, and keep the plan.
     plan = make_plan(open_imagenet(tree), tmp_path, Recipe(**LARGE_ROWS))
     plan.paths.journals.rmdir()
-    build(open_imagenet(tree), tmp_path, Recipe(**LARGE_ROWS), Work(workers=1, max_bad="2"))
+    build(open_imagenet(tree), tmp_path, Recipe(**LARGE_ROWS), WorkSettings(workers=1, max_bad="2"))
     assert tree_bytes(tmp_path) == reference
 
 
@@ -263,7 +265,7 @@ def test_contradicting_journals_stop_the_build_until_they_are_removed(
     assert Path(both) == other.path
     Path(one).unlink()
     Path(both).unlink()
-    work(out, Work(max_bad="2"))
+    work(out, WorkSettings(max_bad="2"))
     finish(out, ALL)
     assert tree_bytes(out) == reference
 
@@ -274,37 +276,37 @@ def test_too_many_rejects_fail_and_higher_limit_resumes(
     out = tmp_path / "store"
     source, recipe = open_imagenet(tree), Recipe(**LARGE_ROWS)
     with pytest.raises(BuildError, match=r"--max-bad 1 allows 1"):
-        build(source, out, recipe, Work(workers=1, max_bad="1"))
+        build(source, out, recipe, WorkSettings(workers=1, max_bad="1"))
     done = read_status(out).blocks_done
     assert done > 0
     with pytest.raises(BuildError, match=r"--max-bad 1 allows 1"):
-        build(source, out, recipe, Work(workers=1, max_bad="1"))
-    build(source, out, recipe, Work(workers=1, max_bad="15%"))
+        build(source, out, recipe, WorkSettings(workers=1, max_bad="1"))
+    build(source, out, recipe, WorkSettings(workers=1, max_bad="15%"))
     assert tree_bytes(out) == reference
 
 
 def test_on_bad_fail_names_first_reject(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"n0000000\d_\d.JPEG: .*--on-bad reject"):
-        build(open_imagenet(tree), tmp_path / "store", Recipe(**LARGE_ROWS), Work(on_bad="fail", max_bad="2"))
+        build(open_imagenet(tree), tmp_path / "store", Recipe(**LARGE_ROWS), WorkSettings(on_bad="fail", max_bad="2"))
 
 
 def test_on_bad_fail_counts_rejects_of_plan_and_journals(tree: Path, tmp_path: Path) -> None:
     gone = make_tree(tmp_path / "src", classes=1)
     (gone / "train/n00000000/gone.JPEG").symlink_to("nowhere")
     with pytest.raises(BuildError, match=r"gone.JPEG: No such file.*--on-bad reject"):
-        build(open_imagenet(gone), tmp_path / "a", Recipe(), Work(on_bad="fail", max_bad="100%"))
+        build(open_imagenet(gone), tmp_path / "a", Recipe(), WorkSettings(on_bad="fail", max_bad="100%"))
     make_plan(open_imagenet(tree), tmp_path / "b", Recipe(**LARGE_ROWS))
-    work(tmp_path / "b", Work(max_bad="2"))
+    work(tmp_path / "b", WorkSettings(max_bad="2"))
     with pytest.raises(BuildError, match="--on-bad reject"):
-        work(tmp_path / "b", Work(on_bad="fail", max_bad="2"))
+        work(tmp_path / "b", WorkSettings(on_bad="fail", max_bad="2"))
 
 
 def test_plan_time_rejects_count_and_are_listed(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     (tree / "train/n00000001/gone.JPEG").symlink_to("nowhere")
     with pytest.raises(BuildError, match="1 of 16 images are rejects"):
-        build(open_imagenet(tree), tmp_path / "store", Recipe(height=8, width=8), Work(max_bad="0"))
-    build(open_imagenet(tree), tmp_path / "store", Recipe(height=8, width=8), Work(max_bad="1"))
+        build(open_imagenet(tree), tmp_path / "store", Recipe(height=8, width=8), WorkSettings(max_bad="0"))
+    build(open_imagenet(tree), tmp_path / "store", Recipe(height=8, width=8), WorkSettings(max_bad="1"))
     (reject,) = read_rejects(tmp_path / "store/rejects.tsv")
     assert (reject.source, reject.action) == ("train/n00000001/gone.JPEG", "rejected")
     assert "dangling link" in reject.reason
@@ -318,7 +320,7 @@ def test_source_without_a_row_makes_no_store(tmp_path: Path, content: bytes | No
     if content:
         (tmp_path / "src/train/n0/a.JPEG").write_bytes(content)
     with pytest.raises(BuildError, match=message):
-        build(open_imagenet(tmp_path / "src"), tmp_path / "store", Recipe(), Work(max_bad="100%"))
+        build(open_imagenet(tmp_path / "src"), tmp_path / "store", Recipe(), WorkSettings(max_bad="100%"))
     assert (tmp_path / "store").exists() == bool(content)
 
 
@@ -338,9 +340,9 @@ def test_full_disk_is_an_error_and_build_resumes(tree: Path, reference: dict[str
         filler = disk / "filler"
         filler.write_bytes(bytes(44 << 20))
         with pytest.raises(BuildError, match=r"No space left on device.*make room"):
-            work(out, Work(workers=2, max_bad="2"))
+            work(out, WorkSettings(workers=2, max_bad="2"))
         filler.unlink()
-        work(out, Work(workers=2, max_bad="2"))
+        work(out, WorkSettings(workers=2, max_bad="2"))
         finish(out, ALL)
         assert tree_bytes(out) == reference
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.building import Work, build, make_plan
+from decodeonce.prep.building import WorkSettings, build, make_plan
 from decodeonce.prep.building import blocks as build_blocks
 from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.recipe import BoxRules, Recipe
@@ -135,7 +135,7 @@ def test_number_of_workers_changes_no_byte_and_killed_finish_is_completed(tmp_pa
     source, out = as_list(tmp_path, NAMES), tmp_path / "two"
     make_plan(source, out, RECIPE)
     (out / "ids.npy").write_bytes(b"half of")  # as a killed finish leaves it
-    build(source, out, RECIPE, Work(workers=2, max_bad="5"))
+    build(source, out, RECIPE, WorkSettings(workers=2, max_bad="5"))
     assert tree_bytes(out) == tree_bytes(in_process)
 
 

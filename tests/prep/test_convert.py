@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.building import Work, build, make_plan
+from decodeonce.prep.building import WorkSettings, build, make_plan
 from decodeonce.prep.building.blocks import block_rows_for
 from decodeonce.prep.building.plan import shuffled
 from decodeonce.prep.convert.convert import Conversion, convert, open_conversion, smaller_size
@@ -56,7 +56,7 @@ def built(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
     folder = tmp_path_factory.mktemp("built")
     for name, like in (("npy", NPY), ("hdf5", HDF5)):
         recipe = Recipe(**LARGE_ROWS, container=like.container, shard_size=like.shard_size)  # type: ignore[arg-type]
-        build(open_imagenet(tree), folder / name, recipe, Work(max_bad="2"))
+        build(open_imagenet(tree), folder / name, recipe, WorkSettings(max_bad="2"))
     return {name: folder / name for name in ("npy", "hdf5")}
 
 
@@ -89,7 +89,7 @@ def test_boxes_are_kept(tree: Path, tmp_path: Path, keep: int) -> None:
     for container in ("npy", "hdf5"):
         recipe = Recipe(height=48, width=64, fit="stretch", boxes=rules, container=container)
         source = BoxedSource(FolderSource(tree / "train"), tmp_path / "xml", rules)
-        build(source, tmp_path / container, recipe, Work(max_bad="2", workers=1))
+        build(source, tmp_path / container, recipe, WorkSettings(max_bad="2", workers=1))
     convert([tmp_path / "npy"], tmp_path / "converted", Conversion(container="hdf5"), workers=1)
     assert tree_bytes(tmp_path / "converted") == tree_bytes(tmp_path / "hdf5")
     convert([tmp_path / "npy"], tmp_path / "small", Conversion(size=(24, 32)), workers=1)
@@ -105,7 +105,7 @@ def test_boxes_are_kept(tree: Path, tmp_path: Path, keep: int) -> None:
 @pytest.mark.parametrize("filter_", [None, "lanczos"])
 def test_smaller_size_resizes_stored_rows_once(tree: Path, tmp_path: Path, filter_: Filter | None) -> None:
     recipe = Recipe(height=30, width=40, filter="bicubic")
-    build(open_imagenet(tree), tmp_path / "store", recipe, Work(max_bad="2", workers=1))
+    build(open_imagenet(tree), tmp_path / "store", recipe, WorkSettings(max_bad="2", workers=1))
     convert([tmp_path / "store"], tmp_path / "small", Conversion(size=(15, 20), filter=filter_), workers=1)
     large, small = open_store(tmp_path / "store"), open_store(tmp_path / "small")
     how = Image.Resampling.LANCZOS if filter_ else Image.Resampling.BICUBIC

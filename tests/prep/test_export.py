@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
-from decodeonce.prep.building import Work, build
+from decodeonce.prep.building import WorkSettings, build
 from decodeonce.prep.export.export import ExportPaths, ExportSettings, export_store
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource, open_webdataset
@@ -361,6 +361,6 @@ def test_class_list_and_columns_are_exported(tmp_path: Path) -> None:
     assert (facts["box_labels"], facts["box_classes"]) == ([1, 0, -1], ["dog", "cat"])
     names = (tmp_path / "tars/classes.txt").read_text().split()
     again = open_webdataset(str(tmp_path / "tars"), classes=names)
-    build(again, tmp_path / "again", Recipe(height=8, width=6), Work(workers=1))
+    build(again, tmp_path / "again", Recipe(height=8, width=6), WorkSettings(workers=1))
     assert [cls.name for cls in open_store(tmp_path / "again").classes] == [cls.name for cls in source.classes]
     np.testing.assert_array_equal(open_store(tmp_path / "again").labels, source.labels)

@@ -76,10 +76,10 @@ def test_numeric_labels_are_class_numbers(root: Path) -> None:
     source = listed(root, "cat/1.jpg\t3\ndog/2.jpg\t01\n")
     assert [entry.label for entry in source.entries()] == [3, 1]
     assert [cls.name for cls in source.classes()] == ["0", "1", "2", "3"]
-    assert source.doubts(1000) == ["2 of 4 classes have no images (first 0, '0')"]
+    assert source.warnings(1000) == ["2 of 4 classes have no images (first 0, '0')"]
     named = listed(root, "cat/1.jpg\t1\ndog/2.jpg\t0\n", classes=["b", "a"])
     assert labels(named) == [(b"cat/1.jpg", "a"), (b"dog/2.jpg", "b")]
-    assert named.doubts(1000) == []
+    assert named.warnings(1000) == []
 
 
 def test_numeric_folder_names_are_class_names(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_many_labels_cause_no_warning_with_class_list(root: Path) -> None:
         (["a", "b"], []),
     ):
         source = listed(root, text, classes=classes)
-        assert source.doubts(len(list(source.entries()))) == warnings
+        assert source.warnings(len(list(source.entries()))) == warnings
 
 
 def test_found_describes_the_list(root: Path) -> None:

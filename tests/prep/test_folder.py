@@ -44,7 +44,7 @@ def test_class_folders_that_look_like_splits_cause_a_warning(
     images: Sequence[str], expected: str, tmp_path: Path
 ) -> None:
     root = folders(tmp_path / "my images", *images)
-    [warning] = FolderSource(root).doubts(len(images))
+    [warning] = FolderSource(root).warnings(len(images))
     assert expected.format(f"'{root}'").replace(f"'{root}'/train", f"'{root}/train'") in warning
 
 
@@ -58,19 +58,19 @@ def test_class_folders_that_look_like_splits_cause_a_warning(
     ],
 )
 def test_other_class_folders_cause_no_warning(images: Sequence[str], tmp_path: Path) -> None:
-    assert FolderSource(folders(tmp_path / "src", *images)).doubts(len(images)) == []
+    assert FolderSource(folders(tmp_path / "src", *images)).warnings(len(images)) == []
 
 
 def test_class_list_of_split_names_causes_no_warning(tmp_path: Path) -> None:
     root = folders(tmp_path / "src", "train/cat/1.jpg", "val/cat/1.jpg")
-    assert FolderSource(root, classes=["val", "train", "test"]).doubts(2) == []
+    assert FolderSource(root, classes=["val", "train", "test"]).warnings(2) == []
 
 
 def test_link_that_leads_out_is_not_checked_for_splits(tmp_path: Path) -> None:
     folders(tmp_path, "elsewhere/cat/1.jpg", "src/val/1.jpg")
     os.symlink(tmp_path / "elsewhere", tmp_path / "src/train")
-    assert FolderSource(tmp_path / "src").doubts(1) == []
-    assert FolderSource(tmp_path / "src", follow_links=True).doubts(1) != []
+    assert FolderSource(tmp_path / "src").warnings(1) == []
+    assert FolderSource(tmp_path / "src", follow_links=True).warnings(1) != []
 
 
 def test_plan_dry_run_and_build_warn_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

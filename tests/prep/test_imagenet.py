@@ -52,7 +52,7 @@ def problems(source: Source) -> dict[str, str]:
 
 
 def warnings(source: Source) -> list[str]:
-    return source.doubts(len(list(source.entries())))
+    return source.warnings(len(list(source.entries())))
 
 
 EXPECTED = {f"{pic.stem}.JPEG": pic.wnid for pic in VAL}
@@ -271,7 +271,7 @@ def test_missing_images_cause_a_warning(classes: int, split: str, samples: int, 
     source = imagenet_forms.ImagenetTarSource(
         Path("/"), split=split, files=[], classes=[f"n{k:08d}" for k in range(classes)]
     )
-    assert source.doubts(samples) == expected
+    assert source.warnings(samples) == expected
 
 
 # ---- labels of val

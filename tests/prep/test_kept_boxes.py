@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.building import Work, build, make_plan
+from decodeonce.prep.building import WorkSettings, build, make_plan
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import BoxedSource, FolderSource
 from decodeonce.store import Store, open_store, verify_store
@@ -49,7 +49,10 @@ def with_boxes(tmp_path: Path) -> Path:
 def built(tree: Path, rules: BoxRules, **options: object) -> Store:
     recipe = Recipe(**{"height": 48, "width": 48, "boxes": rules, **options})  # type: ignore[arg-type]
     build(
-        BoxedSource(FolderSource(tree / "src"), tree / "xml", rules), tree / "out", recipe, Work(workers=1, max_bad="1")
+        BoxedSource(FolderSource(tree / "src"), tree / "xml", rules),
+        tree / "out",
+        recipe,
+        WorkSettings(workers=1, max_bad="1"),
     )
     assert verify_store(tree / "out").ok
     return open_store(tree / "out")

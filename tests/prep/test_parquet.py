@@ -172,7 +172,7 @@ def test_many_labels_cause_no_warning_with_names_in_schema(tmp_path: Path) -> No
         (None, ["5 different labels for 5 samples; check that the labels are classes"]),
     ):
         source = open_parquet(table(tmp_path, {"image": IMAGE_COLUMN, "label": [0, 1, 2, 3, 4]}, names=names))
-        assert source.doubts(len(list(source.entries()))) == warnings
+        assert source.warnings(len(list(source.entries()))) == warnings
     assert source.found == "1 Parquet file (a.parquet), images from image.bytes, labels from label"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decodeonce.prep.building import Work, build
+from decodeonce.prep.building import WorkSettings, build
 from decodeonce.prep.building.journal import PixelSums, summed_lines
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
@@ -43,7 +43,10 @@ def test_mean_and_std_match_rows_and_checksums(tmp_path: Path) -> None:
     """Compute both with NumPy from the finished store, as docs/reference/format.md defines them."""
     make_tree(tmp_path / "src", classes=2, per_class=3)
     build(
-        open_imagenet(tmp_path / "src"), tmp_path / "store", Recipe(height=130, width=70), Work(workers=2, max_bad="2")
+        open_imagenet(tmp_path / "src"),
+        tmp_path / "store",
+        Recipe(height=130, width=70),
+        WorkSettings(workers=2, max_bad="2"),
     )
     store = open_store(tmp_path / "store")
     lines = [

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.building import Work, free_space, make_plan, work
+from decodeonce.prep.building import WorkSettings, free_space, make_plan, work
 from decodeonce.prep.building.plan import (
     PLAN_VERSION,
     Plan,
@@ -160,7 +160,7 @@ def test_files_that_appear_in_out_during_listing_stay(tmp_path: Path, monkeypatc
 
 
 def test_build_with_done_blocks_but_no_plan_stays_unchanged(plan: Plan, tree: Path, tmp_path: Path) -> None:
-    work(tmp_path / "out", Work(workers=1))
+    work(tmp_path / "out", WorkSettings(workers=1))
     plan.paths.plan.unlink()
     before = tree_bytes(tmp_path / "out")
     with pytest.raises(BuildError, match=r"plan.json: missing, although blocks of this build are done; remove .*out"):

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from decodeonce.prep import sample
-from decodeonce.prep.building import Work
+from decodeonce.prep.building import WorkSettings
 from decodeonce.prep.building.plan import allowed_rejects
 from decodeonce.prep.sample import _looks, write_sample_tree
 
@@ -79,7 +79,7 @@ def test_number_of_unusual_files(tree: tuple[Path, tuple[int, int]], tmp_path: P
 
 def test_truncated_images_stay_within_default_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     counts = (sample.MIN_COUNT_FOR_CUT - 1, sample.MIN_COUNT_FOR_CUT)
-    assert [allowed_rejects(Work().max_bad, count) for count in counts] == [0, 1]
+    assert [allowed_rejects(WorkSettings().max_bad, count) for count in counts] == [0, 1]
     monkeypatch.setattr(sample, "MIN_COUNT_FOR_CUT", 50)
     write_sample_tree(tmp_path, count=50, classes=2)
     assert [kind(path) for path in image_paths(tmp_path)].count("cut") == 1

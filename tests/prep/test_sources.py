@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.building import Work, build, make_plan
+from decodeonce.prep.building import WorkSettings, build, make_plan
 from decodeonce.prep.building.plan import read_plan, scan
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
@@ -61,7 +61,7 @@ def test_every_image_is_listed_once_with_label_and_size(form: Form, source: Sour
 
 def test_second_listing_equals_first(source: Source) -> None:
     first = scan(source)
-    assert scan(source).frozen == first.frozen
+    assert scan(source).digest_with_times == first.digest_with_times
     assert list(source.entries()) == list(source.entries())
 
 
@@ -108,10 +108,10 @@ def _forbidden(*args: object, **kwargs: object) -> None:
 def test_source_with_stamp_is_listed_once(
     form: Form, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, recipe, stamp = tmp_path / "out", Recipe(height=16, width=16), source.stamp()
+    out, recipe, fingerprint = tmp_path / "out", Recipe(height=16, width=16), source.fingerprint()
     plan = make_plan(source, out, recipe)
-    assert source.stamp() == stamp
-    if stamp is None:
+    assert source.fingerprint() == fingerprint
+    if fingerprint is None:
         return
     with monkeypatch.context() as patched:
         patched.setattr(type(source), "entries", _forbidden)
@@ -119,7 +119,7 @@ def test_source_with_stamp_is_listed_once(
     with pytest.raises(BuildError, match="planned with a different recipe"):
         make_plan(source, out, Recipe(height=16, width=24))
     written_again = form.make(tmp_path, PICS)  # now with other mtimes
-    assert written_again.stamp() != stamp
+    assert written_again.fingerprint() != fingerprint
     with pytest.raises(BuildError, match="the source changed"):
         make_plan(written_again, out, recipe)
 
@@ -140,7 +140,7 @@ def test_source_that_changes_after_planning_stops_task(source: Source, tmp_path:
 
 
 def test_rows_equal_pillow_in_order_of_source(form: Form, source: Source, tmp_path: Path) -> None:
-    manifest = build(source, tmp_path / "out", Recipe(height=24, width=20, shuffle_seed=None), Work(workers=1))
+    manifest = build(source, tmp_path / "out", Recipe(height=24, width=20, shuffle_seed=None), WorkSettings(workers=1))
     store = open_store(tmp_path / "out")
     wnids = sorted({pic.wnid for pic in PICS})
     for row, pic in enumerate(expected(form)):

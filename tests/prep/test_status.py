@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep.building import Work, finish, make_plan, work
+from decodeonce.prep.building import WorkSettings, finish, make_plan, work
 from decodeonce.prep.building.journal import Journals
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.recipe import Recipe
@@ -36,8 +36,8 @@ def test_build_that_has_not_started(planned: Path) -> None:
 
 
 def test_started_tasks_are_listed_with_share_and_rate(planned: Path) -> None:
-    work(planned, Work(workers=2, task=1, tasks=3, max_bad="2"))
-    work(planned, Work(workers=1, task=2, tasks=3, max_bad="2"))
+    work(planned, WorkSettings(workers=2, task=1, tasks=3, max_bad="2"))
+    work(planned, WorkSettings(workers=1, task=2, tasks=3, max_bad="2"))
     status = read_status(planned)
     assert (status.blocks_done, status.rows_done) == (10, 10)
     assert [(t.task, t.tasks, t.blocks, t.blocks_done, t.state) for t in status.tasks] == [
@@ -52,7 +52,7 @@ def test_started_tasks_are_listed_with_share_and_rate(planned: Path) -> None:
 
 def journal_of_killed_task(planned: Path) -> Path:
     """Run a task, and return its journal as after a kill during the second line."""
-    work(planned, Work(workers=1, task=0, tasks=5, max_bad="2"))
+    work(planned, WorkSettings(workers=1, task=0, tasks=5, max_bad="2"))
     (journal,) = StorePaths(planned).journals.iterdir()
     whole = journal.read_bytes()
     journal.write_bytes(whole[: whole.index(b"\n") + 10])
@@ -72,7 +72,7 @@ def test_task_that_stops_writing_is_silent_until_its_share_is_done(planned: Path
     status = read_status(planned)
     (task,) = status.tasks
     assert (status.state, task.state, round(task.seconds_quiet, -2)) == ("stopped", "silent", 1000)
-    work(planned, Work(max_bad="2"))
+    work(planned, WorkSettings(max_bad="2"))
     status = read_status(planned)
     assert (status.state, [task.state for task in status.tasks]) == ("decoded", ["done", "done"])
     finish(planned, "2")
@@ -98,7 +98,7 @@ def test_task_reads_only_journals_that_can_hold_its_blocks(planned: Path) -> Non
     for name in ("2of3-elsewhere-1-ab.log", "0of3-unfinished.tmp"):  # the second is no journal
         (journals / name).mkdir()  # opening it would fail
     for task, tasks in ((0, 3), (1, 3), (1, 9)):
-        work(planned, Work(workers=1, task=task, tasks=tasks, max_bad="2"))
+        work(planned, WorkSettings(workers=1, task=task, tasks=tasks, max_bad="2"))
     for task, tasks in ((2, 3), (1, 2), (0, 1)):
         with pytest.raises(IsADirectoryError):
-            work(planned, Work(workers=1, task=task, tasks=tasks, max_bad="2"))
+            work(planned, WorkSettings(workers=1, task=task, tasks=tasks, max_bad="2"))

@@ -19,7 +19,7 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps, features
 
-from decodeonce.prep.building import Work, build
+from decodeonce.prep.building import WorkSettings, build
 from decodeonce.prep.entry import Entry, Row, Undecodable
 from decodeonce.prep.pixels import failure_reasons
 from decodeonce.prep.pixels.decode import Decoder
@@ -486,7 +486,9 @@ def test_unusual_names_survive_a_build(tmp_path: Path) -> None:
         Path(os.fsdecode(os.path.join(top, b"class", b"cut" + name))).write_bytes(jpeg(40, 30, seed=number)[:-9])
     Path(os.fsdecode(os.path.join(top, b"class", b"empty\n.JPEG"))).touch()
     out = tmp_path / "store"
-    build(FolderSource(Path(os.fsdecode(top))), out, Recipe(height=32, width=32), Work(workers=1, max_bad="100%"))
+    build(
+        FolderSource(Path(os.fsdecode(top))), out, Recipe(height=32, width=32), WorkSettings(workers=1, max_bad="100%")
+    )
     kept = {os.fsencode(sample.source): sample.row for sample in open_store(out).samples}
     assert set(kept) == {b"class/" + name for name in NAMES.values()}
     for number, name in enumerate(NAMES.values()):

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.building import Work, build, make_plan, work
+from decodeonce.prep.building import WorkSettings, build, make_plan, work
 from decodeonce.prep.entry import Entry, Undecodable
 from decodeonce.prep.pixels import memory_limit
 from decodeonce.prep.pixels.decode import Decoder
@@ -81,7 +81,7 @@ def src(tmp_path: Path) -> Path:
 
 def build_with_map(tree: Path, out: Path, function: str, max_bad: str = "0") -> Path:
     recipe = Recipe(height=24, width=24, map=find_map(f"maps_of_a_user:{function}"))
-    build(FolderSource(tree), out, recipe, Work(workers=1, max_bad=max_bad))
+    build(FolderSource(tree), out, recipe, WorkSettings(workers=1, max_bad=max_bad))
     return out
 
 
@@ -160,11 +160,11 @@ def test_changed_map_is_an_error(module: Path, src: Path, tmp_path: Path) -> Non
     assert plan.facts["recipe"]["map"]["function"] == "maps_of_a_user:inverted"
     module.write_text(MODULE + "\n")
     with pytest.raises(BuildError, match="the map maps_of_a_user:inverted changed since the plan"):
-        work(tmp_path / "out", Work(workers=1))
+        work(tmp_path / "out", WorkSettings(workers=1))
     with pytest.raises(BuildError, match="planned with a different recipe: xxh3 is"):
         make_plan(FolderSource(src), tmp_path / "out", recipe())
     module.write_text(MODULE)
-    work(tmp_path / "out", Work(workers=1))
+    work(tmp_path / "out", WorkSettings(workers=1))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import Stopped
-from decodeonce.prep.building import Work, finish, make_plan, work
+from decodeonce.prep.building import WorkSettings, finish, make_plan, work
 from decodeonce.prep.building import pool as pool_module
 from decodeonce.prep.building.journal import Journal, Journals
 from decodeonce.prep.building.pool import BlockQueue, Worker, WorkerPool, processor_seconds
@@ -75,7 +75,7 @@ def test_worker_killed_from_outside_loses_no_image(slow_tree: Path, tmp_path: Pa
     pool, slow = planned(slow_tree, tmp_path / "out")
     with pytest.raises(Stopped, match="workers keep dying"):
         run_and_signal(pool, slow, signal.SIGKILL)
-    work(tmp_path / "out", Work(workers=2))
+    work(tmp_path / "out", WorkSettings(workers=2))
     assert finish(tmp_path / "out", "0").count == 9
 
 
@@ -84,7 +84,7 @@ def test_image_that_takes_too_long_is_rejected(
 ) -> None:
     monkeypatch.setattr(pool_module, "IMAGE_SECONDS", 0.1)
     make_plan(open_imagenet(slow_tree), tmp_path / "out", Recipe(height=64, width=64))
-    work(tmp_path / "out", Work(workers=1, max_bad="1"))
+    work(tmp_path / "out", WorkSettings(workers=1, max_bad="1"))
     (reject,) = read_status(tmp_path / "out").rejects
     assert reject.reason == "the decoder took more than 0.1 s, 2 times"
     assert finish(tmp_path / "out", "1").count == 8
@@ -138,7 +138,7 @@ def test_files_in_current_folder_do_not_shadow_modules(
         (tmp_path / f"{name}.py").write_text("raise SystemExit(3)\n")
     monkeypatch.chdir(tmp_path)
     make_plan(open_imagenet(slow_tree), tmp_path / "out", Recipe(height=16, width=16))
-    work(tmp_path / "out", Work(workers=1))
+    work(tmp_path / "out", WorkSettings(workers=1))
     assert read_status(tmp_path / "out").rows_done == 9
 
 
@@ -164,7 +164,7 @@ def test_workers_that_could_only_read_twice_are_dismissed(tmp_path: Path) -> Non
                 tar.addfile(info, io.BytesIO(data))
     plan = make_plan(open_webdataset(str(tmp_path / "src")), tmp_path / "out", Recipe(height=512, width=512))
     assert len(plan.blocks) == 12
-    work(tmp_path / "out", Work(workers=4))
+    work(tmp_path / "out", WorkSettings(workers=4))
     assert len(list(plan.paths.journals.iterdir())) <= 4
     done = Journals(plan.paths.journals)
     assert done.blocks() == list(range(12))

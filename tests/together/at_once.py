@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from decodeonce.prep.building import Work, finish, make_plan, plan_unless_built, work
+from decodeonce.prep.building import WorkSettings, finish, make_plan, plan_unless_built, work
 from decodeonce.prep.sources import open_imagenet
 from tests.images import make_tree, tree_bytes
 from tests.together.processes import RECIPE
@@ -56,7 +56,7 @@ def main() -> int:
         source = open_imagenet(tree)
         make_plan(source, base / "planned", RECIPE)
         shutil.copytree(base / "planned", base / "worked")
-        work(base / "worked", Work(max_bad="2"))
+        work(base / "worked", WorkSettings(max_bad="2"))
         shutil.copytree(base / "worked", base / "finished")
         finish(base / "finished", ALLOWANCE)
         out = base / "out"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep.building import Work, build
+from decodeonce.prep.building import WorkSettings, build
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
@@ -35,6 +35,6 @@ def recipe() -> Recipe:
 def expected_files(tree: Path, recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of the store that a single process builds."""
     out = tmp_path_factory.mktemp("expected_files") / "store"
-    build(open_imagenet(tree), out, recipe, Work(workers=1, max_bad="2"))
+    build(open_imagenet(tree), out, recipe, WorkSettings(workers=1, max_bad="2"))
     assert verify_store(out).ok
     return tree_bytes(out)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.building import Work, build, finish, is_built, make_plan, plan_unless_built, work
+from decodeonce.prep.building import WorkSettings, build, finish, is_built, make_plan, plan_unless_built, work
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import open_store, stage_store
@@ -101,7 +101,7 @@ def test_plan_does_not_touch_store_finished_meanwhile(
     for at in (1, 2):  # before and after the plan takes the lock
         calls = 0
         make_plan(source, out, recipe)
-        work(out, Work(workers=2, max_bad="2"))
+        work(out, WorkSettings(workers=2, max_bad="2"))
         with monkeypatch.context() as patched:
             patched.setattr(module, "check_output_dir", check_then_finish)
             assert plan_unless_built(source, out, recipe) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import Stopped
-from decodeonce.prep.building import Progress, Work, finish, make_plan, work
+from decodeonce.prep.building import Progress, WorkSettings, finish, make_plan, work
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths, verify_store
@@ -61,7 +61,7 @@ def test_task_running_when_other_process_finishes_build(
     arguments = build_arguments(tree, out) if command == "build" else ["work", out, "--max-bad", 2]
     paused = Prep(*arguments, "--workers", 1, folder=tmp_path, gates=(gate,))
     hold = paused.reached(gate)
-    work(out, Work(workers=1, max_bad="2"))
+    work(out, WorkSettings(workers=1, max_bad="2"))
     finish(out, ALLOWANCE)
     assert tree_bytes(out) == expected_files
     os.close(hold)
@@ -78,7 +78,7 @@ def test_task_killed_in_write_after_finish_leaves_rows_intact(
     make_plan(open_imagenet(tree), out, recipe)
     paused = Prep("work", out, "--max-bad", 2, "--workers", 1, folder=tmp_path, gates=(gate,))
     hold = paused.reached(gate)
-    work(out, Work(workers=1, max_bad="2"))
+    work(out, WorkSettings(workers=1, max_bad="2"))
     finish(out, ALLOWANCE)
     os.truncate(out / "images-00006.npy", 4096 + 2 * ROW)  # as if the write had come just after the finish
     os.killpg(paused.process.pid, signal.SIGKILL)
@@ -118,7 +118,7 @@ def test_task_does_not_write_into_build_that_replaced_its_own(
     hold = paused.reached(gate)
     shutil.rmtree(out)
     make_plan(open_imagenet(tree), out, recipe)
-    work(out, Work(workers=1, max_bad="2"))
+    work(out, WorkSettings(workers=1, max_bad="2"))
     os.close(hold)
     ended = paused.ended()
     assert ended.returncode == 75, ended
@@ -136,7 +136,7 @@ def test_removing_build_stops_its_tasks(tree: Path, recipe: Recipe, tmp_path: Pa
             out.rename(tmp_path / "moved")
 
     with pytest.raises(Stopped, match=r"another process (finished or removed the build|removed it: run)"):
-        work(out, Work(workers=1, max_bad="2"), remove)
+        work(out, WorkSettings(workers=1, max_bad="2"), remove)
     assert not out.exists()
 
 

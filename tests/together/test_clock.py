@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep.building import Work, build, finish, make_plan, work
+from decodeonce.prep.building import WorkSettings, build, finish, make_plan, work
 from decodeonce.prep.building.journal import Journals
 from decodeonce.prep.building.status import Status, read_status
 from decodeonce.prep.recipe import Recipe
@@ -64,7 +64,7 @@ def test_jumping_clocks_do_not_change_bytes(
     assert_makes_sense(read_status(out), 10)
     times = [line.time for line in Journals(StorePaths(out).journals).lines.values()]
     assert times[4] < times[0] < time.time() + YEAR < time.time() + 29 * YEAR < times[5]
-    work(out, Work(workers=1, max_bad="2"))
+    work(out, WorkSettings(workers=1, max_bad="2"))
     assert_makes_sense(read_status(out), 15)
     finish(out, ALLOWANCE)
     assert tree_bytes(out) == expected_files
@@ -75,7 +75,7 @@ def test_status_makes_sense_at_any_time(
 ) -> None:
     out = tmp_path / "store"
     make_plan(open_imagenet(tree), out, recipe)
-    work(out, Work(workers=1, task=0, tasks=5, max_bad="2"))
+    work(out, WorkSettings(workers=1, task=0, tasks=5, max_bad="2"))
     real = time.time()
     for years in (-60, -1, 0, 1, 60):
         monkeypatch.setattr(time, "time", lambda now=real + years * YEAR: now)
@@ -101,5 +101,5 @@ def test_files_with_any_date_are_read(
     seconds = [0, -1, 1, -(10**9), 4 * 10**9, 2**32, 2**33, 2**34, -(2**34), 10**11, 10**12]
     for path, second in zip(sorted(copy.rglob("*.JPEG")), [*seconds, *seconds], strict=False):
         os.utime(path, ns=(second * 10**9 + 1,) * 2)
-    build(open_imagenet(copy), tmp_path / "store", recipe, Work(workers=1, max_bad="2"))
+    build(open_imagenet(copy), tmp_path / "store", recipe, WorkSettings(workers=1, max_bad="2"))
     assert tree_bytes(tmp_path / "store") == expected_files

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from decodeonce import Loader, open_store
-from decodeonce.prep.building import Work, make_plan, work
+from decodeonce.prep.building import WorkSettings, make_plan, work
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import stage_store
@@ -71,7 +71,7 @@ def disk(
         stage_store(open_store(disk / "store"), disk / "part", rows=range(6))
         make_plan(open_imagenet(tree), disk / "planned", recipe)
         shutil.copytree(disk / "planned", disk / "worked")
-        work(disk / "worked", Work(max_bad="2"))
+        work(disk / "worked", WorkSettings(max_bad="2"))
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         yield disk
 

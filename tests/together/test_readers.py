@@ -15,7 +15,7 @@ import pytest
 
 from decodeonce import Batch, Loader, StoreError, open_store
 from decodeonce.loader.readers import ReaderName, ShardFiles
-from decodeonce.prep.building import Work, finish, make_plan, work
+from decodeonce.prep.building import WorkSettings, finish, make_plan, work
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
@@ -125,7 +125,7 @@ def test_status_at_any_moment_of_build(tree: Path, recipe: Recipe, tmp_path: Pat
     with ThreadPoolExecutor(1) as pool:
 
         def build() -> None:
-            work(out, Work(workers=2, max_bad="2"))
+            work(out, WorkSettings(workers=2, max_bad="2"))
             finish(out, "2")
 
         built, seen = pool.submit(build), []

@@ -141,7 +141,7 @@ def work(
 
     share = _share(task, tasks)
     with parse.usage_errors():
-        how = building.Work(workers=workers, task=share.task, tasks=share.tasks, max_bad=max_bad, on_bad=on_bad)
+        how = building.WorkSettings(workers=workers, task=share.task, tasks=share.tasks, max_bad=max_bad, on_bad=on_bad)
     if StorePaths(out).manifest.exists():
         return say_built(out)
     if StorePaths(out).plan.exists():  # otherwise `building.work` reports what is missing
@@ -171,7 +171,7 @@ def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
     from decodeonce.prep import building
 
     with parse.usage_errors():
-        building.Work(max_bad=max_bad)
+        building.WorkSettings(max_bad=max_bad)
     was_finished = StorePaths(out).manifest.exists()
     manifest = patient_if_there(out, building.finish, out, max_bad)  # this also completes a finish that was killed
     if was_finished:

@@ -139,11 +139,11 @@ def _status_facts(out: Path, status: Status) -> dict[str, Any]:
     if status.state == "working":
         left = "unknown" if status.seconds_left is None else duration_text(status.seconds_left)
         return {**facts, "rows_per_s": round(status.rows_per_s), "time_left": left}
-    from decodeonce.prep.building import Work
+    from decodeonce.prep.building import WorkSettings
     from decodeonce.prep.building.plan import allowed_rejects
 
     # With too many rejects, `work` and `finish` fail unless --max-bad allows them.
-    too_many = len(status.rejects) > allowed_rejects(Work().max_bad, status.rows)
+    too_many = len(status.rejects) > allowed_rejects(WorkSettings().max_bad, status.rows)
     flag = f" --max-bad {len(status.rejects)}" if too_many else ""
     work, finish = f"prep work {quoted(str(out))}{flag}", f"prep finish {quoted(str(out))}{flag}"
     again = f"the same command again{flag and f' with{flag}'}, or {work} and then {finish}"

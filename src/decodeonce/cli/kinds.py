@@ -20,7 +20,7 @@ from decodeonce.prep.sources import KINDS, find_opener
 from decodeonce.store.layout import ContainerName
 
 if TYPE_CHECKING:
-    from decodeonce.prep.building import Work
+    from decodeonce.prep.building import WorkSettings
     from decodeonce.prep.sources import Source
 
 OnBadOption = Annotated[
@@ -39,7 +39,7 @@ class BuildRequest:
     source: Source
     out: Path
     recipe: Recipe
-    work: Work
+    work: WorkSettings
     dry_run: bool
     expect: int | None
 
@@ -122,7 +122,7 @@ class BuildOptions:
 
     def request(self, src: str, out: Path, opener: Callable[..., Source]) -> BuildRequest:
         """Check all flags, then open SRC."""
-        from decodeonce.prep.building import Work
+        from decodeonce.prep.building import WorkSettings
         from decodeonce.prep.sources import BoxedSource
         from decodeonce.prep.sources.folder import read_class_list
 
@@ -130,7 +130,7 @@ class BuildOptions:
             raise typer.BadParameter("SRC is empty; expected a path or a pattern")
         with parse.usage_errors():
             recipe = self._recipe()
-            work = Work(workers=self.workers, max_bad=self.max_bad, on_bad=self.on_bad)
+            work = WorkSettings(workers=self.workers, max_bad=self.max_bad, on_bad=self.on_bad)
             names = read_class_list(self.classes) if self.classes else None
         source = opener(src, classes=names, follow_links=self.follow_links)
         if self.boxes is not None and recipe.boxes is not None:

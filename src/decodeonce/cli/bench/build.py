@@ -23,7 +23,7 @@ from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, duration_text
 from decodeonce.host import free_space, is_in_memory, network_file_system, usable_cores
-from decodeonce.prep.building import Progress, Work, make_plan, work
+from decodeonce.prep.building import Progress, WorkSettings, make_plan, work
 from decodeonce.prep.building.output_dir import check_output_dir
 from decodeonce.prep.building.plan import Listing, row_order, scan
 from decodeonce.prep.building.status import read_status
@@ -154,7 +154,7 @@ def run_trial(
             raise _TimeIsUp
 
     with suppress(_TimeIsUp):
-        work(out, Work(workers=workers, max_bad="100%"), note)
+        work(out, WorkSettings(workers=workers, max_bad="100%"), note)
     busy = busy_share(before) * len(os.sched_getaffinity(0)) / min(workers, usable_cores())
     rejects = read_status(out).rejects
     remove_tree(out)

@@ -3,6 +3,6 @@
 from decodeonce.prep.building.build import build, make_plan, plan_unless_built
 from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.output_dir import is_built
-from decodeonce.prep.building.pool import Progress, Work, work
+from decodeonce.prep.building.pool import Progress, WorkSettings, work
 
-__all__ = ["Progress", "Work", "build", "finish", "is_built", "make_plan", "plan_unless_built", "work"]
+__all__ = ["Progress", "WorkSettings", "build", "finish", "is_built", "make_plan", "plan_unless_built", "work"]

@@ -25,7 +25,7 @@ from decodeonce.prep.building.plan import (
     write_facts,
     write_plan,
 )
-from decodeonce.prep.building.pool import Progress, Work, work
+from decodeonce.prep.building.pool import Progress, WorkSettings, work
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
@@ -80,8 +80,8 @@ def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = No
 def _stamped_plan(paths: StorePaths, source: Source, recipe: dict[str, Any]) -> Plan | None:
     """Return the plan if the source's stamp shows that it still matches, so that an archive is indexed only once."""
     plan = read_plan(paths)
-    found = {"kind": source.kind, "root": os.path.abspath(source.root), "stamp": source.stamp()}
-    same = found["stamp"] is not None and found == {key: plan.facts["source"][key] for key in found}
+    found = {"kind": source.kind, "root": os.path.abspath(source.root), "fingerprint": source.fingerprint()}
+    same = found["fingerprint"] is not None and found == {key: plan.facts["source"][key] for key in found}
     return plan if same and plan.facts["recipe"] == recipe else None
 
 
@@ -152,7 +152,7 @@ def build(
     source: Source,
     out: Path,
     recipe: Recipe,
-    how: Work | None = None,
+    how: WorkSettings | None = None,
     progress: Callable[[Progress], None] | None = None,
     expect: int | None = None,
 ) -> Manifest:
@@ -165,7 +165,7 @@ def build(
         source: The images and their labels.
         out: Folder of the store.
         recipe: The settings that decide the store's bytes.
-        how: Number of worker processes, and what to do with rejects. Default: `Work()`.
+        how: Number of worker processes, and what to do with rejects. Default: `WorkSettings()`.
         progress: Called about once per second.
         expect: Required number of images in the source, rejects included. None: any number.
 
@@ -177,9 +177,9 @@ def build(
         Stopped: The build stopped early. Completed blocks are kept: make the same call again.
 
     Example:
-        >>> build(FolderSource(Path("imagenet/val")), Path("val.store"), Recipe(height=64, width=64), Work(workers=2))
+        >>> build(FolderSource(Path("imagenet/val")), Path("val.store"), Recipe(height=64, width=64), WorkSettings(workers=2))
     """
-    how = how or Work()
+    how = how or WorkSettings()
     if plan_unless_built(source, out, recipe, expect) is not None:
         work(out, how, progress)
     return finish(out, how.max_bad)

@@ -41,7 +41,7 @@ def finish(out: Path, max_bad: str = "0.1%") -> Manifest:
 
     Args:
         out: Folder of the store.
-        max_bad: Maximum number of rejects, as in `Work`.
+        max_bad: Maximum number of rejects, as in `WorkSettings`.
 
     Returns:
         The manifest of the finished store.

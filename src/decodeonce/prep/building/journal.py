@@ -173,7 +173,7 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class JournalLine:
     """Position, digest and time of a block's record."""
 
     path: Path
@@ -199,7 +199,7 @@ class Journals:
     """
 
     def __init__(self, folder: Path, of: Callable[[int, int], bool] = lambda task, tasks: True) -> None:
-        self.lines: dict[int, Line] = {}
+        self.lines: dict[int, JournalLine] = {}
         self.authors: dict[Path, Author] = {}
         for name in sorted(os.listdir(folder)):
             match = NAME.fullmatch(name)
@@ -232,7 +232,7 @@ class Journals:
                 head, _, digest = encoded.rpartition(b"\t")
                 if digest == hexdigest(head).encode() + b"\n" and (match := LINE.fullmatch(head)):
                     block, at, facts = match.groups()
-                    line = Line(path, offset, len(encoded), hexdigest(facts), float(at))
+                    line = JournalLine(path, offset, len(encoded), hexdigest(facts), float(at))
                     known = self.lines.setdefault(int(block), line)
                     if known.digest != line.digest:
                         what = f"{known.path} and {path}: two processes decoded block {int(block)} differently"

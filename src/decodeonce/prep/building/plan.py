@@ -44,7 +44,7 @@ from decodeonce.store.hashing import digest_of, sign
 from decodeonce.store.layout import missing_advice
 from decodeonce.store.writer import write_array
 
-PLAN_VERSION = 7
+PLAN_VERSION = 8
 ROW = np.dtype(
     [
         ("label", "<i4"),
@@ -65,7 +65,7 @@ hash_of = xxhash.xxh3_64_intdigest
 
 
 @dataclass(frozen=True)
-class Samples:
+class PlannedSamples:
     """A table of samples, in the source's order or in row order.
 
     Attributes:
@@ -108,7 +108,7 @@ class Samples:
             for name, _, size, mtime_ns in self.values(first, min(first + CHUNK, len(self.rows))):
                 yield name, hash_of(name), hash_of(b"%d %d" % (size, mtime_ns))
 
-    def changes_in(self, found: Samples) -> str:
+    def changes_in(self, found: PlannedSamples) -> str:
         """Summarize how other samples differ from these, with the first change of each kind."""
         planned, now = self._hashes(), found._hashes()
         _, here, there = np.intersect1d(planned["name"], now["name"], assume_unique=True, return_indices=True)
@@ -141,14 +141,14 @@ class Listing:
         columns: The columns in the source's `column_names`.
         rejects: Samples that cannot become rows.
         digest: Covers class, size, name, boxes and values of every candidate, and whether it can become a row.
-        frozen: Covers the same and the modification times and places.
+        digest_with_times: Covers the same and the modification times and places.
     """
 
     samples: Samples
     columns: tuple[Column, ...]
     rejects: tuple[Reject, ...]
     digest: str
-    frozen: str
+    digest_with_times: str
 
     def __len__(self) -> int:
         return len(self.samples.rows)
@@ -170,11 +170,11 @@ def scan(source: Source, expect: int | None = None) -> Listing:
     rows, names, rejects = bytearray(), bytearray(), []
     own = [column_file(name) for name in source.column_names]
     numbers = {file: NumberColumn(name) for file, name in zip(own, source.column_names, strict=True)}
-    digest, frozen = xxhash.xxh3_64(), xxhash.xxh3_64()
+    digest, digest_with_times = xxhash.xxh3_64(), xxhash.xxh3_64()
     for entry in source.entries():
         fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _other_facts(entry))
         digest.update(fact)
-        frozen.update(b"%d\t%d\t%d\t%s" % (entry.mtime_ns, entry.unit, entry.place, fact))
+        digest_with_times.update(b"%d\t%d\t%d\t%s" % (entry.mtime_ns, entry.unit, entry.place, fact))
         if entry.problem:
             rejects.append(Reject(entry.text, entry.problem, "rejected"))
             continue
@@ -183,12 +183,12 @@ def scan(source: Source, expect: int | None = None) -> Listing:
         names += entry.name
         for name, value in (*zip(own, entry.values, strict=True), *entry.planned.items()):
             numbers.setdefault(name, NumberColumn(name)).append(value)
-    for doubt in source.doubts(len(rows) // PACKED.size):
+    for doubt in source.warnings(len(rows) // PACKED.size):
         logging.getLogger("decodeonce").warning("%s: %s", source.root, doubt)
     planned = {name: column.to_array() for name, column in numbers.items()}
-    samples = Samples(np.frombuffer(rows, ROW), np.frombuffer(names, np.uint8), planned)
+    samples = PlannedSamples(np.frombuffer(rows, ROW), np.frombuffer(names, np.uint8), planned)
     columns = tuple(numbers[file].to_column()[0] for file in own)
-    listing = Listing(samples, columns, tuple(rejects), digest.hexdigest(), frozen.hexdigest())
+    listing = Listing(samples, columns, tuple(rejects), digest.hexdigest(), digest_with_times.hexdigest())
     check_expected(source, listing.candidates, expect)
     if not len(listing):
         tried = f"; all {listing.candidates} candidates are rejects, first {rejects[0]}" if rejects else ""
@@ -259,7 +259,7 @@ class Plan:
         self.columns = [Column(**{**column, "shape": tuple(column["shape"])}) for column in facts["columns"]]
 
     @cached_property
-    def samples(self) -> Samples:
+    def samples(self) -> PlannedSamples:
         """The samples in row order, memory-mapped."""
         rows = self._mapped(self.paths.plan_rows).view(ROW)
         nbytes = int(rows[-1]["name_start"]) + int(rows[-1]["name_bytes"])
@@ -268,7 +268,7 @@ class Plan:
         # All names may be empty, and an empty file cannot be mapped.
         names = np.memmap(self.paths.plan_names, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
         planned = enumerate(self.facts["planned"])
-        return Samples(rows, names, {name: self._mapped(self.paths.plan_column(k)) for k, (name, _) in planned})
+        return PlannedSamples(rows, names, {name: self._mapped(self.paths.plan_column(k)) for k, (name, _) in planned})
 
     def _mapped(self, path: Path) -> NDArray[Any]:
         try:
@@ -346,9 +346,9 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
             "kind": source.kind,
             "root": os.path.abspath(source.root),
             "facts": source.facts(),
-            "stamp": source.stamp(),
+            "fingerprint": source.fingerprint(),
             "read_unit": source.read_unit,
-            "frozen": listing.frozen,
+            "digest_with_times": listing.digest_with_times,
         },
     }
 
@@ -425,7 +425,7 @@ def check_matches_plan(plan: Plan, listing: Listing, facts: dict[str, Any]) -> N
     if asked != there:
         what = f"{out}: planned with the columns {there}, but this command asks for {asked}"
         raise BuildError(f"{what}; pass the plan's --column, or remove OUT and build again")
-    if planned["frozen"] != found["frozen"]:
+    if planned["digest_with_times"] != found["digest_with_times"]:
         summary = plan.samples.changes_in(listing.samples)
         if planned["root"] != found["root"]:
             what = f"{out}: planned from {planned['root']} ({planned['kind']}), but SRC is {found['root']}"

@@ -54,7 +54,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkSettings:
     """How to decode the blocks of a build.
 
     Args:
@@ -85,7 +85,7 @@ class Work:
         allowed_rejects(self.max_bad, 0)
 
 
-def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None] | None = None) -> None:
+def work(out: Path, how: WorkSettings | None = None, progress: Callable[[Progress], None] | None = None) -> None:
     """Decode the blocks of one task's share that are not done yet.
 
     It is safe to kill this at any moment, to run it again, and to run it twice at once: two processes that decode the
@@ -94,7 +94,7 @@ def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None
 
     Args:
         out: Folder of the planned store.
-        how: Share, number of workers, and limits on rejects. Default: `Work()`, the whole store.
+        how: Share, number of workers, and limits on rejects. Default: `WorkSettings()`, the whole store.
         progress: Called about once per second.
 
     Raises:
@@ -109,7 +109,7 @@ def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None
         plan = read_plan(paths)
         _check_decoders(plan)
         make_folder(paths.journals)  # without locks, another node may have removed it while it wrote the same plan
-        _decode_share(plan, how or Work(), progress or (lambda done: None))
+        _decode_share(plan, how or WorkSettings(), progress or (lambda done: None))
     except (BuildError, Stopped, OSError) as error:
         if not paths.manifest.exists():
             if stopped := _removed(error, paths):
@@ -139,7 +139,7 @@ def _check_decoders(plan: Plan) -> None:
         )
 
 
-def _decode_share(plan: Plan, how: Work, progress: Callable[[Progress], None]) -> None:
+def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], None]) -> None:
     """Decode the missing blocks of a task's share; raises as `work`."""
     share = plan.blocks.of_task(how.task, how.tasks)
     journals = Journals(plan.paths.journals, lambda task, tasks: overlap(share, plan.blocks.of_task(task, tasks)))

@@ -14,7 +14,7 @@ from typing import get_args
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.build import build
-from decodeonce.prep.building.pool import Progress, Work
+from decodeonce.prep.building.pool import Progress, WorkSettings
 from decodeonce.prep.convert.rows import shape_text
 from decodeonce.prep.convert.source import StoreSource
 from decodeonce.prep.recipe import Filter, Recipe, Sort, check_choice
@@ -94,7 +94,7 @@ def convert(
     """
     source, recipe = open_conversion(stores, out, conversion or Conversion())
     # No rejects are allowed: a damaged row fails the build anyway, and rejects of the inputs do not count here.
-    return build(source, out, recipe, Work(workers=workers, max_bad="0", on_bad="fail"), progress)
+    return build(source, out, recipe, WorkSettings(workers=workers, max_bad="0", on_bad="fail"), progress)
 
 
 def open_conversion(

@@ -46,7 +46,7 @@ class Source(ABC):
     A build uses a source in three places:
 
     1. The process that plans the build makes the source, usually with an opener such as `open_folder`. It calls
-       `stamp`, `entries`, `classes`, `doubts` and `facts`.
+       `fingerprint`, `entries`, `classes`, `warnings` and `facts`.
     2. Each worker process makes its own copy with `type(source)(root, **facts)` and calls `read` for its samples, from
        one thread.
     3. The process that finishes the store makes a copy in the same way and calls `columns`, `column_values` and
@@ -113,7 +113,7 @@ class Source(ABC):
         """A phrase that describes what was recognised at SRC, shown when a build starts."""
         return f"{self.kind}, {counted(len(self.classes()), 'class', 'classes')}"
 
-    def doubts(self, samples: int) -> list[str]:
+    def warnings(self, samples: int) -> list[str]:
         """Return warnings about the listing, one sentence each; default none.
 
         Called once after `entries` is exhausted. Each sentence is logged after the source's root; the build continues.
@@ -132,7 +132,7 @@ class Source(ABC):
         calls it.
         """
 
-    def stamp(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return a value that changes whenever the listing would change; default None if only listing can tell.
 
         Called before and after `entries`, with the same result, so it must not list the source. It must be

@@ -89,12 +89,12 @@ class BoxedSource(Source):
     def found(self) -> str:
         return f"{self.source.found}, boxes from {self.boxes}"
 
-    def doubts(self, samples: int) -> list[str]:
+    def warnings(self, samples: int) -> list[str]:
         if self._new:
             first = ", ".join(self._new[:3])
             self._seen["object names that became new classes"] = (len(self._new), first)
         seen = [f"{what}: {times} (first {first})" for what, (times, first) in self._seen.items()]
-        return [*self.source.doubts(self._samples), *seen]
+        return [*self.source.warnings(self._samples), *seen]
 
     def facts(self) -> dict[str, Any]:
         own = {"boxes": str(self.boxes), "rules": asdict(self.rules), "names": list(self._numbers)}

@@ -102,7 +102,7 @@ class ListSource(LabelledSource):
             values = self._checked(map(parse_value, fields), f"{self.file}: line {line.number}") if fields else ()
             yield Entry(name, label, 0, 0, problem, values=values)
 
-    def _lines(self) -> Iterator[tuple[Line, bytes]]:
+    def _lines(self) -> Iterator[tuple[ListLine, bytes]]:
         root = name_text(os.fsencode(self.root))
         for line in read_list(self.file, self.column_names):
             name = path_below(root, line.path)
@@ -113,7 +113,7 @@ class ListSource(LabelledSource):
                 )
             yield line, name_bytes(name)
 
-    def _label(self, line: Line, name: bytes) -> str:
+    def _label(self, line: ListLine, name: bytes) -> str:
         if line.label is not None:
             return line.label
         folder, _, _ = name.rpartition(b"/")
@@ -169,7 +169,7 @@ def open_list(
     return ListSource(top, file=str(file), classes=classes, column=column, follow_links=follow_links)
 
 
-class Line(NamedTuple):
+class ListLine(NamedTuple):
     """A parsed line. `label` is None if the list has no labels, and "" if only this line has none.
 
     `values` are the texts in the requested columns.
@@ -196,7 +196,7 @@ class Layout:
         return f"{kind}, {'classes from folder names' if self.label is None else 'with labels'}"
 
 
-def read_list(file: Path, columns: Sequence[str] = ()) -> Iterator[Line]:
+def read_list(file: Path, columns: Sequence[str] = ()) -> Iterator[ListLine]:
     """Yield the lines of a list that are not blank; raise BuildError for a line that does not match the first."""
     layout = find_layout(file, columns)
     last = max(layout.path, layout.label or 0, *layout.others)
@@ -206,7 +206,7 @@ def read_list(file: Path, columns: Sequence[str] = ()) -> Iterator[Line]:
         if len(fields) <= last or not fields[layout.path] or "\0" in fields[layout.path]:
             raise BuildError(f"{file}: line {number}: {fields!r:.200}, expected {layout}")
         label = None if layout.label is None else fields[layout.label].strip()
-        yield Line(number, fields[layout.path], label, [fields[other] for other in layout.others])
+        yield ListLine(number, fields[layout.path], label, [fields[other] for other in layout.others])
 
 
 def find_layout(file: Path, columns: Sequence[str] = ()) -> Layout:

@@ -62,7 +62,7 @@ class FolderSource(Source):
         if not self._names:
             raise BuildError(f"{root}: contains no folders; expected {root}/<class>/<image>, one folder per class")
 
-    def doubts(self, samples: int) -> list[str]:
+    def warnings(self, samples: int) -> list[str]:
         return [] if self._names_given else _split_warnings(self.root, self._names, self._links)
 
     def facts(self) -> dict[str, Any]:

@@ -288,7 +288,7 @@ class ImagenetSplit(Source):
         labels = f", labels from {self.labels.origin}" if self.is_flat else ""
         return f"{self.form}{labels}, {counted(len(self._names), 'class', 'classes')}"
 
-    def doubts(self, samples: int) -> list[str]:
+    def warnings(self, samples: int) -> list[str]:
         warnings, whole = [*self._warnings, *self._strays], WHOLE[self.split]
         wnids = sum(1 for name in self._names if WNID.fullmatch(name))
         if wnids >= MANY_CLASSES and samples != whole:
@@ -397,7 +397,7 @@ class ArchiveSource(ImagenetSplit):
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "files": self._files.facts()}
 
-    def stamp(self) -> Any:
+    def fingerprint(self) -> Any:
         return {**self.facts(), "labels": self.labels.digest if self.is_flat else ""}
 
     def present_classes(self) -> list[str]:

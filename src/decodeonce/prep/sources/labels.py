@@ -55,7 +55,7 @@ class LabelledSource(Source):
             next(self.entries(), None)
         return tuple(map(ImageClass, self._names or ()))
 
-    def doubts(self, samples: int) -> list[str]:
+    def warnings(self, samples: int) -> list[str]:
         names, used = self._names or [], {number for number in self._numbers.values() if number >= 0}
         unused = sorted(set(range(len(names))) - used) if used else []
         warnings = []

@@ -114,7 +114,7 @@ class ParquetSource(LabelledSource):
         facts = {**super().facts(), "files": self._files.facts(), "columns": [*self._columns]}
         return {**facts, "groups": self._groups}
 
-    def stamp(self) -> Any:
+    def fingerprint(self) -> Any:
         return [self._files.facts(), [*self._columns], self._requested]
 
     def entries(self) -> Iterator[Entry]:

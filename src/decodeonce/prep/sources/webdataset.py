@@ -94,7 +94,7 @@ class WebdatasetSource(LabelledSource):
         own = {"gzipped": sorted(self._gzipped), "column": list(self.column_names)}
         return {**super().facts(), "files": self._files.facts(), **own}
 
-    def stamp(self) -> Any:
+    def fingerprint(self) -> Any:
         return [self._files.facts(), sorted(self._gzipped), self._requested, *self.column_names]
 
     def entries(self) -> Iterator[Entry]:
@@ -150,7 +150,7 @@ class WebdatasetSource(LabelledSource):
     def _threads(self) -> int:
         return STAT_THREADS if network_file_system(self.root) else usable_cores() if self._gzipped else 1
 
-    def _samples(self, number: int) -> Generator[Sample, None, None]:
+    def _samples(self, number: int) -> Generator[TarSample, None, None]:
         """Yield the samples of one shard."""
         with self._files.opened(number) as file:
             tar = GzipStream(file, BuildError) if number in self._gzipped else file
@@ -195,7 +195,7 @@ def _is_gzipped(path: bytes) -> bool:
         return holder.read_at(0, len(GZIP_MAGIC)) == GZIP_MAGIC
 
 
-class Sample(NamedTuple):
+class TarSample(NamedTuple):
     """A sample in a tar: its image, or its first member, with the problem if it has no image, and its label.
 
     Attributes:
@@ -211,14 +211,14 @@ class Sample(NamedTuple):
     values: Sequence[Any] = ()
 
 
-def read_samples(tar: Holder, columns: Sequence[str] = ()) -> Iterator[Sample]:
+def read_samples(tar: Holder, columns: Sequence[str] = ()) -> Iterator[TarSample]:
     """Group the members of a tar into samples, in their order. A gzip stream is only read forward."""
     parts = ((match[1], match[2].lower(), m) for m in list_tar(tar) if (match := _PARTS.fullmatch(m.name)))
     for _, sample in groupby(parts, itemgetter(0)):
         yield _sample(((suffix, member) for _, suffix, member in sample), tar, columns)
 
 
-def _sample(parts: Iterator[tuple[bytes, Member]], tar: Holder, columns: Sequence[str]) -> Sample:
+def _sample(parts: Iterator[tuple[bytes, Member]], tar: Holder, columns: Sequence[str]) -> TarSample:
     first: Member | None = None
     images: list[tuple[int, Member]] = []
     texts: dict[bytes, bytes] = {}
@@ -237,7 +237,7 @@ def _sample(parts: Iterator[tuple[bytes, Member]], tar: Holder, columns: Sequenc
     label_from = next((suffix for suffix in LABELS if suffix in texts), b"")
     label = _label(label_from, texts.get(label_from, b""))
     fields = _fields(texts.get(b"json", b"")) if columns else {}
-    return Sample(main, label, label_from.decode() if label else "", [fields.get(column) for column in columns])
+    return TarSample(main, label, label_from.decode() if label else "", [fields.get(column) for column in columns])
 
 
 def _label(suffix: bytes, data: bytes) -> str:
@@ -258,7 +258,7 @@ def _fields(data: bytes) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _collect(columns: Sequence[NumberColumn], sample: Sample, path: str) -> None:
+def _collect(columns: Sequence[NumberColumn], sample: TarSample, path: str) -> None:
     """Append the values of a sample to the columns, unless it cannot become a row."""
     where = f"{path}: {name_text(sample.member.name)}"
     is_row = sample.label and not sample.member.problem
