@@ -156,7 +156,7 @@ class Reader(ShardFiles):
         """
         if not len(rows):
             return None
-        with suppress(DecodeonceError):  # a damaged shard is reported by its reader
+        with suppress(DecodeonceError, OSError):  # a damaged shard or a dead server is reported when a row is read
             if self._hints % CHECK_EVERY == 0:
                 self._cold = self._any_cold(rows[:: -(-len(rows) // CHECKED_ROWS)])
             self._hints += 1

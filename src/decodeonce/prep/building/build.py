@@ -78,7 +78,7 @@ def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = No
 
 
 def _stamped_plan(paths: StorePaths, source: Source, recipe: dict[str, Any]) -> Plan | None:
-    """Return the plan if the source's stamp shows that it still matches, so that an archive is indexed only once."""
+    """Return the plan if the source's fingerprint is still the same, so that an archive is indexed once."""
     plan = read_plan(paths)
     found = {"kind": source.kind, "root": os.path.abspath(source.root), "fingerprint": source.fingerprint()}
     same = found["fingerprint"] is not None and found == {key: plan.facts["source"][key] for key in found}
@@ -177,7 +177,8 @@ def build(
         Stopped: The build stopped early. Completed blocks are kept: make the same call again.
 
     Example:
-        >>> build(FolderSource(Path("imagenet/val")), Path("val.store"), Recipe(height=64, width=64), WorkSettings(workers=2))
+        >>> recipe, how = Recipe(height=64, width=64), WorkSettings(workers=2)
+        >>> build(FolderSource(Path("imagenet/val")), Path("val.store"), recipe, how)
     """
     how = how or WorkSettings()
     if plan_unless_built(source, out, recipe, expect) is not None:

@@ -144,7 +144,7 @@ class Listing:
         digest_with_times: Covers the same and the modification times and places.
     """
 
-    samples: Samples
+    samples: PlannedSamples
     columns: tuple[Column, ...]
     rejects: tuple[Reject, ...]
     digest: str
@@ -183,8 +183,8 @@ def scan(source: Source, expect: int | None = None) -> Listing:
         names += entry.name
         for name, value in (*zip(own, entry.values, strict=True), *entry.planned.items()):
             numbers.setdefault(name, NumberColumn(name)).append(value)
-    for doubt in source.warnings(len(rows) // PACKED.size):
-        logging.getLogger("decodeonce").warning("%s: %s", source.root, doubt)
+    for warning in source.warnings(len(rows) // PACKED.size):
+        logging.getLogger("decodeonce").warning("%s: %s", source.root, warning)
     planned = {name: column.to_array() for name, column in numbers.items()}
     samples = PlannedSamples(np.frombuffer(rows, ROW), np.frombuffer(names, np.uint8), planned)
     columns = tuple(numbers[file].to_column()[0] for file in own)

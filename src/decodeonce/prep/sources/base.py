@@ -136,7 +136,8 @@ class Source(ABC):
         """Return a value that changes whenever the listing would change; default None if only listing can tell.
 
         Called before and after `entries`, with the same result, so it must not list the source. It must be
-        JSON-serializable. If a plan exists with an equal stamp, that plan is used and the source is not listed again.
+        JSON-serializable. If a plan exists with an equal fingerprint, that plan is used, and the source is not listed
+        again.
         """
         return None
 
