@@ -66,7 +66,7 @@ def test_each_row_is_transferred_once(store: Path, tail: Tail) -> None:
         for _ in range(6):
             list(loader)
             uploaded.append(device.pixels // row_bytes)
-            cached.append(loader.stats()["cached_rows"])
+            cached.append(loader.stats()["memory"]["cached_rows"])
     assert uploaded == cached
     assert uploaded[0] == (COUNT if tail == "keep" else COUNT // BATCH * BATCH)
     assert uploaded[-1] == COUNT  # with "drop", a row can be first used in a later epoch, but is uploaded once

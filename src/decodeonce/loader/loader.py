@@ -160,7 +160,7 @@ class Loader:
         self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None)
         made, why = make_reader(opened, reader, threads, verify=verify)
         self._reader: Reader | None = made
-        self._choice: dict[str, Any] = {"reader": made.name, "why": why, "threads": threads}
+        self._choice: dict[str, Any] = {"name": made.name, "why": why, "threads": threads}
         self._meter = Meter()
         self._positions = Positions()
         self._filler: Filler | None = None  # of the last epoch; its threads may outlive the epoch
@@ -302,29 +302,26 @@ class Loader:
         self._end_epoch("load_state_dict() was called")
         self._positions.now = self._positions.next = position
 
-    def stats(self) -> dict[str, Any]:
-        """Return the choices of the Loader and its counts since it was created.
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """Return the choices of the Loader and its counts since it was created. Fractions have three decimals.
 
         Returns:
-            dict[str, Any]: With these keys:
+            dict[str, dict[str, Any]]: These groups:
 
-            - reader, why, threads: the reader, the reason for it, and the number of threads that copy.
-            - slots: batch buffers allocated in host memory.
-            - cached_rows: rows in device memory.
-            - batches, bytes: batches yielded, and the bytes of their pixels.
-            - seconds: time spent iterating, including the work of the ``for`` body.
-            - samples_per_s, bytes_per_s: rates over `seconds`.
-            - seconds_waited: time that the ``for`` loop waited for batches.
-            - waited_time_share: seconds_waited / seconds, as in ``bottleneck()``.
-            - waited_batch_share: share of batches that were not ready when requested.
-            - queue_depth: batches that were ready when one was requested, on average.
-            - cold_share: share of read-ahead checks that found rows outside the page cache.
-            - seconds_reading, seconds_reading_cpu: time of all copying threads, in total and on a processor.
-            - seconds_transforming: time in calls of the transform.
-            - seconds_sending: time spent waiting for buffers and delivering batches, without the transform.
+            - "reader": its `name`, `why` it was chosen, and the number of `threads` that copy.
+            - "memory": `slots`, batch buffers allocated in host memory, and `cached_rows`, rows in device memory.
+            - "yielded": `batches`, `bytes` of their pixels, `seconds` spent iterating, including the work of the
+              ``for`` body, and the rates over them, `samples_per_s` and `bytes_per_s`.
+            - "waited": `batches` that were not ready when requested, `seconds` that the ``for`` loop waited for them,
+              `time_share` of the time spent iterating, as in ``bottleneck()``, and `queue_depth`, the batches that were
+              ready when one was requested, on average.
+            - "threads": `seconds_reading` and `seconds_reading_cpu`, the time of all copying threads, in total and on
+              a processor; `seconds_transforming`, in calls of the transform; `seconds_sending`, waiting for buffers and
+              delivering batches, without the transform; `cold_share`, the share of read-ahead checks that found rows
+              outside the page cache.
         """
-        slots, cached = self._delivery.slots.made, self._delivery.cached_rows
-        return {**self._choice, "slots": slots, "cached_rows": cached, **self._meter.facts(self._manifest.row_bytes)}
+        memory = {"slots": self._delivery.slots.made, "cached_rows": self._delivery.cached_rows}
+        return {"reader": {**self._choice}, "memory": memory, **self._meter.facts(self._manifest.row_bytes)}
 
     def bottleneck(self) -> str:
         """Return what has limited training so far, as a word and a reason.
