@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import Subset
 
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, find_rank
 from decodeonce.loader.arguments import StoreLike, advise, as_store, whole
 from decodeonce.loader.augment import Augment
 from decodeonce.loader.buffers import refuse_to_copy
+from decodeonce.loader.dataset import StoreDataset
 from decodeonce.loader.delivery import Batch, Transform, find_device, make_delivery
 from decodeonce.loader.epoch import Epoch, Filler, Position, Positions
 from decodeonce.loader.meter import Meter
@@ -129,7 +132,7 @@ class Loader:
             transform.check_store([column.name for column in self._manifest.columns], len(self._manifest.classes))
 
         chosen = find_rows(rows, len(opened))
-        self.count = len(chosen)
+        self.count, self._chosen = len(chosen), chosen
         self._partition = make_partition(partition, chosen, self.batch_size, self.rank, self.world_size, tail)
         own = self._partition.rows
         advice = 'pass partition="range" and the world size that it was staged for'
@@ -178,6 +181,12 @@ class Loader:
         ``tqdm(loader, initial=len(loader) - loader.steps_left)``.
         """
         return self._partition.steps()
+
+    @cached_property
+    def dataset(self) -> StoreDataset | Subset[tuple[Any, ...]]:
+        """The rows of the store or the subset, (image, label) each. Trainers take its length as that of an epoch."""
+        rows = StoreDataset(self._root)
+        return rows if isinstance(self._chosen, range) else Subset(rows, self._chosen.tolist())
 
     @property
     def epoch(self) -> int:
