@@ -18,6 +18,8 @@ from decodeonce.loader.augment import (
     Draws,
     MixUp,
     Normalize,
+    PerBatch,
+    PerImage,
     RandomCrop,
     RandomFlip,
     RandomResizedCrop,
@@ -130,3 +132,26 @@ def test_boxes_are_bit_identical(device: torch.device) -> None:
     expected, found = augment(batch).columns, augment(batch.to(device)).columns
     for name in columns:
         assert torch.equal(found[name].cpu(), expected[name])
+
+
+def drawn_on_the_host(image: Tensor) -> Tensor:
+    return image ^ torch.randint(256, (1,)).to(image)
+
+
+def drawn_on_the_device(image: Tensor) -> Tensor:
+    return image ^ torch.randint(256, (1,), dtype=torch.uint8, device=image.device)
+
+
+def test_transforms_of_other_libraries_draw_the_same_on_host_and_device(device: torch.device) -> None:
+    arrays = PerImage(lambda image: image[::-1], takes="numpy")
+    on_host, on_device = on_both(device, PerImage(drawn_on_the_host), PerBatch(drawn_on_the_host), arrays)
+    assert torch.equal(on_host.images, on_device.images)
+
+
+def test_draws_on_the_device_are_seeded_by_row(device: torch.device) -> None:
+    batch, augment = batch_of(noise()).to(device), Augment(PerImage(drawn_on_the_device), seed=4)
+    state = torch.get_device_module(device).get_rng_state()
+    expected = augment(batch).images
+    half = {"images": batch.images[32:], "labels": batch.labels[32:], "rows": batch.rows[32:], "valid": 32}
+    assert torch.equal(augment(dataclasses.replace(batch, **half)).images, expected[32:])  # type: ignore[arg-type]
+    assert torch.equal(torch.get_device_module(device).get_rng_state(), state)

@@ -316,7 +316,7 @@ def test_errors_in_the_filler_are_raised_at_the_next_batch(store: Path, kind: ty
         if len(seen) == 3:
             raise kind("the fourth")
         seen.append(batch)
-        return batch
+        return dataclasses.replace(batch)
 
     seen: list[Batch] = []
     threads = threading.active_count()
@@ -426,8 +426,8 @@ def test_loader_can_start_an_epoch_after_a_fork(store: Path) -> None:
 
 def test_exit_during_an_epoch_prints_nothing(store: Path) -> None:
     code = (
-        "import sys; from decodeonce import Loader; "
-        f"batches = iter(Loader({str(store)!r}, batch_size=1, prefetch=1000, transform=lambda batch: batch)); "
+        "import dataclasses, sys; from decodeonce import Loader; "
+        f"batches = iter(Loader({str(store)!r}, batch_size=1, prefetch=1000, transform=dataclasses.replace)); "
         "kept = [next(batches), next(batches)]; "
         "assert not {'PIL', 'decodeonce.prep'} & set(sys.modules), 'the loader imports prep or Pillow'"
     )

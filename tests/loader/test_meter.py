@@ -51,7 +51,7 @@ def test_bottleneck_names_a_slow_transform_with_the_share_from_stats(store: Path
         end = time.perf_counter() + 0.01
         while time.perf_counter() < end:
             pass
-        return batch
+        return replace(batch)
 
     with Loader(store, batch_size=20, transform=slow) as loader:
         list(loader)

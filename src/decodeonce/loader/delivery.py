@@ -108,6 +108,18 @@ class Batch:
 
 
 Transform = Callable[[Batch], Batch]
+
+
+def name_of(function: object) -> str:
+    """The name of a function, or of the class of another callable, for messages."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _versions(batch: Batch) -> list[tuple[int, int]]:
+    """What changes when a tensor of the batch is replaced, or when torch writes to it."""
+    return [(id(tensor), tensor._version) for tensor in batch.tensors() if isinstance(tensor, Tensor)]
+
+
 Array = NDArray[np.generic]
 Shape = tuple[int, ...]
 Result = tuple[float, float] | BaseException  # the times of a copying thread (see meter.timed), or its error
@@ -230,6 +242,7 @@ class Delivery:
     def __init__(self, slots: Slots, transform: Transform | None) -> None:
         self.slots = slots
         self._transform = transform
+        self._transform_checked = False
         self.blocks: Pool[mmap.mmap] = Pool(4)  # for a transform on a CPU; an augmented batch needs three
 
     def begin(self) -> None:
@@ -257,10 +270,19 @@ class Delivery:
         batch = Batch(images, self._move(labels), self._move(step.rows), step.valid, step.epoch, moved)
         result, seconds = batch, 0.0
         if self._transform is not None:
+            before = _versions(batch)
             start = time.perf_counter()
             with torch.no_grad(), mark("transform"):
                 result = self._transform(batch)
             seconds = time.perf_counter() - start
+            # Only the first batch counts, because a transform may leave later epochs unchanged on purpose.
+            if not self._transform_checked and result is batch and _versions(batch) == before:
+                raise ValueError(
+                    f"transform {name_of(self._transform)} returned its Batch unchanged. Transforms of torchvision "
+                    "ignore a Batch; for those, use Augment(PerImage(...)). A transform that only looks at a Batch "
+                    "must return dataclasses.replace(batch)"
+                )
+            self._transform_checked = True
         if not isinstance(result, Batch):
             raise TypeError(f"transform returned {type(result).__name__}, expected a Batch (see dataclasses.replace)")
         if wrong := {type(part).__name__ for part in result.tensors() if not isinstance(part, Tensor)}:

@@ -64,8 +64,9 @@ class Loader:
         reader: How to read. "auto" (default): choose by file system and memory; ``stats()`` shows the choice and the
             reason. "pread": one read per run of consecutive rows. "mmap": copy from mapped files; network file systems
             are still read with pread.
-        transform: Function from a ``Batch`` to a ``Batch``, such as ``Augment``. It runs in a thread of the Loader, on
-            the device and a stream of the Loader, without gradients and outside autocast. Default: none.
+        transform: Function from a ``Batch`` to a new ``Batch``, such as ``Augment``. It runs in a thread of the Loader,
+            on the device and a stream of the Loader, without gradients and outside autocast. If it only looks at a
+            batch, it must return ``dataclasses.replace(batch)``. Default: none.
         cache: "device" keeps each row in device memory after its first use, so that its pixels are read and
             transferred once. Batches are the same. Needs a single rank or ``partition="range"``, and memory for all
             rows of the rank. Default: None, no cache.

@@ -1,12 +1,13 @@
 """Augment whole batches on the device: `Loader(transform=Augment(RandomResizedCrop(224), RandomFlip()))`.
 
-Nothing here waits for the device or copies from the host to it, except for a few constants on the first use of a
-device.
+Except for PerImage and PerBatch, nothing here waits for the device or copies from the host to it, apart from a few
+constants on the first use of a device.
 """
 
 from decodeonce.loader.augment.augment import Augment, BoxStep, Draws, LabelStep, Step, mix_words
 from decodeonce.loader.augment.crop import CenterCrop, RandomCrop, RandomResizedCrop, ramp
 from decodeonce.loader.augment.flip import RandomFlip
+from decodeonce.loader.augment.foreign import PerBatch, PerImage
 from decodeonce.loader.augment.mix import CutMix, MixUp
 from decodeonce.loader.augment.normalize import IMAGENET, Normalize
 
@@ -20,6 +21,8 @@ __all__ = [
     "LabelStep",
     "MixUp",
     "Normalize",
+    "PerBatch",
+    "PerImage",
     "RandomCrop",
     "RandomFlip",
     "RandomResizedCrop",

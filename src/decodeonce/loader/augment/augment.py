@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import whole
-from decodeonce.loader.delivery import Batch
+from decodeonce.loader.delivery import Batch, name_of
 from decodeonce.loader.order import derive_key
 from decodeonce.splitmix import FACTOR_1, FACTOR_2, GOLDEN
 
@@ -144,6 +144,9 @@ class Augment:
         for number, step in enumerate(self._steps):
             draws = Draws(derive_key(self._seed, batch.epoch, number), batch.rows, batch.epoch)
             (height, width), images = images.shape[1:3], step(images, draws)
+            if not isinstance(images, Tensor):
+                problem = f"the step {name_of(step)} returned {type(images).__name__}, expected a Tensor"
+                raise TypeError(f"{problem}; for a transform of another library, use PerImage(...) or PerBatch(...)")
             if isinstance(step, LabelStep):
                 labels = step.mix_labels(labels, draws, height, width)
             if "boxes" in columns:
@@ -164,8 +167,7 @@ def _as_box_step(step: Step) -> BoxStep:
     )
     if isinstance(step, LabelStep):
         problem = "cannot mix boxes; remove the step or use a store without boxes"
-    name = getattr(step, "__name__", type(step).__name__)
-    raise ValueError(f'the store has the column "boxes", but the step {name} of Augment {problem}')
+    raise ValueError(f'the store has the column "boxes", but the step {name_of(step)} of Augment {problem}')
 
 
 def mix_words(words: Tensor) -> Tensor:
@@ -210,9 +212,17 @@ class Draws:
         Returns:
             Tensor: float32 (B, count) in [0, 1), multiples of 2**-24, on the device of the batch.
         """
-        words = mix_words(self.rows ^ _signed(self.key + GOLDEN)) + _signed(GOLDEN)
+        words = self.seeds() + _signed(GOLDEN)
         words = mix_words(words[:, None] ^ torch.arange(count, device=words.device))
         return _shift_right(words, 64 - _BITS).to(torch.float32) * 2.0**-_BITS
+
+    def seeds(self) -> Tensor:
+        """Return a seed for each row, for a random number generator: ``derive_key(seed, epoch, step, row)``.
+
+        Returns:
+            Tensor: int64 (B,), all 64 bits random, on the device of the batch.
+        """
+        return mix_words(self.rows ^ _signed(self.key + GOLDEN))
 
 
 def _signed(word: int) -> int:
@@ -256,12 +266,12 @@ def fill_rows(result: Tensor, fill: Callable[[int], None]) -> Tensor:
     `fill` must use NumPy for operations that torch would run in several threads. torch's threads spin while they wait
     for each other. When other processes used the same cores, this took up to 20 times as long as the work itself.
     """
-    threads = max(1, min(torch.get_num_threads(), len(result), _MOST_THREADS))
-
-    def fill_share(first: int) -> None:
-        for row in range(first, len(result), threads):
-            fill(row)
-
-    with ThreadPoolExecutor(threads) as pool:
-        deque(pool.map(fill_share, range(threads)), maxlen=0)
+    share_rows(len(result), lambda rows: deque(map(fill, rows), maxlen=0))
     return result
+
+
+def share_rows(count: int, work: Callable[[range], object]) -> None:
+    """Share `count` rows among torch.get_num_threads() threads, at most 8, and call `work` in each with its rows."""
+    threads = max(1, min(torch.get_num_threads(), count, _MOST_THREADS))
+    with ThreadPoolExecutor(threads) as pool:
+        deque(pool.map(work, [range(first, count, threads) for first in range(threads)]), maxlen=0)
