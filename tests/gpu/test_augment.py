@@ -14,16 +14,22 @@ from decodeonce import Batch
 from decodeonce.loader.augment import (
     Augment,
     CenterCrop,
+    ColorJitter,
     CutMix,
     Draws,
+    GaussianBlur,
     MixUp,
     Normalize,
     PerBatch,
     PerImage,
     RandomCrop,
+    RandomErasing,
     RandomFlip,
+    RandomGrayscale,
     RandomResizedCrop,
+    Solarize,
     Step,
+    Views,
 )
 from tests.loader.meta_device import batch_of
 from tests.stores import random_images
@@ -121,6 +127,24 @@ def test_mixed_pixels_differ_by_at_most_one_level(device: torch.device) -> None:
     expected, found = on_both(device, MixUp(0.4, 3))
     assert largest_difference(found.images, expected.images) <= 1
     assert largest_difference(found.labels, expected.labels) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "step",
+    [ColorJitter(0.4, 0.4, 0.4, 0.1), RandomGrayscale(0.5), Solarize(p=0.5), GaussianBlur(9, p=0.5), RandomErasing()],
+    ids=repr,
+)
+def test_changed_colors_differ_by_at_most_one_level(device: torch.device, step: Step) -> None:
+    on_host, on_device = on_both(device, step)
+    assert largest_difference(on_device.images, on_host.images) <= 1
+
+
+def test_views_are_bit_identical(device: torch.device) -> None:
+    flip = Augment(RandomFlip(), seed=4)
+    batch, views = batch_of(noise()), Views(flip, flip, Augment(RandomCrop(20)))
+    on_host, on_device = views(batch), views(batch.to(device))
+    assert {view.device for view in on_device.views} == {device}
+    assert all(map(torch.equal, on_device.to("cpu").views, on_host.views))
 
 
 def test_boxes_are_bit_identical(device: torch.device) -> None:

@@ -305,6 +305,21 @@ def test_functions_of_random_can_be_pickled() -> None:
         assert pickle.loads(pickle.dumps(function)) is function
 
 
+def test_images_are_transformed_with_one_core_per_thread() -> None:
+    cores: list[int] = []
+
+    def look(image: Tensor) -> Tensor:
+        cores.append(torch.get_num_threads())
+        return image
+
+    augment = Augment(PerImage(look))
+    augment(batch_of(noise(9)))  # also checks that the first images can be repeated
+    cores.clear()
+    augment(batch_of(noise(9)))
+    assert cores == [1] * 9
+    assert torch.get_num_threads() == 4
+
+
 def test_two_loaders_can_share_an_augment(store: Path) -> None:
     transform = Augment(PerImage(OwnGenerator()), PerBatch(OwnGenerator()), seed=SEED)
     with Loader(store, batch_size=12, transform=transform) as alone:

@@ -6,7 +6,7 @@ import math
 import mmap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -31,13 +31,14 @@ class Batch:
 
     Attributes:
         images: uint8 (B, H, W, C), contiguous. ``images.permute(0, 3, 1, 2)`` is already channels_last; no copy. After
-            ``Augment``: (B, C, H, W), channels_last, with the dtype of its last step.
+            ``Augment``: (B, C, H, W), channels_last, with the dtype of its last step. After ``Views``: no rows.
         labels: int64 (B,). After ``MixUp`` or ``CutMix``: float32 (B, classes).
         rows: int64 (B,), row numbers in the store. The first `valid` are in ascending order, and so is the padding:
             this is faster to read, and the order within a batch has no meaning.
         valid: Number of rows that count. The rows after them are padding.
         epoch: Number of the epoch. A transform can derive its random numbers from it.
         columns: The store's other numeric columns by name, each (B, ...).
+        views: After ``Views``: the images of each view, like `images` after ``Augment``. Otherwise empty.
 
     Example:
         >>> for batch in loader:
@@ -50,6 +51,7 @@ class Batch:
     valid: int
     epoch: int
     columns: dict[str, Tensor] = field(default_factory=dict)
+    views: tuple[Tensor, ...] = ()
 
     def __iter__(self) -> Iterator[Tensor]:
         yield self.images
@@ -98,13 +100,22 @@ class Batch:
             device: Target device.
             non_blocking: As in ``torch.Tensor.to``. Default: False.
         """
-        moved = (tensor.to(device, non_blocking=non_blocking) for tensor in self.tensors())
-        images, labels, rows, *columns = moved
-        return Batch(images, labels, rows, self.valid, self.epoch, dict(zip(self.columns, columns, strict=True)))
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
+
+        return replace(
+            self,
+            images=move(self.images),
+            labels=move(self.labels),
+            rows=move(self.rows),
+            columns={name: move(column) for name, column in self.columns.items()},
+            views=tuple(map(move, self.views)),
+        )
 
     def tensors(self) -> list[Tensor]:
-        """All tensors of the batch: images, labels, rows and the columns."""
-        return [self.images, self.labels, self.rows, *self.columns.values()]
+        """All tensors of the batch: images, labels, rows, the columns and the views."""
+        return [self.images, self.labels, self.rows, *self.columns.values(), *self.views]
 
 
 Transform = Callable[[Batch], Batch]

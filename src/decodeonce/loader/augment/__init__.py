@@ -5,28 +5,36 @@ constants on the first use of a device.
 """
 
 from decodeonce.loader.augment.augment import Augment, BoxStep, Draws, LabelStep, Step, mix_words
+from decodeonce.loader.augment.color import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale, Solarize
 from decodeonce.loader.augment.crop import CenterCrop, RandomCrop, RandomResizedCrop, ramp
 from decodeonce.loader.augment.flip import RandomFlip
 from decodeonce.loader.augment.foreign import PerBatch, PerImage
 from decodeonce.loader.augment.mix import CutMix, MixUp
 from decodeonce.loader.augment.normalize import IMAGENET, Normalize
+from decodeonce.loader.augment.views import Views
 
 __all__ = [
     "IMAGENET",
     "Augment",
     "BoxStep",
     "CenterCrop",
+    "ColorJitter",
     "CutMix",
     "Draws",
+    "GaussianBlur",
     "LabelStep",
     "MixUp",
     "Normalize",
     "PerBatch",
     "PerImage",
     "RandomCrop",
+    "RandomErasing",
     "RandomFlip",
+    "RandomGrayscale",
     "RandomResizedCrop",
+    "Solarize",
     "Step",
+    "Views",
     "mix_words",
     "ramp",
 ]

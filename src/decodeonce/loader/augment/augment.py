@@ -7,10 +7,12 @@ bits.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from typing import Protocol, runtime_checkable
 
@@ -260,11 +262,11 @@ def present_boxes(boxes: Tensor) -> Tensor:
     return (left < right) & (top < bottom)
 
 
-def fill_rows(result: Tensor, fill: Callable[[int], None]) -> Tensor:
+def fill_rows(result: Tensor, fill: Callable[[int], object]) -> Tensor:
     """Call `fill` with the number of each row of `result`, in torch.get_num_threads() threads, at most 8.
 
-    `fill` must use NumPy for operations that torch would run in several threads. torch's threads spin while they wait
-    for each other. When other processes used the same cores, this took up to 20 times as long as the work itself.
+    What `fill` calls of torch uses one core. torch's threads spin while they wait for each other. When other processes
+    used the same cores, this took up to 20 times as long as the work itself.
     """
     share_rows(len(result), lambda rows: deque(map(fill, rows), maxlen=0))
     return result
@@ -273,5 +275,15 @@ def fill_rows(result: Tensor, fill: Callable[[int], None]) -> Tensor:
 def share_rows(count: int, work: Callable[[range], object]) -> None:
     """Share `count` rows among torch.get_num_threads() threads, at most 8, and call `work` in each with its rows."""
     threads = max(1, min(torch.get_num_threads(), count, _MOST_THREADS))
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads, initializer=_use_one_core) as pool:
         deque(pool.map(work, [range(first, count, threads) for first in range(threads)]), maxlen=0)
+
+
+def _use_one_core() -> None:
+    """Let torch use one core for what this thread calls: its threads spin while they wait for each other.
+
+    torch.set_num_threads() would also change the threads that others start later.
+    """
+    torch.get_num_threads()  # in each thread, the first use of torch sets the number
+    with suppress(AttributeError):  # a torch without OpenMP
+        ctypes.CDLL(None).omp_set_num_threads(1)
