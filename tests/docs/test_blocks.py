@@ -1,9 +1,9 @@
 """Every Python block of README.md and docs/*.md runs.
 
 The blocks of a page run in order and share a namespace. They run in a folder with `imagenet/` (a tree of generated
-images), `train.store` (512 rows of 256x256, the columns "weight", "attributes" and "mask") and `val.store` (256 rows).
-Before a block runs, its number of epochs becomes 1, its models become small, and if there is no GPU, its device becomes
-the CPU. The launcher's variables are set to one rank.
+images), `train.store` (512 rows of 256x256, the columns "weight", "attributes" and "mask"), `val.store` (256 rows) and
+`boxes.store` (its images with boxes). Before a block runs, its number of epochs becomes 1, its models become small,
+and if there is no GPU, its device becomes the CPU. The launcher's variables are set to one rank.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ import pytest
 import torch
 
 from decodeonce.prep.building import WorkSettings, build
-from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import open_imagenet
+from decodeonce.prep.sources.boxed import BoxedSource
 from decodeonce.prep.sources.imagenet import AnySplit
 from decodeonce.store import add_column
 from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of
 from tests.images import jpeg
 from tests.libraries import library
+from tests.prep.test_boxes import xml
 
 CLASSES = ("n01440764", "n01443537", "n01484850", "n02123045")
 DIFFERENT_IMAGES = 16
@@ -58,13 +60,19 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("blocks")
     images = [jpeg(300 + 4 * number, 280, seed=number) for number in range(DIFFERENT_IMAGES)]
     rows_of: dict[AnySplit, int] = {"train": 512, "val": 256}
+    annotations = root / "annotations"
+    annotations.mkdir()
     for split, rows in rows_of.items():
         for number in range(rows):
             folder = root / "imagenet" / split / CLASSES[number % len(CLASSES)]
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{folder.name}_{number}.JPEG").write_bytes(images[number % DIFFERENT_IMAGES])
+            (annotations / f"{folder.name}_{number}.xml").write_text(xml(("dog", (10, 20, 90, 80 + number % 64))))
         source = open_imagenet(root / "imagenet", split=split)
         build(source, root / f"{split}.store", Recipe(shuffle_seed=0), WorkSettings(workers=1))
+    rules = BoxRules(keep=8)
+    boxed = BoxedSource(open_imagenet(root / "imagenet", split="val"), annotations, rules)
+    build(boxed, root / "boxes.store", Recipe(shuffle_seed=0, boxes=rules), WorkSettings(workers=1))
     count, rng = rows_of["train"], np.random.default_rng(0)
     add_column(root / "train.store", "weight", np.ones(count, np.float32))
     add_column(root / "train.store", "attributes", rng.integers(0, 2, (count, 5)).astype(np.float32))
@@ -75,7 +83,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which the blocks of a page run."""
-    for name in ("imagenet", "train.store", "val.store"):
+    for name in ("imagenet", "train.store", "val.store", "boxes.store"):
         (tmp_path / name).symlink_to(stores / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
