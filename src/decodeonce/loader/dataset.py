@@ -14,7 +14,7 @@ from decodeonce.loader.arguments import StoreLike, as_store
 
 
 class StoreDataset(Dataset[tuple[Any, ...]]):
-    """A map-style dataset for torch's DataLoader: ``dataset[row]`` is (image, label), or (image, label, *columns).
+    """A map-style dataset for torch's DataLoader: ``dataset[row]`` is ``(image, label, *columns)``.
 
     A DataLoader reads a whole batch at once (``__getitems__``). Worker processes open the store themselves: a pickled
     dataset contains no rows.
@@ -23,7 +23,7 @@ class StoreDataset(Dataset[tuple[Any, ...]]):
         store: Path to a store, or an open ``Store``.
         transform: Called with each image, a new uint8 tensor (H, W, C). The dataset returns its result as the image.
             Default: return the tensor.
-        columns: Names of the columns whose entries follow the label, each a tensor (...). Default: none.
+        columns: Names of columns whose entries follow the label, each a tensor. Default: none.
 
     Raises:
         StoreError: If the store is damaged, or has no such column.
@@ -66,7 +66,7 @@ class StoreDataset(Dataset[tuple[Any, ...]]):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[tuple[Any, ...]]:
-        """Return the (image, label, *columns) tuples of `rows`, read at once."""
+        """Return ``(image, label, *columns)`` of each row in `rows`, read at once."""
         images = torch.from_numpy(self.store.take(rows))
         labels = self.store.labels[rows].tolist()
         transformed = images if self.transform is None else map(self.transform, images)
