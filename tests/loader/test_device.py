@@ -106,7 +106,7 @@ def test_failing_transform_gives_its_slot_back(store: Path) -> None:
         with pytest.raises(LookupError, match="not this one"):
             list(loader)
         assert len(list(loader)) == COUNT // BATCH
-        assert loader.stats()["slots"] == delivery_module.STREAM_SLOTS
+        assert loader.stats()["memory"]["slots"] == delivery_module.STREAM_SLOTS
 
 
 def test_keep_ignores_tensors_on_the_host() -> None:

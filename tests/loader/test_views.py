@@ -104,7 +104,7 @@ def test_images_are_delivered_only_if_asked_for(store: Path, images: NDArray[np.
 def test_each_row_is_read_once(store: Path, images: NDArray[np.uint8]) -> None:
     with Loader(store, batch_size=BATCH, transform=make_views()) as loader:
         assert len(by_row(loader)) == COUNT
-        assert loader.stats()["bytes"] == images.nbytes
+        assert loader.stats()["yielded"]["bytes"] == images.nbytes
 
 
 def test_labels_and_columns_stay_those_of_the_store() -> None:

@@ -26,7 +26,8 @@ from decodeonce.loader.partition import StepRows
 class Batch:
     """The images, labels and further columns of up to `batch_size` rows, on the Loader's device.
 
-    A batch unpacks to images and labels, so that ``for images, labels in loader`` works.
+    A batch unpacks to images and labels, so that ``for images, labels in loader`` works. ``batch["mask"]`` is the
+    column "mask"; "images", "labels" and "rows" work, too.
 
     Attributes:
         images: uint8 (B, H, W, C), contiguous. ``images.permute(0, 3, 1, 2)`` is already channels_last; no copy. After
@@ -59,6 +60,42 @@ class Batch:
     def __iter__(self) -> Iterator[Tensor]:
         yield self.images
         yield self.labels
+
+    def __repr__(self) -> str:
+        named = self.as_dict().items()
+        kinds = [f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for name, tensor in named]
+        rows = f"{self.valid} of {len(self.rows)} rows valid, epoch {self.epoch}"
+        return f"<Batch {', '.join(kinds)}; {rows}, on {self.images.device}>"
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self:
+            raise KeyError(f"the batch has no {name!r}, expected one of: {', '.join(self._named())}")
+        return self._named()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._named()
+
+    def _named(self) -> dict[str, Tensor]:
+        own = {"images": self.images, "labels": self.labels, "rows": self.rows}
+        return {**own, **self.columns, **own}  # a column can have one of these names
+
+    def as_dict(self, **names: str) -> dict[str, Tensor]:
+        """Return images, labels and columns by name, for models that are called with keywords.
+
+        The dict has no `rows`, `valid` and `epoch`.
+
+        Args:
+            **names: New names. With ``images="pixel_values"``, the images are the entry "pixel_values". A new name
+                replaces an entry that already has it: with ``mask="labels"``, the masks are the labels.
+
+        Raises:
+            KeyError: If the batch has no tensor of this name.
+
+        Example:
+            >>> loss = model(**batch.as_dict(images="pixel_values")).loss
+        """
+        kept = {name: tensor for name, tensor in self._named().items() if name not in ("rows", *names)}
+        return {**kept, **{new: self[name] for name, new in names.items()}}
 
     def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Batch:
         """Return a batch with every tensor on `device`. Lightning and accelerate call this.

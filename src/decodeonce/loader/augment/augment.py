@@ -170,6 +170,11 @@ class Augment:
         if self._mixed and not any(isinstance(step, LabelStep) for step in steps):
             raise ValueError(f"mixed is {mixed!r}, but no step mixes labels; add a step such as MixUp, or remove mixed")
 
+    def __repr__(self) -> str:
+        return (
+            "Augment(\n" + "".join(f"    {part},\n" for part in (*map(repr, self._steps), f"seed={self._seed}")) + ")"
+        )
+
     def check_store(self, columns: Collection[str], classes: int) -> None:
         """Raise ValueError if a step does not support a store with these columns and this number of classes."""
         for argument, names in (("paired", self._paired), ("mixed", self._mixed)):

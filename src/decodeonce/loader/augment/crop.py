@@ -67,17 +67,30 @@ def ramp(
     if last_epoch <= first_epoch:
         raise ValueError(f"last_epoch is {last_epoch}, expected an epoch after first_epoch={first_epoch}")
 
-    def size(epoch: int) -> int:
-        if epoch <= first_epoch:
-            return first_size
-        if epoch >= last_epoch:
-            return last_size
-        share = (epoch - first_epoch) / (last_epoch - first_epoch)
-        rounded = round((first_size + share * (last_size - first_size)) / multiple) * multiple
-        least, most = sorted((first_size, last_size))
-        return min(max(rounded, least), most)
+    return _Ramp(first_epoch, first_size, last_epoch, last_size, multiple)
 
-    return size
+
+@dataclass(frozen=True)
+class _Ramp:
+    """What `ramp` returns."""
+
+    first_epoch: int
+    first_size: int
+    last_epoch: int
+    last_size: int
+    multiple: int
+
+    def __repr__(self) -> str:
+        steps = f"{self.first_epoch}, {self.first_size}, {self.last_epoch}, {self.last_size}"
+        return f"ramp({steps}, multiple={self.multiple})"
+
+    def __call__(self, epoch: int) -> int:
+        share = (epoch - self.first_epoch) / (self.last_epoch - self.first_epoch)
+        if not 0 < share < 1:
+            return self.first_size if share <= 0 else self.last_size
+        rounded = round((self.first_size + share * (self.last_size - self.first_size)) / self.multiple) * self.multiple
+        least, most = sorted((self.first_size, self.last_size))
+        return min(max(rounded, least), most)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -20,11 +21,15 @@ IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+Statistics = tuple[Sequence[float], Sequence[float]]
+
+
 class Normalize:
     """Normalize each channel: (value - mean) / std, computed in float32.
 
     Args:
-        statistics: Where mean and std come from: an open ``Store``, the path of a store, or "imagenet".
+        statistics: Where mean and std come from: an open ``Store``, the path of a store, "imagenet", or your own
+            (mean, std), a number per channel in 0 to 1, as in torchvision. ``((0, 0, 0), (1, 1, 1))`` scales to 0..1.
         dtype: dtype of the result: torch.float32 (default), torch.bfloat16 or torch.float16.
 
     Attributes:
@@ -33,23 +38,31 @@ class Normalize:
         dtype: dtype of the result.
 
     Raises:
-        ValueError: If `dtype` is not one of these, a std is 0 or, at the first batch, images have a different number
-            of channels.
+        ValueError: If `dtype` is not one of these, `statistics` are not in 0 to 1, a std is 0
+            or, at the first batch, images have a different number of channels.
         StoreError: If the store is damaged.
 
     Example:
         >>> augment = Augment(RandomResizedCrop(224), Normalize("train.store", dtype=torch.bfloat16))
     """
 
-    def __init__(self, statistics: StoreLike | Literal["imagenet"], *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, statistics: StoreLike | Statistics | Literal["imagenet"], *, dtype: torch.dtype = torch.float32
+    ) -> None:
         if dtype not in _DTYPES:
             raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(map(str, _DTYPES))}")
         self.dtype, (self.mean, self.std) = dtype, IMAGENET
-        if statistics != "imagenet":
+        if isinstance(statistics, tuple):
+            self.mean, self.std = _levels(statistics)
+        elif statistics != "imagenet":
             manifest = as_store(statistics).manifest
             self.mean, self.std = manifest.pixel_mean, manifest.pixel_std
         if not all(self.std):
             raise ValueError(f"{statistics}: the std of its channels is {self.std}, expected numbers above 0")
+
+    def __repr__(self) -> str:
+        mean, std = (tuple(round(value / 255, 4) for value in values) for values in (self.mean, self.std))
+        return f"Normalize(({mean}, {std}), dtype={self.dtype})"
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
         if images.shape[3] != len(self.mean):
@@ -66,6 +79,19 @@ class Normalize:
     def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
         """Return `maps` unchanged, because no pixel moves (see ``MapStep``)."""
         return maps
+
+
+def _levels(statistics: Statistics) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Convert (mean, std) from 0..1 to 0..255. ValueError if they are not in 0 to 1, or of different lengths."""
+    found = tuple(tuple(map(float, values)) for values in statistics)
+    if (
+        len(found) != 2
+        or not len(found[0]) == len(found[1])
+        or not all(0 <= v <= 1 for values in found for v in values)
+    ):
+        raise ValueError(f"statistics are {statistics!r}, expected (mean, std), each a number per channel in 0 to 1")
+    mean, std = (tuple(value * 255 for value in values) for values in found)
+    return mean, std
 
 
 def normalize_on_device(images: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
