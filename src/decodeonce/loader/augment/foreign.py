@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decodeonce.loader.augment.augment import Draws, share_rows
+from decodeonce.loader.augment.augment import Draws
+from decodeonce.loader.augment.rows import share_rows
 from decodeonce.loader.augment.seeded import Seeded
 from decodeonce.loader.delivery import name_of
 

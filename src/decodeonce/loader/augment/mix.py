@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import whole
-from decodeonce.loader.augment.augment import Draws, fill_rows
+from decodeonce.loader.augment.augment import Draws
+from decodeonce.loader.augment.rows import fill_rows
 from decodeonce.loader.buffers import recycled
 
 _SAMPLES = 2**16
