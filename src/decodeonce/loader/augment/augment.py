@@ -7,12 +7,8 @@ bits.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 from typing import Literal, Protocol, get_args, runtime_checkable
 
@@ -20,13 +16,12 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import whole
+from decodeonce.loader.augment.rows import Rows
 from decodeonce.loader.delivery import Batch, name_of
 from decodeonce.loader.order import derive_key
 from decodeonce.splitmix import FACTOR_1, FACTOR_2, GOLDEN
 
 _BITS = 24  # the precision of float32
-# An image takes about 0.3 ms, and holds Python's global lock for 0.03 ms. More threads would wait for the lock.
-_MOST_THREADS = 8
 
 
 class Step(Protocol):
@@ -111,6 +106,17 @@ class LabelStep(Step, Protocol):
         """
 
 
+@runtime_checkable
+class RowStep(Step, Protocol):
+    """A step that can also work row by row on a CPU, as all steps of this package do that need one row at a time."""
+
+    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows | None:
+        """Return `rows` with the work of this step added, which gives the same images as a call of the step.
+
+        The result is None if the step has no work for rows of this dtype.
+        """
+
+
 class Augment:
     """Apply augmentation steps in order; pass it to a Loader as `transform`.
 
@@ -192,13 +198,14 @@ class Augment:
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with its images, labels and boxes augmented."""
-        images, labels, columns = batch.images, batch.labels, dict(batch.columns)
+        rows, labels, columns = Rows.of(batch.images), batch.labels, dict(batch.columns)
         for name in self._paired:
-            columns[name] = _as_maps(name, columns[name], images)
+            columns[name] = _as_maps(name, columns[name], batch.images)
         drawn = batch.rows if batch.positions is None else batch.positions
         for number, step in enumerate(self._steps):
             draws = Draws(derive_key(self._seed, batch.epoch, number), drawn, batch.epoch)
-            (height, width), images = images.shape[1:3], _changed(step, images, draws)
+            height, width, _ = rows.shape
+            rows = _apply(step, rows, draws)
             for name, resampling in self._paired.items():
                 columns[name] = _as_map_step(step).move_maps(columns[name], draws, resampling)
             if isinstance(step, LabelStep):
@@ -207,12 +214,12 @@ class Augment:
                     columns[name] = step.mix_labels(_soft(name, columns[name]), draws, height, width)
             if "boxes" in columns:
                 moved = _as_box_step(step).move_boxes(columns["boxes"], draws, height, width)
-                columns["boxes"] = clip_boxes(moved, images.shape[1], images.shape[2])
+                columns["boxes"] = clip_boxes(moved, *rows.shape[:2])
         if {"boxes", "box_labels"} <= columns.keys():
             columns["box_labels"] = columns["box_labels"].masked_fill(~present_boxes(columns["boxes"]), -1)
         for name in self._paired:
             columns[name] = columns[name][..., 0] if batch.columns[name].dim() == 3 else columns[name]
-        images = images.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+        images = rows.done().permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
         return dataclasses.replace(batch, images=images, labels=labels, columns=columns)
 
 
@@ -232,13 +239,16 @@ def _soft(name: str, values: Tensor) -> Tensor:
     return values
 
 
-def _changed(step: Step, images: Tensor, draws: Draws) -> Tensor:
-    """What a step makes of images. Steps are often transforms of other libraries, which return other types."""
-    result: object = step(images, draws)
-    if isinstance(result, Tensor):
-        return result
-    problem = f"the step {name_of(step)} returned {type(result).__name__}, expected a Tensor"
-    raise TypeError(f"{problem}; for a transform of another library, use PerImage(...) or PerBatch(...)")
+def _apply(step: Step, rows: Rows, draws: Draws) -> Rows:
+    """Apply a step to the rows of a batch: later, row by row, if it can, or else at once."""
+    ours = type(step).__module__.startswith(__package__)  # a subclass of somebody else may have another __call__
+    if ours and rows.images.device.type == "cpu" and isinstance(step, RowStep) and (then := step.on_rows(rows, draws)):
+        return then
+    images = step(rows.done(), draws)
+    if not isinstance(images, Tensor):
+        problem = f"the step {name_of(step)} returned {type(images).__name__}, expected a Tensor"
+        raise TypeError(f"{problem}; for a transform of another library, use PerImage(...) or PerBatch(...)")
+    return Rows.of(images)
 
 
 def _as_box_step(step: Step) -> BoxStep:
@@ -356,30 +366,3 @@ def present_boxes(boxes: Tensor) -> Tensor:
     """(B, K) bool: which boxes are present, that is, have an area."""
     left, top, right, bottom = boxes.unbind(2)
     return (left < right) & (top < bottom)
-
-
-def fill_rows(result: Tensor, fill: Callable[[int], object]) -> Tensor:
-    """Call `fill` with the number of each row of `result`, in torch.get_num_threads() threads, at most 8.
-
-    What `fill` calls of torch uses one core. torch's threads spin while they wait for each other. When other processes
-    used the same cores, this took up to 20 times as long as the work itself.
-    """
-    share_rows(len(result), lambda rows: deque(map(fill, rows), maxlen=0))
-    return result
-
-
-def share_rows(count: int, work: Callable[[range], object]) -> None:
-    """Share `count` rows among torch.get_num_threads() threads, at most 8, and call `work` in each with its rows."""
-    threads = max(1, min(torch.get_num_threads(), count, _MOST_THREADS))
-    with ThreadPoolExecutor(threads, initializer=_use_one_core) as pool:
-        deque(pool.map(work, [range(first, count, threads) for first in range(threads)]), maxlen=0)
-
-
-def _use_one_core() -> None:
-    """Let torch use one core for what this thread calls: its threads spin while they wait for each other.
-
-    torch.set_num_threads() would also change the threads that others start later.
-    """
-    torch.get_num_threads()  # in each thread, the first use of torch sets the number
-    with suppress(AttributeError):  # a torch without OpenMP
-        ctypes.CDLL(None).omp_set_num_threads(1)

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from decodeonce.loader.augment.augment import Draws, Resampling, constant, fill_rows
+from decodeonce.loader.augment.augment import Draws, Resampling, constant
 from decodeonce.loader.augment.crop import RandomResizedCrop
+from decodeonce.loader.augment.rows import fill_rows
 from decodeonce.loader.buffers import recycled
 
 Range = tuple[float, float]

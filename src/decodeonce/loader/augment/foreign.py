@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decodeonce.loader.augment.augment import Draws, fill_rows, share_rows
+from decodeonce.loader.augment.augment import Draws
+from decodeonce.loader.augment.rows import fill_rows, share_rows
 from decodeonce.loader.augment.seeded import Seeded
 from decodeonce.loader.buffers import recycled
 from decodeonce.loader.delivery import name_of
