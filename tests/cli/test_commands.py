@@ -67,6 +67,7 @@ def test_each_kind_has_its_own_and_the_shared_flags(verb: str) -> None:
         "list": {"--root", "--column"},
         "webdataset": {"--column"},
         "parquet": {"--image-column", "--label-column", "--column"},
+        "dataset": {"--image-column", "--label-column", "--column"},
     }
     flag = re.compile(r"^  (?:-\w, )?(--[a-z-]+)", re.MULTILINE)
     flags = {kind: set(flag.findall(prep(verb, kind, "--help").stdout)) for kind in KINDS}

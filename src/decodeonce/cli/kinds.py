@@ -15,8 +15,9 @@ import typer
 from decodeonce.cli import parse
 from decodeonce.cli.command import Click, Command, Group, LoggedCommand, make_command, new_app, parameters, with_options
 from decodeonce.cli.options import DEFAULT_MAX_BAD, DryRun, MaxBad, Out, Size, Src, Workers, option
+from decodeonce.errors import BuildError
 from decodeonce.prep.recipe import BoxOrigin, BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
-from decodeonce.prep.sources import KINDS, find_opener
+from decodeonce.prep.sources import KINDS, find_opener, plugin_errors, plugins
 from decodeonce.store.layout import ContainerName
 
 if TYPE_CHECKING:
@@ -184,9 +185,31 @@ def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Com
     class Kinds(Group):
         lazy: ClassVar = {kind: partial(_kind_command, kind, run, cls) for kind in KINDS}
 
+        def list_commands(self, ctx: Any) -> list[str]:
+            return [*self.lazy, *sorted(plugins())]
+
+        def get_command(self, ctx: Any, name: str) -> Any:
+            if name not in self.lazy and name in plugins():  # only an unknown name costs the time to find plugins
+                self.commands.setdefault(name, _plugin_command(name, run, cls))
+            return super().get_command(ctx, name)
+
     app = new_app(cls=Kinds, help=help_text, subcommand_metavar="KIND SRC OUT [FLAGS]")
     app.callback()(lambda: None)
     return app
+
+
+def _plugin_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Click:
+    """Return the command of a kind that another package adds. If that fails, only running this command is an error."""
+    try:
+        with plugin_errors(kind):
+            return _kind_command(kind, run, cls)
+    except BuildError as error:
+        problem = error
+
+    def broken(words: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+        raise problem
+
+    return make_command(broken, cls, help=str(problem), context_settings={"ignore_unknown_options": True})
 
 
 def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Click:

@@ -21,7 +21,7 @@ from decodeonce.store.class_words import with_words
 from decodeonce.store.containers import npy_header
 from decodeonce.store.files import reading
 from decodeonce.store.layout import StorePaths, damaged
-from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass, Manifest, read_manifest, read_part, rows_text
+from decodeonce.store.manifest import BOX_LABELS, ImageClass, Manifest, read_manifest, read_part, rows_text
 from decodeonce.store.table import Samples
 
 Pixels = NDArray[np.uint8]
@@ -142,21 +142,25 @@ class Store:
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         """Columns by name, each an array (count, ...), memory-mapped read-only."""
-        columns = {column.name: self.column(column) for column in self.manifest.columns}
-        if columns:
-            check_not_replaced(self.paths.root, self.manifest, self.paths.manifest)
-        return columns
+        return {column.name: self.column(column.name) for column in self.manifest.columns}
 
-    def column(self, column: Column) -> np.ndarray:
-        """Map one column, an array (count, ...).
+    def column(self, name: str) -> np.ndarray:
+        """Return one column, an array (count, ...), memory-mapped read-only.
 
         Args:
-            column: An entry of `manifest.columns`.
+            name: Name of the column.
 
         Raises:
-            StoreError: If the file has another dtype or shape, or contains box labels without a class.
+            StoreError: If the store has no such column, or its file has another dtype or shape, or contains box labels
+                without a class.
         """
-        array, names = self._array(column.file, column.dtype, column.shape), self.manifest.box_classes
+        found = {column.name: column for column in self.manifest.columns}
+        if name not in found:
+            expected = f"expected one of its columns: {', '.join(found) or 'none'}"
+            raise StoreError(f"{self.paths.root}: no column {name!r}, {expected}")
+        column, names = found[name], self.manifest.box_classes
+        array = self._array(column.file, column.dtype, column.shape)
+        check_not_replaced(self.paths.root, self.manifest, self.paths.manifest)
         if column.name == BOX_LABELS and names is not None and array.size:
             least, most = int(array.min()), int(array.max())
             if least < -1 or most >= len(names):

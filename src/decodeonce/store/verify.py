@@ -184,7 +184,7 @@ def _check_contents(store: Store, name: str) -> None:
             raise StoreError(f"{what}; restore it from a copy of the store, or build the store again") from None
     for column in store.manifest.columns:
         if column.file == name:
-            store.column(column)
+            store.column(column.name)
 
 
 def _wrong_rows(

@@ -187,7 +187,11 @@ def measure_build(request: BuildRequest, seconds: float) -> Json:
     free, _ = free_space(folder)
     rows = max(1, min(SCRATCH_BYTES, SCRATCH_BYTES if free is None else free // 4) // recipe.row_bytes)
     entries = fair_sample(source, listing, recipe.shuffle_seed, rows)
-    cold, why_warm = None, f"{source.root} is on a memory file system" if is_in_memory(source.root) else ""
+    cold, why_warm = None, ""
+    if not source.root.exists():
+        why_warm = "SRC is not a file or folder that could be dropped from memory"
+    elif is_in_memory(source.root):
+        why_warm = f"{source.root} is on a memory file system"
     with scratch_folder(folder) as scratch:
         if not why_warm:
             drop_pages({Path(os.fsdecode(source.holder(entry))) for entry in entries})

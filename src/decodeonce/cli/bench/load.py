@@ -52,7 +52,7 @@ def measure_load(path: Path, how: Mapping[str, Any], gpu_rate: float, seconds: f
         drop_pages(store.paths.root / shard.file for shard in store.manifest.shards)
         cold = timed(rows, seconds=2 * seconds, epochs=1)
         limits.append(int(cold.samples_per_s * row_bytes * 2 * seconds))
-        if cold.stats["cold_share"] < COLD and not network_file_system(path):
+        if cold.stats["threads"]["cold_share"] < COLD and not network_file_system(path):
             cold, why_warm = None, "rows stayed in memory, probably because another process uses them"
     kept = rows[: max(2 * how["batch_size"], min(limits) // row_bytes)]
     timed(kept, seconds=np.inf, epochs=1)  # reads them into memory
@@ -150,9 +150,6 @@ def load_lines(facts: Json) -> Iterator[str]:
     for name, timed in (("Loader, cold", cold), ("Loader, rows in memory", warm)):
         if timed:
             yield f"{name}: first batch after {timed['first_batch_s'] * 1e3:,.0f} ms; {timed['bottleneck']}"
-            yield f"  {', '.join(f'{key} {_short(value)}' for key, value in timed['stats'].items())}"
+            for group, values in timed["stats"].items():
+                yield f"  {group}: {', '.join(f'{key} {value}' for key, value in values.items())}"
     yield from others_text(facts["other_programs_share"])
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -20,7 +20,7 @@ from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Filter, Recipe, check_choice
 from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
-from decodeonce.prep.sources import KINDS, SOURCES, Source, find_opener
+from decodeonce.prep.sources import KINDS, SOURCES, Source, find_opener, find_registered, has_opener
 from decodeonce.prep.sources.base import WITH_BOXES
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import Json
@@ -140,13 +140,14 @@ def reopen_source(manifest: Manifest, src: str, options: Mapping[str, object]) -
     """
     recorded = str(manifest.source.get("kind")).removesuffix(WITH_BOXES)
     # imagenet-tar is one of the forms that the opener of imagenet detects.
-    openers = [kind for kind in (recorded, recorded.partition("-")[0]) if kind in KINDS]
+    openers = [kind for kind in (recorded, recorded.partition("-")[0]) if has_opener(kind)]
     # Selected and merged stores do not name the kinds of their inputs.
-    kind = str(options.get("kind", openers[0] if openers else "imagenet"))
-    if kind not in KINDS:
+    kind = openers[0] if openers else "imagenet" if recorded in ("None", *SOURCES) else recorded
+    if "kind" in options and not has_opener(kind := str(options["kind"])):
         raise BuildError(f"kind={kind}: no such kind of source, expected one of {', '.join(KINDS)}")
     given: dict[str, object] = {"classes": [cls.name for cls in manifest.classes]} if openers else {}
-    if not SOURCES[kind].suffixes and not os.path.exists(src):  # otherwise it may be a pattern
+    registered = find_registered(kind)
+    if registered.is_path and not registered.suffixes and not os.path.exists(src):  # otherwise it may be a pattern
         raise BuildError(f"{src}: no such file or folder; expected the source that the store was built from")
     opener = find_opener(kind)
     hints = get_type_hints(opener)
