@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -467,3 +468,25 @@ def test_crop_larger_than_the_images_raises_at_next(store: Path, step: Step) -> 
         pytest.raises(ValueError, match=r"a crop of \dx\d is larger than the images, 8x6"),
     ):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("transform", [RandomFlip(), [RandomFlip()], lambda images, draws: images, 3])
+def test_transform_that_does_not_accept_a_batch_is_refused(transform: Any, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", random_images(4))
+    message = re.escape(
+        f"transform is {transform!r}, expected a function with one parameter, a Batch; wrap steps in Aug"
+    )
+    with pytest.raises(TypeError, match=message):
+        Loader(store, batch_size=2, transform=transform)
+
+
+def test_transform_whose_parameters_are_unknown_is_accepted(tmp_path: Path) -> None:
+    transform: Any = vars  # a function of C without a signature
+    loader = Loader(make_store(tmp_path / "store", random_images(4)), batch_size=2, transform=transform)
+    with loader, pytest.raises(TypeError, match="transform returned dict, expected a Batch"):
+        next(iter(loader))
+
+
+def test_unknown_statistics_are_refused() -> None:
+    with pytest.raises(ValueError, match="there are no statistics for 'cifar'; expected \"imagenet\", a store or"):
+        Normalize("cifar")

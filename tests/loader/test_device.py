@@ -124,6 +124,11 @@ def test_missing_device_index_is_rejected(monkeypatch: pytest.MonkeyPatch) -> No
         find_device("cuda:4")
 
 
+def test_unknown_device_is_rejected(store: Path) -> None:
+    with pytest.raises(ValueError, match='device is \'gpu\', expected "cpu", "cuda"'):
+        Loader(store, batch_size=BATCH, device="gpu")
+
+
 def test_missing_device_is_rejected(store: Path) -> None:
     if torch.accelerator.is_available():
         pytest.skip("this machine has an accelerator")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import mmap
 import time
@@ -418,6 +419,8 @@ def make_delivery(
     device: torch.device, shape: Shape, prefetch: int, transform: Transform | None, cached: range | Rows | None
 ) -> Delivery:
     """Create the delivery to a device, with slots of `shape`. `cached`: rows to keep in device memory, or None."""
+    if transform is not None:
+        _check_transform(transform)
     target = (HostDevice if device.type == "cpu" else Device)(device)
     if cached is not None:
         return CachedDelivery(shape, target, transform, cached)
@@ -427,13 +430,27 @@ def make_delivery(
     return Delivery(Slots(partial(page_aligned_slot, shape), prefetch + 2), transform)
 
 
+def _check_transform(transform: object) -> None:
+    """Raise TypeError unless `transform` accepts one argument: users pass a step of Augment, or a list of steps."""
+    try:
+        inspect.signature(transform).bind(None)  # type: ignore[arg-type]
+    except ValueError:  # a function of C, whose parameters are unknown
+        return
+    except TypeError:
+        expected = "expected a function with one parameter, a Batch; wrap steps in Augment(...)"
+        raise TypeError(f"transform is {transform!r}, {expected}") from None
+
+
 def find_device(device: str | torch.device) -> torch.device:
     """Return the device with its index.
 
     Raises:
         ValueError: If this machine does not have the device.
     """
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f'device is {device!r}, expected "cpu", "cuda", "cuda:1" or another device of torch') from None
     if device.type == "cpu":
         return device
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Literal
 
@@ -50,6 +51,8 @@ class Normalize:
     ) -> None:
         if dtype not in _DTYPES:
             raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(map(str, _DTYPES))}")
+        if isinstance(statistics, str) and statistics != "imagenet" and not os.path.lexists(statistics):
+            raise ValueError(f'there are no statistics for {statistics!r}; expected "imagenet", a store or (mean, std)')
         self.dtype, (self.mean, self.std) = dtype, IMAGENET
         if isinstance(statistics, tuple):
             self.mean, self.std = _levels(statistics)
