@@ -63,7 +63,7 @@ def test_filters_and_containers_match_their_choices() -> None:
 def test_each_kind_has_its_own_and_the_shared_flags(verb: str) -> None:
     own = {
         "imagenet": {"--split"},
-        "folder": set(),
+        "folder": {"--splits-as-classes"},
         "list": {"--root", "--column"},
         "webdataset": {"--column"},
         "parquet": {"--image-column", "--label-column", "--column"},

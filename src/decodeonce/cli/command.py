@@ -102,11 +102,38 @@ class Command(_Summarised, TyperCommand):
 
     def parse_args(self, ctx: Click, args: list[str]) -> list[str]:
         """Parse as click does, and attach the context to every error, so that the message names the right --help."""
+        given = bool(args)
         try:
             return super().parse_args(ctx, args)
         except USAGE_ERROR as error:
             error.ctx = error.ctx or ctx
+            if given and getattr(getattr(error, "param", None), "nargs", 1) == -1:
+                # `prep convert a.store`: click gives the only path to OUT, and reports that IN is missing.
+                error.param = [param for param in self.params if param.param_type_name == "argument"][-1]
             raise
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Name the arguments as messages do: SRC, IN..., [PATH]. Typer would write {SRC}."""
+        pieces = ["[OPTIONS]"]
+        for param in self.get_params(ctx):
+            if param.param_type_name == "argument":
+                name = f"{param.metavar or param.name.upper()}{'...' if param.nargs != 1 else ''}"
+                pieces.append(name if param.required else f"[{name}]")
+        return pieces
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments without their Python types, then the flags below their headings."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                name, text = record
+                heading = getattr(param, "rich_help_panel", None) or "Options"
+                if param.param_type_name == "argument":
+                    heading, name = "Arguments", name.partition(" <")[0]
+                sections.setdefault(heading, []).append((name, text))
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
 
 class LoggedCommand(Command):

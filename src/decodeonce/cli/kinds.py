@@ -33,6 +33,16 @@ OnBadOption = Annotated[
 ]
 
 
+# The headings of --help, with the parameters below each. The flags of one kind of source are below "Source".
+HEADINGS = {
+    "Source": ("classes", "follow_links", "expect"),
+    "Images": ("size", "fit", "filter", "exif", "on_damaged", "scaled_decode", "map"),
+    "Store": ("container", "shard_size", "shuffle_seed"),
+    "Boxes": ("boxes", "box_margin", "min_box", "without_box", "box_origin", "keep_boxes"),
+    "Run": ("workers", "on_bad", "max_bad", "dry_run"),
+}
+
+
 @dataclass(frozen=True)
 class BuildRequest:
     """A build as the command line describes it."""
@@ -69,7 +79,11 @@ class BuildOptions:
     ] = "32GiB"
     shuffle_seed: Annotated[
         str | None,
-        option("Shuffle the rows with this seed; none keeps the source's order. (default: 0; none for val)", "N"),
+        option(
+            "Shuffle the rows with this seed; none keeps the source's order. "
+            "(default: 0; none for val, Parquet and .tar.gz)",
+            "N",
+        ),
     ] = None
     workers: Workers = None
     on_bad: OnBadOption = "reject"
@@ -220,10 +234,16 @@ def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Comm
 
     annotated = [parameter for parameter in parameters(opener) if get_origin(parameter.annotation) is Annotated]
     help_text = (inspect.getdoc(opener) or "").partition("\n\n")[0]
-    return make_command(with_options(command, BuildOptions, map(_flag, annotated)), cls, help=help_text)
+    made = make_command(with_options(command, BuildOptions, map(_flag, annotated)), cls, help=help_text)
+    headings = {name: heading for heading, names in HEADINGS.items() for name in names}
+    headings |= {parameter.name: "Source" for parameter in annotated}
+    for param in made.params:
+        param.rich_help_panel = headings.get(param.name)
+    return made
 
 
 def _flag(parameter: Parameter) -> Parameter:
     """Return the flag of a parameter annotated as `Annotated[type, "help text"]` or with a "METAVAR" after the text."""
     kind, *texts = get_args(parameter.annotation)
-    return parameter.replace(annotation=Annotated[kind, option(*texts)])
+    flag = f"--{parameter.name.replace('_', '-')}" if kind is bool else ""
+    return parameter.replace(annotation=Annotated[kind, option(*texts, flag=flag)])
