@@ -117,7 +117,7 @@ def test_too_many_rejects_fail_and_higher_max_bad_resumes(tmp_path: Path) -> Non
     assert "n00000001_0.JPEG: truncated" in status.stdout
     assert f"prep finish {tmp_path / 'out'}\n" in status.stdout
     assert json.loads(prep("status", tmp_path / "out", "--json").stdout)["rejects"][0]["action"] == "rejected"
-    assert_fails(prep(*command, "1", "--on-bad", "fail", "--size", "9"), 1, "height is 9")
+    assert_fails(prep(*command, "1", "--on-bad", "fail", "--size", "9"), 1, "--size is 9, the plan says ")
     assert prep(*command, "1").returncode == 0
 
 
