@@ -80,7 +80,7 @@ def test_chain_in_a_folder_with_an_unusual_name(
     assert seen.read_text() == f"{out}/store.json\n"
     for task in range(4):
         assert f"task {task} of 4 (SLURM_ARRAY_TASK_ID={task})" in logs(out, f"array-{first}_{task}.log")
-    assert "240 rows written, 0 images skipped" in logs(out, f"finish-{finish}.log")
+    assert "240 rows in " in logs(out, f"finish-{finish}.log")
     ends = [json.loads(text.splitlines()[-1]) for text in map(Path.read_text, (jobs_of(out) / "logs").iterdir())]
     assert [end["event"] for end in ends] == ["finished"] * (1 + 4 + 1)
 

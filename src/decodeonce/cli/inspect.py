@@ -16,7 +16,7 @@ import typer
 import decodeonce
 from decodeonce.cli import printable
 from decodeonce.cli.options import ClassOption, JsonFlag, MatchOption, RowsOption, StoreArgument, option, selected_lines
-from decodeonce.cli.output import check_out, count_bar, print_json, say, show_facts, write_out
+from decodeonce.cli.output import check_out, count_bar, print_json, rejects_text, say, show_facts, write_out
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.host import usable_cores
@@ -57,12 +57,36 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
         "decoder_crashes": manifest.decoder_crashes,
         "digest": manifest.digest,
     }
-    if not as_json:
-        facts["bytes"] = f"{facts['bytes']} ({size_text(facts['bytes'])})"
-        facts["rows_per_class"] = _per_class_text(facts["rows_per_class"])
-        skipped, unusual = counted(rejects["rejected"], "image"), counted(rejects["kept"], "unusual image")
-        facts["rejects"] = f"{skipped} skipped, {rejects['left out']} left out by --map, {unusual} kept"
-    show_facts(facts, as_json=as_json)
+    show_facts(facts if as_json else _for_people(facts), as_json=as_json)
+
+
+def _for_people(facts: Json) -> Json:
+    """Return the facts of `prep info` as text: the recipe as flags of `prep build`, and only what applies."""
+    from decodeonce.prep.recipe import as_flags
+
+    recipe = {flag: value for flag, value in as_flags(facts["recipe"]).items() if value is not None and value != ""}
+    decoders = recipe.pop("decoders", None)
+    first, held, source = facts["first_row"], facts["held_rows"], dict(facts["source"])
+    source.pop("digest", None)
+    options = source.pop("options", None) or {}
+    return {
+        "store": facts["store"],
+        "rows": f"{facts['rows']:,} of {'x'.join(map(str, facts['shape']))} {facts['dtype']}",
+        **({"staged_part": f"rows {first:,} to {first + held - 1:,}"} if facts["staged_part"] else {}),
+        "size": f"{size_text(facts['bytes'])} in {counted(facts['shards'], facts['container'] + ' shard')}",
+        "classes": f"{facts['classes']:,}",
+        "rows_per_class": _per_class_text(facts["rows_per_class"]),
+        "rejects": rejects_text(facts["rejects"], facts["rows"]),
+        "columns": facts["columns"],
+        **({"box_classes": facts["box_classes"]} if "box_classes" in facts else {}),
+        "pixel_mean": [f"{value:.1f}" for value in facts["pixel_mean"]],
+        "pixel_std": [f"{value:.1f}" for value in facts["pixel_std"]],
+        "recipe": recipe,
+        **({"decoders": decoders} if decoders else {}),
+        "source": {**source, **options},
+        **({"decoder_crashes": facts["decoder_crashes"]} if facts["decoder_crashes"] else {}),
+        "digest": facts["digest"],
+    }
 
 
 def _rows_per_class(store: Store) -> Json:
@@ -78,9 +102,9 @@ def _rows_per_class(store: Store) -> Json:
 def _per_class_text(found: Json) -> str:
     least, median, most = found["smallest"], found["median"], found["largest"]
     if least["rows"] == most["rows"]:
-        return f"{most['rows']} in each"
+        return f"{most['rows']:,} in each"
     names = [f"{one['name']} {one['description'].partition(',')[0]}".rstrip() for one in (least, most)]
-    return f"smallest {least['rows']} ({names[0]}), median {median:g}, largest {most['rows']} ({names[1]})"
+    return f"smallest {least['rows']:,} ({names[0]}), median {median:,g}, largest {most['rows']:,} ({names[1]})"
 
 
 def _rejects(store: Store) -> Json:

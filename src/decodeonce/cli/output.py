@@ -74,6 +74,20 @@ def _text(value: object) -> str:
     return str(value)
 
 
+def rejects_text(listed: Mapping[str, int], rows: int) -> str:
+    """Describe the lines of rejects.tsv, counted by action: "1 of 1,200 images was rejected"."""
+    rejected, left_out, kept = (listed.get(action, 0) for action in ("rejected", "left out", "kept"))
+    total = counted(rows + rejected + left_out, "image")
+    texts = [f"{rejected:,} of {total} {_was(rejected)} rejected" if rejected else "no image was rejected"]
+    texts += [f"{left_out:,} {_was(left_out)} left out by --map"] if left_out else []
+    texts += [f"{counted(kept, 'unusual image')} {_was(kept)} kept"] if kept else []
+    return " and ".join(texts)
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
 def check_out(store: Store, out: Path) -> None:
     """Raise a usage error if `out` is a file of the store: writing it would damage the store."""
     manifest, paths = store.manifest, store.paths
