@@ -29,7 +29,7 @@ from decodeonce.errors import StageError, StoreError
 from decodeonce.store import Report, Store, StorePaths, open_store, part_rows, stage_store, verify_store
 from decodeonce.store import stage as stage_module
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.durable import reserve
+from decodeonce.store.files import reserve
 from decodeonce.store.manifest import DATA_OFFSET, part_bytes, read_part
 from decodeonce.store.shard_file import PAGE, pieces
 from tests import disks
