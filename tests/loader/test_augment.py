@@ -22,6 +22,7 @@ from decodeonce import Loader, open_store
 from decodeonce.loader.augment import (
     Augment,
     CenterCrop,
+    CutMix,
     Draws,
     Normalize,
     RandomCrop,
@@ -397,6 +398,10 @@ def test_repr_of_augment_has_a_line_per_step() -> None:
     step = Normalize("imagenet", dtype=torch.float16)
     line = "Normalize(((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), dtype=torch.float16)"
     assert repr(Augment(RandomFlip(), step, seed=3)) == f"Augment(\n    RandomFlip(p=0.5),\n    {line},\n    seed=3,\n)"
+    mixed = Augment(CutMix(1.0, 3), mixed=["tags"])
+    assert repr(mixed).endswith("    CutMix(alpha=1.0, num_classes=3, p=1.0),\n    seed=0,\n    mixed=('tags',),\n)")
+    paired = Augment(paired={"mask": "nearest"})
+    assert repr(paired) == "Augment(\n    seed=0,\n    paired={'mask': 'nearest'},\n)"
 
 
 def test_normalize_with_statistics_of_a_store(store: Path, images: NDArray[np.uint8]) -> None:

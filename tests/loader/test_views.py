@@ -91,6 +91,11 @@ def test_a_view_equals_its_augment_except_for_the_draws() -> None:
     assert normalized.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_repr_has_the_seeds_that_were_given() -> None:
+    view = Augment(RandomFlip(), seed=4)
+    assert repr(Views(view, view)) == f"Views({view!r}, {view!r}, images=False)"
+
+
 def test_images_are_delivered_only_if_asked_for(store: Path, images: NDArray[np.uint8]) -> None:
     with Loader(store, batch_size=BATCH, transform=make_views()) as loader:
         batch = next(iter(loader))

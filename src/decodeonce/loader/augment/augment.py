@@ -177,9 +177,10 @@ class Augment:
             raise ValueError(f"mixed is {mixed!r}, but no step mixes labels; add a step such as MixUp, or remove mixed")
 
     def __repr__(self) -> str:
-        return (
-            "Augment(\n" + "".join(f"    {part},\n" for part in (*map(repr, self._steps), f"seed={self._seed}")) + ")"
-        )
+        named = {"paired": self._paired, "mixed": self._mixed}
+        parts = [*map(repr, self._steps), f"seed={self._seed}"]
+        parts += [f"{name}={value!r}" for name, value in named.items() if value]
+        return "Augment(\n" + "".join(f"    {part},\n" for part in parts) + ")"
 
     def check_store(self, columns: Collection[str], classes: int) -> None:
         """Raise ValueError if a step does not support a store with these columns and this number of classes."""
