@@ -390,8 +390,9 @@ def test_normalize_with_imagenet_statistics(dtype: torch.dtype, tolerance: float
 
 def test_normalize_with_statistics_of_torchvision() -> None:
     images, (mean, std) = noise(10, 8, 6), ([0.5, 0.25, 0.0], [0.5, 1.0, 0.25])
-    result = Normalize((mean, std))(images, draws_of(10)).double().numpy()
-    np.testing.assert_allclose(result, normalized(images / 255, tuple(mean), tuple(std)), rtol=1e-6, atol=2e-6)
+    for statistics in ((mean, std), [mean, std]):
+        result = Normalize(statistics)(images, draws_of(10)).double().numpy()
+        np.testing.assert_allclose(result, normalized(images / 255, tuple(mean), tuple(std)), rtol=1e-6, atol=2e-6)
 
 
 def test_repr_of_augment_has_a_line_per_step() -> None:

@@ -20,7 +20,7 @@ IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-Statistics = tuple[Sequence[float], Sequence[float]]
+Statistics = tuple[Sequence[float], Sequence[float]] | list[list[float]]
 
 
 class Normalize:
@@ -51,7 +51,7 @@ class Normalize:
         if dtype not in _DTYPES:
             raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(map(str, _DTYPES))}")
         self.dtype, (self.mean, self.std) = dtype, IMAGENET
-        if isinstance(statistics, tuple):
+        if isinstance(statistics, (tuple, list)):
             self.mean, self.std = _levels(statistics)
         elif statistics != "imagenet":
             manifest = as_store(statistics).manifest
