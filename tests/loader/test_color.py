@@ -16,12 +16,16 @@ from decodeonce.loader.augment import (
     GaussianBlur,
     Normalize,
     RandomErasing,
+    RandomFlip,
     RandomGrayscale,
     RandomResizedCrop,
     Solarize,
     Step,
     color,
+    rows,
 )
+from decodeonce.loader.augment.rows import Rows, fill_rows
+from decodeonce.loader.order import derive_key
 from tests.libraries import library
 from tests.loader.meta_device import batch_of, run_on_device
 from tests.stores import random_images
@@ -49,11 +53,15 @@ def draws_of(images: Tensor, key: int = 3) -> Draws:
     return Draws(key, torch.arange(len(images)))
 
 
+def rows_by_batch(change: Callable[..., Tensor], given: Rows, chosen: Tensor, *drawn: Tensor) -> Rows:
+    return Rows.of(color.by_batch(change, given.images, chosen, *drawn))
+
+
 @pytest.fixture(params=["rows", "batch"])
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test with the code for CPUs, and with that for devices."""
     if request.param == "batch":
-        monkeypatch.setattr(color, "by_row", color.by_batch)
+        monkeypatch.setattr(color, "by_row", rows_by_batch)
 
 
 def largest_difference(found: Tensor, expected: Tensor) -> float:
@@ -176,9 +184,38 @@ def test_code_for_cpus_and_devices_differs_by_at_most_one_level(step: Step, monk
     images = noise()
     before, on_cpu = images.clone(), step(images, draws_of(images))
     assert torch.equal(images, before)
-    monkeypatch.setattr(color, "by_row", color.by_batch)
+    monkeypatch.setattr(color, "by_row", rows_by_batch)
     assert largest_difference(step(images, draws_of(images)), on_cpu) <= 1
     assert on_cpu.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("size", [9, 30])
+def test_steps_in_one_pass_give_the_same_images_as_one_after_the_other(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+
+    def count(result: Tensor, fill: Callable[[int], object]) -> Tensor:
+        passes.append(1)
+        return fill_rows(result, fill)
+
+    monkeypatch.setattr(rows, "fill_rows", count)
+    steps: list[Step] = [
+        *STEPS,
+        RandomResizedCrop(size),
+        RandomFlip(),
+        *STEPS,
+        Normalize("imagenet"),
+        RandomErasing(0.5),
+    ]
+    batch = batch_of(noise())
+    found = Augment(*steps, seed=5)(batch).images
+    assert len(passes) == 1
+    expected = batch.images
+    for number, step in enumerate(steps):
+        expected = step(expected, Draws(derive_key(5, batch.epoch, number), batch.rows, batch.epoch))
+    assert len(passes) == 1 + len(steps)
+    assert torch.equal(lines(found), expected)
 
 
 @pytest.mark.parametrize("step", STEPS, ids=repr)
