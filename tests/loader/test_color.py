@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from tests.loader.meta_device import batch_of, run_on_device
 from tests.stores import random_images
 
 COUNT = 48
+WRONG: Any = "random"
 STEPS: list[Step] = [
     ColorJitter(0.4, 0.4, 0.4, 0.1),
     ColorJitter(brightness=(0.5, 2.0), hue=(-0.5, 0.5), p=0.5),
@@ -170,6 +172,17 @@ def test_erasing_equals_torchvision() -> None:
     assert ratios.max() > 2.5
 
 
+def test_lists_and_one_sigma_are_accepted_as_by_torchvision() -> None:
+    pair, fill, sigma, images = cast("Any", [0.5, 2.0]), cast("Any", [1, np.float32(2), 3]), 1.5, noise()
+    for step, same in (
+        (ColorJitter(pair, hue=0.1), ColorJitter((0.5, 2.0), hue=0.1)),
+        (RandomErasing(value=fill), RandomErasing(value=(1, 2, 3))),
+        (GaussianBlur(5, sigma), GaussianBlur(5, (sigma, sigma))),
+        (GaussianBlur(5, pair), GaussianBlur(5, (0.5, 2.0))),
+    ):
+        assert torch.equal(step(images, draws_of(images)), same(images, draws_of(images)))
+
+
 def test_erasing_fills_floats_after_normalize() -> None:
     batch = batch_of(noise())
     found = Augment(Normalize("imagenet"), RandomErasing(1.0))(batch).images
@@ -253,6 +266,8 @@ def test_steps_run_on_a_device_without_waiting(step: Step) -> None:
         (lambda: GaussianBlur(3, (0, 1)), r"sigma is \(0, 1\), expected two numbers above 0"),
         (lambda: RandomErasing(scale=(0, 2)), r"scale is \(0, 2\)"),
         (lambda: RandomErasing(ratio=(3, 2)), r"ratio is \(3, 2\)"),
+        (lambda: RandomErasing(value=WRONG), "value is 'random', expected a number, or one per channel"),
+        (lambda: GaussianBlur(WRONG), "kernel_size is 'random', expected an odd number"),
         (lambda: ColorJitter(0.1)(noise().float(), draws_of(noise())), r"uint8, got 3 of torch.float32; put it before"),
         (lambda: Solarize()(noise()[..., :1], draws_of(noise())), "Solarize needs images with 3 channels of uint8"),
         (lambda: GaussianBlur(23)(noise(), draws_of(noise())), "kernel_size is 23, expected at most 21 for images of"),

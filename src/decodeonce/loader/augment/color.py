@@ -8,8 +8,9 @@ random numbers. In PerImage, torchvision's take 2 to 10 times as long on a CPU (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -130,7 +131,7 @@ class ColorJitter(_Change):
 
 
 def _range(name: str, value: float | Range, middle: float, least: float, most: float) -> Range:
-    low, high = value if isinstance(value, tuple) else (max(middle - value, least), middle + value)
+    low, high = value if isinstance(value, (tuple, list)) else (max(middle - value, least), middle + value)
     if not least <= low <= high <= most or math.isinf(high):
         raise ValueError(f"{name} is {value!r}, expected a number or a range (low, high) within {least} to {most}")
     return low, high
@@ -236,7 +237,8 @@ class GaussianBlur(_Change):
 
     Args:
         kernel_size: Pixels that are averaged in each direction, an odd number. Images must be larger than half of it.
-        sigma: Range (low, high) of the standard deviation in pixels, which is drawn for each image; above 0.
+        sigma: Standard deviation in pixels, above 0: one number, or a range (low, high) to draw it from for each image.
+            Default: (0.1, 2.0).
         p: Probability that an image is changed. Default: 1.0.
 
     Raises:
@@ -244,18 +246,23 @@ class GaussianBlur(_Change):
     """
 
     kernel_size: int
-    sigma: Range = (0.1, 2.0)
+    sigma: float | Range = (0.1, 2.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kernel_size < 1 or self.kernel_size % 2 == 0:
+        if not isinstance(self.kernel_size, int) or self.kernel_size < 1 or self.kernel_size % 2 == 0:
             raise ValueError(f"kernel_size is {self.kernel_size!r}, expected an odd number above 0")
-        if not 0 < self.sigma[0] <= self.sigma[1] < math.inf:
+        low, high = self._sigmas
+        if not 0 < low <= high < math.inf:
             raise ValueError(f"sigma is {self.sigma!r}, expected two numbers above 0, the larger one second")
+
+    @property
+    def _sigmas(self) -> Range:
+        return self.sigma if isinstance(self.sigma, (tuple, list)) else (self.sigma, self.sigma)
 
     def _plan(self, rows: Rows, draws: Draws) -> Plan:
         self._check(rows)
-        uniform, (low, high) = draws.uniform(2), self.sigma
+        uniform, (low, high) = draws.uniform(2), self._sigmas
         reach, most = self.kernel_size // 2, 2 * min(rows.shape[:2]) - 1
         if self.kernel_size > most:
             size = f"{rows.shape[1]}x{rows.shape[0]}"
@@ -302,7 +309,13 @@ class RandomErasing(_Change):
         super().__post_init__()
         if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
             raise ValueError(f"ratio is {self.ratio!r}, expected two numbers above 0, the larger one second")
+        if not all(isinstance(value, Real) for value in self._values):
+            raise ValueError(f"value is {self.value!r}, expected a number, or one per channel")
         _ = self._crop
+
+    @property
+    def _values(self) -> Sequence[float]:
+        return self.value if isinstance(self.value, (tuple, list)) else (self.value,)
 
     @property
     def _crop(self) -> RandomResizedCrop:
@@ -310,8 +323,7 @@ class RandomErasing(_Change):
         return RandomResizedCrop(1, scale=self.scale, ratio=(1 / self.ratio[1], 1 / self.ratio[0]))
 
     def _plan(self, rows: Rows, draws: Draws) -> Plan:
-        values = self.value if isinstance(self.value, tuple) else (self.value,)
-        fill = constant(values, rows.dtype, rows.images.device)
+        fill = constant(tuple(map(float, self._values)), rows.dtype, rows.images.device)
 
         def erase(images: Tensor, windows: Tensor) -> Tensor:
             top, left, height, width = windows[:, :, None].unbind(1)
