@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
+from types import NoneType
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
@@ -167,6 +168,8 @@ class Augment:
         same_width(step for step in steps if hasattr(step, "num_classes"))
         self._steps = steps
         self._seed = whole("seed", seed)
+        if not isinstance(paired, (Mapping, NoneType)):
+            raise ValueError(f'paired is {paired!r}, expected how to resize each map, such as {{"mask": "nearest"}}')
         self._paired = dict(paired or {})
         if wrong := [name for name, resampling in self._paired.items() if resampling not in get_args(Resampling)]:
             raise ValueError(f"paired is {self._paired!r}, expected {wrong[0]!r} to be one of {get_args(Resampling)}")
