@@ -20,7 +20,7 @@ _NO_WORKERS = "nothing: a Loader has threads instead of worker processes"
 # The arguments of torch's DataLoader that a Loader does not have, and what to pass instead.
 DATA_LOADER_WORDS = {
     "dataset": "store",
-    "sampler": "shuffle, or rows for a subset",
+    "sampler": "weights to draw rows by weight, rows for a subset, or shuffle",
     "batch_sampler": "batch_size and shuffle, or rows for a subset",
     "num_workers": "threads",
     "collate_fn": "transform, a function from a Batch to a Batch",

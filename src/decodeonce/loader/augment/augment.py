@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
+from types import NoneType
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
@@ -167,6 +168,8 @@ class Augment:
         same_width(step for step in steps if hasattr(step, "num_classes"))
         self._steps = steps
         self._seed = whole("seed", seed)
+        if not isinstance(paired, (Mapping, NoneType)):
+            raise ValueError(f'paired is {paired!r}, expected how to resize each map, such as {{"mask": "nearest"}}')
         self._paired = dict(paired or {})
         if wrong := [name for name, resampling in self._paired.items() if resampling not in get_args(Resampling)]:
             raise ValueError(f"paired is {self._paired!r}, expected {wrong[0]!r} to be one of {get_args(Resampling)}")
@@ -177,9 +180,10 @@ class Augment:
             raise ValueError(f"mixed is {mixed!r}, but no step mixes labels; add a step such as MixUp, or remove mixed")
 
     def __repr__(self) -> str:
-        return (
-            "Augment(\n" + "".join(f"    {part},\n" for part in (*map(repr, self._steps), f"seed={self._seed}")) + ")"
-        )
+        named = {"paired": self._paired, "mixed": self._mixed}
+        parts = [*map(repr, self._steps), f"seed={self._seed}"]
+        parts += [f"{name}={value!r}" for name, value in named.items() if value]
+        return "Augment(\n" + "".join(f"    {part},\n" for part in parts) + ")"
 
     def check_store(self, columns: Collection[str], classes: int) -> None:
         """Raise ValueError if a step does not support a store with these columns and this number of classes."""

@@ -21,7 +21,7 @@ IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-Statistics = tuple[Sequence[float], Sequence[float]]
+Statistics = tuple[Sequence[float], Sequence[float]] | list[list[float]]
 
 
 class Normalize:
@@ -54,7 +54,7 @@ class Normalize:
         if isinstance(statistics, str) and statistics != "imagenet" and not os.path.lexists(statistics):
             raise ValueError(f'there are no statistics for {statistics!r}; expected "imagenet", a store or (mean, std)')
         self.dtype, (self.mean, self.std) = dtype, IMAGENET
-        if isinstance(statistics, tuple):
+        if isinstance(statistics, (tuple, list)):
             self.mean, self.std = _levels(statistics)
         elif statistics != "imagenet":
             manifest = as_store(statistics).manifest
