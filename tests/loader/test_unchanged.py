@@ -36,8 +36,8 @@ def test_transform_that_returns_its_batch_unchanged_is_refused(store: Path) -> N
 
 @pytest.mark.parametrize("step", [RandomFlip(), Normalize("imagenet"), MixUp(0.2, 3), PerImage(PassesUnknownTypes())])
 def test_step_without_augment_is_refused(store: Path, step: Any) -> None:
-    message = f"transform is the step {step!r}, expected Augment({step!r})"
-    with pytest.raises(ValueError, match=re.escape(message)):
+    message = f"transform is {step!r}, expected a function with one parameter, a Batch; wrap steps in Augment(...)"
+    with pytest.raises(TypeError, match=re.escape(message)):
         Loader(store, batch_size=4, transform=step)
 
 

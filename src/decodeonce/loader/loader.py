@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, find_rank
 from decodeonce.loader.arguments import StoreLike, advise, as_store, whole
-from decodeonce.loader.augment import Augment, BoxStep, LabelStep, PerBatch, PerImage
+from decodeonce.loader.augment import Augment
 from decodeonce.loader.buffers import refuse_to_copy
 from decodeonce.loader.dataset import StoreDataset
 from decodeonce.loader.delivery import Batch, Transform, find_device, make_delivery
@@ -149,8 +149,6 @@ class Loader:
         self.rank, self.world_size = found.rank, found.world_size
         target, opened = find_device(device), as_store(store)
         self._root, self._manifest = opened.paths.root, opened.manifest
-        if isinstance(transform, (BoxStep, LabelStep, PerBatch, PerImage)):
-            raise ValueError(f"transform is the step {transform!r}, expected Augment({transform!r})")
         if isinstance(transform, Augment):
             transform.check_store([column.name for column in self._manifest.columns], len(self._manifest.classes))
 
