@@ -245,7 +245,7 @@ def _soft(name: str, values: Tensor) -> Tensor:
 
 def _apply(step: Step, rows: Rows, draws: Draws) -> Rows:
     """Apply a step to the rows of a batch: later, row by row, if it can, or else at once."""
-    ours = type(step).__module__.startswith(__package__)  # a subclass of somebody else may have another __call__
+    ours = type(step).__module__.startswith(__package__)  # a user's subclass may have its own __call__
     if ours and rows.images.device.type == "cpu" and isinstance(step, RowStep) and (then := step.on_rows(rows, draws)):
         return then
     images = step(rows.done(), draws)
