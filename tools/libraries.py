@@ -11,11 +11,11 @@ def load(name: str) -> Any:
     """Import a module of torchvision, kornia or albumentations; ImportError if it is not installed."""
     os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # otherwise it asks the network for a newer release
     if name.startswith("torchvision"):
-        _define_operators()
+        define_operators()
     return importlib.import_module(name)
 
 
-def _define_operators() -> None:
+def define_operators() -> None:
     """Let PyPI's torchvision, which is built for CUDA, be imported with a CPU build of torch.
 
     Its operators cannot be loaded then, and the import fails at the first one that it looks up. No transform uses them.

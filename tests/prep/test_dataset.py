@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from itertools import count
@@ -31,6 +32,7 @@ from tests.images import jpeg, tree_bytes
 from tests.libraries import library
 from tests.packages import NOT_DEV
 from tests.prep.building import build_in_process
+from tools.libraries import define_operators
 
 RECIPE = Recipe(height=24, width=20)
 PHOTOS = """
@@ -186,20 +188,13 @@ def f():
     from datasets import load_from_disk
     return load_from_disk("photos-hf").train_test_split(0.2)["train"]
 """
-# With a torch for CPUs, the usual wheel of torchvision can be imported only if these operators are defined.
-OPERATORS = """
-import torch
-if torch.version.cuda is None:
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-"""
 
 
 def test_page_builds_from_torchvision(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library("torchvision")
     monkeypatch.chdir(tmp_path)
-    module = write_page_module(tmp_path, OPERATORS)
+    operators = f"{inspect.getsource(define_operators)}\n\ndefine_operators()\n"  # workers cannot import tools
+    module = write_page_module(tmp_path, operators)
     wanted = build_in_process(FolderSource(photos), tmp_path / "folder", RECIPE)
     for name in ("image_folder", "image_files"):
         out = build_in_process(DatasetSource(f"{module}:{name}"), tmp_path / name, RECIPE)

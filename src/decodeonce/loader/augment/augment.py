@@ -88,6 +88,18 @@ class MapStep(Step, Protocol):
         """
 
 
+class StillStep:
+    """Base of steps that move no pixel."""
+
+    def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
+        """Return `boxes` unchanged, because no pixel moves (see ``BoxStep``)."""
+        return boxes
+
+    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
+        """Return `maps` unchanged, because no pixel moves (see ``MapStep``)."""
+        return maps
+
+
 @runtime_checkable
 class LabelStep(Step, Protocol):
     """A step that also changes labels, such as ``MixUp``, and the columns that ``Augment`` has as `mixed`."""

@@ -15,7 +15,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from decodeonce.loader.augment.augment import Draws, Resampling, constant
+from decodeonce.loader.augment.augment import Draws, StillStep, constant
 from decodeonce.loader.augment.crop import RandomResizedCrop
 from decodeonce.loader.augment.rows import Rows
 
@@ -25,7 +25,7 @@ Plan = tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class _Change:
+class _Change(StillStep):
     """Base of the steps: change an image with probability `p`. No pixel moves."""
 
     p: float = field(default=1.0, kw_only=True)
@@ -48,14 +48,6 @@ class _Change:
     def _plan(self, rows: Rows, draws: Draws) -> Plan:
         """Draw for images of the shape and dtype of `rows`."""
         raise NotImplementedError
-
-    def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
-        """Return `boxes` unchanged, because no pixel moves (see ``BoxStep``)."""
-        return boxes
-
-    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
-        """Return `maps` unchanged, because no pixel moves (see ``MapStep``)."""
-        return maps
 
     def _check(self, rows: Rows) -> None:
         if rows.dtype != torch.uint8 or rows.shape[2] != 3:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import StoreLike, as_store
-from decodeonce.loader.augment.augment import Draws, Resampling, constant
+from decodeonce.loader.augment.augment import Draws, StillStep, constant
 from decodeonce.loader.augment.rows import Rows
 
 IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
@@ -24,7 +24,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Statistics = tuple[Sequence[float], Sequence[float]] | list[list[float]]
 
 
-class Normalize:
+class Normalize(StillStep):
     """Normalize each channel: (value - mean) / std, computed in float32.
 
     Args:
@@ -86,14 +86,6 @@ class Normalize:
             constant(tuple(1 / s for s in self.std), torch.float32, device),
             constant(shift, torch.float32, device),
         )
-
-    def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
-        """Return `boxes` unchanged, because no pixel moves (see ``BoxStep``)."""
-        return boxes
-
-    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
-        """Return `maps` unchanged, because no pixel moves (see ``MapStep``)."""
-        return maps
 
 
 def _levels(statistics: Statistics) -> tuple[tuple[float, ...], tuple[float, ...]]:
