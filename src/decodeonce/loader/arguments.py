@@ -57,6 +57,12 @@ def as_store(store: StoreLike) -> Store:
     return store if isinstance(store, Store) else open_store(store)
 
 
+def check_probability(p: float) -> None:
+    """Raise ValueError unless `p` is a probability."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"p is {p!r}, expected a probability, 0 to 1")
+
+
 def whole(name: str, value: Any, least: int | None = None) -> int:
     """Return a whole number of any type as an int. ValueError unless it is one, of `least` or more if that is given."""
     number = None

@@ -15,6 +15,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from decodeonce.loader.arguments import check_probability
 from decodeonce.loader.augment.augment import Draws, StillStep, constant
 from decodeonce.loader.augment.crop import RandomResizedCrop
 from decodeonce.loader.augment.rows import Rows
@@ -31,8 +32,7 @@ class _Change(StillStep):
     p: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise ValueError(f"p is {self.p!r}, expected a probability, 0 to 1")
+        check_probability(self.p)
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
         if images.device.type == "cpu":
