@@ -37,6 +37,10 @@ class UserMap:
     Args:
         function: Import path, `package.module:function`.
         xxh3: xxh3_64 of the module's source file, 16 hexadecimal digits.
+
+    Example:
+        >>> find_map("maps:darken").function
+        'maps:darken'
     """
 
     function: str
@@ -56,6 +60,12 @@ class BoxRules:
 
     Raises:
         ValueError: If a value is out of range.
+
+    Example:
+        >>> rules = BoxRules(margin=0.1)
+        >>> recipe = Recipe(height=224, width=224, boxes=rules)
+        >>> BoxedSource(open_imagenet("imagenet", split="val"), Path("annotations"), rules).kind
+        'imagenet+boxes'
     """
 
     keep: int = 0
@@ -97,7 +107,9 @@ class Recipe:
         ValueError: If a value is out of range, or settings conflict.
 
     Example:
-        >>> Recipe(height=224, width=224, fit="crop", shuffle_seed=0)
+        >>> recipe = Recipe(height=224, width=224, fit="crop", shuffle_seed=0)
+        >>> recipe.shape, recipe.row_bytes
+        ((224, 224, 3), 150528)
     """
 
     height: int = 256

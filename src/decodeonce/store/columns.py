@@ -91,8 +91,9 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[np.gener
         OSError: If the disk fails.
 
     Example:
-        >>> add_column("train.store", "score", np.load("scores.npy"))
-        >>> open_store("train.store").columns["score"]
+        >>> column = add_column("train.store", "score", np.zeros(64, np.float32))
+        >>> open_store("train.store").columns["score"].shape
+        (64,)
     """
     file, dtype = column_file(name), values.dtype.newbyteorder("<")
     if dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.hasobject:
@@ -142,6 +143,12 @@ def remove_column(path: str | os.PathLike[str], name: str) -> None:
     Raises:
         StoreError: If `path` is not a store, or has no column with this name.
         OSError: If the disk fails.
+
+    Example:
+        >>> column = add_column("train.store", "score", np.zeros(64, np.float32))
+        >>> remove_column("train.store", "score")
+        >>> list(open_store("train.store").columns)
+        []
     """
     with _alone(path) as paths:
         with _changing(paths) as (manifest, facts):

@@ -52,6 +52,11 @@ def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = No
     Raises:
         BuildError: `out` has a different plan, a finished store or other files; the source does not list `expect`
             images, or no image; or there is too little free space.
+
+    Example:
+        >>> plan = make_plan(open_folder("imagenet/val"), Path("small.store"), Recipe(height=64, width=64))
+        >>> plan.count
+        16
     """
     paths = StorePaths(out)
     check_output_dir(paths, source)
@@ -135,6 +140,11 @@ def plan_unless_built(source: Source, out: Path, recipe: Recipe, expect: int | N
     Raises:
         BuildError: As `make_plan` and `is_built`.
         StoreError: `out` is a damaged store.
+
+    Example:
+        >>> plan = plan_unless_built(open_imagenet("imagenet"), Path("train.store"), Recipe(shuffle_seed=0))
+        >>> plan is None  # because train.store is finished
+        True
     """
     paths = StorePaths(out)
     if not paths.manifest.exists():
@@ -176,8 +186,10 @@ def build(
         Stopped: The build stopped early. Completed blocks are kept: make the same call again.
 
     Example:
-        >>> recipe, how = Recipe(height=64, width=64), WorkSettings(workers=2)
-        >>> build(FolderSource(Path("imagenet/val")), Path("val.store"), recipe, how)
+        >>> source, recipe = open_imagenet("imagenet", split="val"), Recipe(height=64, width=64)
+        >>> manifest = build(source, Path("small.store"), recipe, WorkSettings(workers=2))
+        >>> manifest.count, manifest.shape
+        (16, (64, 64, 3))
     """
     how = how or WorkSettings()
     if plan_unless_built(source, out, recipe, expect) is not None:

@@ -48,6 +48,13 @@ def finish(out: Path, max_bad: str = "auto") -> Manifest:
     Raises:
         BuildError: Blocks are missing (the text names the command to run), there are too many rejects, or no row is
             left.
+
+    Example:
+        >>> out = Path("small.store")
+        >>> plan = make_plan(open_folder("imagenet/val"), out, Recipe(height=64, width=64))
+        >>> work(out)
+        >>> finish(out).shape
+        (64, 64, 3)
     """
     paths = StorePaths(out)
     manifest = None

@@ -48,6 +48,10 @@ def is_built(source: Source, out: Path, recipe: Recipe, expect: int | None = Non
     Raises:
         BuildError: `out` is a different store, or the source does not list `expect` images.
         StoreError: `out` is a damaged store.
+
+    Example:
+        >>> is_built(open_imagenet("imagenet"), Path("train.store"), Recipe(shuffle_seed=0))
+        True
     """
     paths = StorePaths(out)
     if not paths.manifest.exists():

@@ -41,6 +41,13 @@ class Progress:
         new_rows: Rows completed by this run.
         bytes: Bytes written by this run.
         rejects: Rejects found when planning and in the task's share.
+
+    Example:
+        >>> reports = []
+        >>> source, recipe = open_folder("imagenet/val"), Recipe(height=64, width=64)
+        >>> manifest = build(source, Path("small.store"), recipe, progress=reports.append)
+        >>> reports[-1].rows, reports[-1].total_rows
+        (16, 16)
     """
 
     rows: int
@@ -65,6 +72,10 @@ class WorkSettings:
 
     Raises:
         ValueError: If a value is out of range.
+
+    Example:
+        >>> WorkSettings(workers=8, max_bad="0.1%")
+        WorkSettings(workers=8, task=0, tasks=1, max_bad='0.1%', on_bad='reject')
     """
 
     workers: int | None = None
@@ -98,6 +109,14 @@ def work(out: Path, how: WorkSettings | None = None, progress: Callable[[Progres
         Stopped: Make the same call again. A file system failed temporarily, workers keep dying, or SIGUSR1 arrived.
         BuildError: The build cannot continue until something changes. For example, an image is missing, or the rejects
             of the plan and of this share exceed `max_bad`. (`finish` checks the rejects of all shares.)
+
+    Example:
+        >>> out = Path("small.store")
+        >>> plan = make_plan(open_folder("imagenet/val"), out, Recipe(height=64, width=64))
+        >>> for task in range(2):  # on a cluster, each task is a process of its own
+        ...     work(out, WorkSettings(task=task, tasks=2))
+        >>> finish(out).count
+        16
     """
     paths = StorePaths(out)
     if paths.manifest.exists():

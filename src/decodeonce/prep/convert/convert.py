@@ -41,6 +41,10 @@ class Conversion:
 
     Raises:
         ValueError: If arguments are invalid or conflict.
+
+    Example:
+        >>> Conversion(size=(128, 128), sort="class")  # smaller rows, sorted by class
+        Conversion(container=None, shard_size=None, size=(128, 128), filter=None, ...
     """
 
     container: ContainerName | None = None
@@ -90,7 +94,8 @@ def convert(
         Stopped: If the conversion was interrupted and can be resumed.
 
     Example:
-        >>> convert(["train.store"], Path("small.store"), Conversion(size=(128, 128)))
+        >>> convert(["train.store"], Path("small.store"), Conversion(size=(128, 128))).shape
+        (128, 128, 3)
     """
     source, recipe = open_conversion(stores, out, conversion or Conversion())
     # No rejects are allowed: a damaged row fails the build anyway, and rejects of the inputs do not count here.

@@ -153,7 +153,9 @@ class DatasetSource(LabelledSource):
         BuildError: If the dataset cannot be imported or made, or is not one.
 
     Example:
-        >>> build(DatasetSource("mypackage.data:train"), Path("train.store"), Recipe(height=224, width=224))
+        >>> source = DatasetSource("mydata:digits")
+        >>> [cls.name for cls in source.classes()]
+        ['even', 'odd']
     """
 
     kind = "dataset"
@@ -360,7 +362,9 @@ def open_dataset(
         BuildError: If the dataset cannot be imported or made, or is not one.
 
     Example:
-        >>> source = open_dataset("mypackage.data:train")
+        >>> source = open_dataset("mydata:digits")  # the function `digits` of ./mydata.py
+        >>> build(source, Path("digits.store"), Recipe(height=8, width=8)).count
+        10
     """
     return DatasetSource(src, classes=classes, column=column, image_column=image_column, label_column=label_column)
 

@@ -41,6 +41,11 @@ class ListSource(LabelledSource):
             other labels are sorted by their bytes.
         column: Names of columns of numbers to keep; default None: none. The list then needs a header line.
         follow_links: Whether links may lead out of `root`. Default False: such a link is rejected.
+
+    Example:
+        >>> source = open_list("val.csv", root=Path("imagenet/val"))
+        >>> [cls.name for cls in source.classes()]
+        ['goldfish', 'tabby', 'tench', 'white shark']
     """
 
     kind = "list"
@@ -161,7 +166,13 @@ def open_list(
         BuildError: If `root` is not a folder. Listing raises it if the list cannot be read or a line is invalid.
 
     Example:
-        >>> source = open_list("train.csv", root=Path("/data/images"), column=["score"])
+        >>> print(Path("val.csv").read_text())
+        path,label,score
+        n01440764/n01440764_0.JPEG,tench,0.5
+        ...
+        >>> source = open_list("val.csv", root=Path("imagenet/val"), column=["score"])
+        >>> next(source.entries()).values
+        (0.5,)
     """
     file = Path(os.path.abspath(src))
     if root is not None and not os.path.isdir(root):

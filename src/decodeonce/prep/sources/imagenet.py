@@ -77,8 +77,9 @@ def open_imagenet(
         BuildError: If no known form is found, val has no labels, or val has a class without a label.
 
     Example:
-        >>> source = open_imagenet("/data/imagenet", split="val")
-        >>> build(source, Path("val.store"), Recipe(height=224, width=224))
+        >>> source = open_imagenet("imagenet", split="val")
+        >>> source.found
+        'class folders in val, 4 classes'
     """
     root = Path(src)
     links = Links(root, follow=follow_links)
@@ -197,6 +198,11 @@ class ImagenetSplit(Source):
         split: "train" or "val".
         classes: Class names (wnids) in label order; default None until `set_classes` is called.
         words: Descriptions by class name; default None: none.
+
+    Example:
+        >>> source = open_imagenet("imagenet", split="val")
+        >>> isinstance(source, ImagenetSplit), source.split
+        (True, 'val')
     """
 
     def __init__(

@@ -81,6 +81,11 @@ class ParquetSource(LabelledSource):
             numbers to keep.
         groups: Number of row groups of each file; default (): listing finds it.
         classes: Class names in label order; default None: the names in the schema, or they follow from the labels.
+
+    Example:
+        >>> source = open_parquet("val.parquet")
+        >>> len(list(source.entries()))
+        16
     """
 
     kind = "parquet"
@@ -211,7 +216,9 @@ def open_parquet(
             cannot be recognised.
 
     Example:
-        >>> source = open_parquet("imagenet-1k/data/train-*.parquet", image_column="image", label_column="label")
+        >>> source = open_parquet("val.parquet", image_column="image", label_column="label")
+        >>> build(source, Path("new.store"), Recipe(height=64, width=64)).count
+        16
     """
     root, names = find_files(os.fspath(src), (".parquet",), deep=True, follow_links=follow_links)
     if os.path.isdir(src):
