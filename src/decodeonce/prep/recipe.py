@@ -62,10 +62,8 @@ class BoxRules:
         ValueError: If a value is out of range.
 
     Example:
-        >>> rules = BoxRules(margin=0.1)
-        >>> recipe = Recipe(height=224, width=224, boxes=rules)
-        >>> BoxedSource(open_imagenet("imagenet", split="val"), Path("annotations"), rules).kind
-        'imagenet+boxes'
+        >>> Recipe(height=224, width=224, boxes=BoxRules(margin=0.1)).boxes
+        BoxRules(keep=0, margin=0.1, least=1, without='keep')
     """
 
     keep: int = 0
