@@ -156,15 +156,13 @@ def _saturation(planes: Tensor, factor: Tensor) -> Tensor:
 def _hue(planes: Tensor, shift: Tensor) -> Tensor:
     """Rotate the hue. The result is that of HSV: each channel is max - spread * clamp(2 - abs(place - 2), 0, 1).
 
-    A channel's place on the circle of length 6 is the hue plus 5 for red, 3 for green and 1 for blue. Here the circle has
-    length 1, which takes the fewest passes over the planes.
+    A channel's place on the circle of length 6 is the hue plus 5 for red, 3 for green and 1 for blue. The code below
+    has a circle of length 1, because that takes fewer passes over the planes.
     """
     red, green, blue = planes
     most = torch.maximum(torch.maximum(red, green), blue)
     spread = most - torch.minimum(torch.minimum(red, green), blue)
-    others = torch.where(
-        most == green, (blue - red).add_(spread, alpha=2), (red - green).add_(spread, alpha=4)
-    )
+    others = torch.where(most == green, (blue - red).add_(spread, alpha=2), (red - green).add_(spread, alpha=4))
     sixths = torch.where(most == red, green - blue, others).div_(6 * spread.clamp(min=_TINY)).add_(shift + 1)
     start = torch.linspace(5 / 6, 1 / 6, 3, device=planes.device)[:, None, None, None]
     distance = (sixths + start).frac_().sub_(1 / 3).abs_().clamp_(1 / 6, 1 / 3)
