@@ -464,7 +464,7 @@ def test_invalid_sizes_are_rejected(step: Callable[[Any], Step], size: Any) -> N
             lambda: Augment(lambda image: image),
             "the step <lambda> does not take two arguments, images and draws; for a",
         ),
-        (lambda: Augment(len), "the step len does not take two arguments"),  # type: ignore[arg-type]
+        (lambda: Augment(len), "the step len does not take two arguments, images and draws; for a function"),  # type: ignore[arg-type]
     ],
 )
 def test_invalid_arguments_are_rejected(make: Callable[[], object], message: str) -> None:
