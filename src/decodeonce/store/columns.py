@@ -174,7 +174,7 @@ def remove_column(path: str | os.PathLike[str], name: str) -> None:
 @contextmanager
 def _alone(path: str | os.PathLike[str]) -> Iterator[StorePaths]:
     """Hold the lock that repairs also take, if the file system has locks."""
-    paths = StorePaths(Path(path))
+    paths = StorePaths(path)
     read_manifest(paths.manifest)  # raises an error that describes the path if it is not a store
     if paths.part.exists():
         raise StoreError(f"{paths.root}: a staged part; change the columns of the whole store, then stage it again")

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
         >>> store.labels[:8].tolist(), store.samples[0].source
         ([0, 0, 0, 0, 1, 1, 1, 1], 'val/n01440764/n01440764_0.JPEG')
     """
-    paths = StorePaths(Path(path))
+    paths = StorePaths(path)
     manifest = read_manifest(paths.manifest)
     held = read_part(paths.part, manifest)
     for shard in manifest.shards:

@@ -103,7 +103,7 @@ def stage_store(
         Staged(rows=range(0, 16), copied=16, finished=False)
         >>> loader = Loader("train.part", batch_size=8, partition="range", rank=0, world_size=4)
     """
-    paths = StorePaths(Path(dest))
+    paths = StorePaths(dest)
     _check_rows(source, rows)
     _make_folder(source, paths.root)
     with locked(paths.staging, waits_for="another `prep stage`"):

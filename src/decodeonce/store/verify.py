@@ -85,7 +85,7 @@ def verify_store(
         >>> verify_store("train.store").bad_rows
         [(3, 3)]
     """
-    paths = StorePaths(Path(path))
+    paths = StorePaths(path)
     read = paths.manifest
     try:
         with _unreadable_is_bad(read):

@@ -6,7 +6,6 @@ import logging
 import mmap
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
@@ -35,7 +34,7 @@ from decodeonce.store.shard_file import PAGE
 from decodeonce.store.sharing import locked, missing_error
 
 
-def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan:
+def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect: int | None = None) -> Plan:
     """Scan a source, assign every sample to a row, and reserve the space of the shards.
 
     If `out` already has a plan for the same source, recipe and decoders, return that plan.
@@ -125,7 +124,9 @@ def _warn_of_shared_pages(plan: Plan) -> None:
         )
 
 
-def plan_unless_built(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan | None:
+def plan_unless_built(
+    source: Source, out: str | os.PathLike[str], recipe: Recipe, expect: int | None = None
+) -> Plan | None:
     """Make the plan as `make_plan` does, unless `out` already is the finished store.
 
     Args:
@@ -159,7 +160,7 @@ def plan_unless_built(source: Source, out: Path, recipe: Recipe, expect: int | N
 
 def build(
     source: Source,
-    out: Path,
+    out: str | os.PathLike[str],
     recipe: Recipe,
     how: WorkSettings | None = None,
     progress: Callable[[Progress], None] | None = None,

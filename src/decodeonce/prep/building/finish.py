@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -33,7 +34,7 @@ from decodeonce.store.writer import seal_store, trim_shards, write_array, write_
 CHUNK_ROWS = 1 << 13
 
 
-def finish(out: Path, max_bad: str = "auto") -> Manifest:
+def finish(out: str | os.PathLike[str], max_bad: str = "auto") -> Manifest:
     """Turn a planned and decoded build into a finished store.
 
     Safe to repeat: if the store is finished already, or an earlier finish was killed, this completes it.

@@ -93,7 +93,9 @@ class WorkSettings:
         allowed_rejects(self.max_bad, 0)
 
 
-def work(out: Path, how: WorkSettings | None = None, progress: Callable[[Progress], None] | None = None) -> None:
+def work(
+    out: str | os.PathLike[str], how: WorkSettings | None = None, progress: Callable[[Progress], None] | None = None
+) -> None:
     """Decode the blocks of one task's share that are not done yet.
 
     It is safe to kill this at any moment, to run it again, and to run it twice at once: two processes that decode the

@@ -66,7 +66,7 @@ class Conversion:
 
 def convert(
     stores: Sequence[str | os.PathLike[str]],
-    out: Path,
+    out: str | os.PathLike[str],
     conversion: Conversion | None = None,
     *,
     workers: int | None = None,
@@ -103,7 +103,7 @@ def convert(
 
 
 def open_conversion(
-    stores: Sequence[str | os.PathLike[str]], out: Path, conversion: Conversion
+    stores: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], conversion: Conversion
 ) -> tuple[StoreSource, Recipe]:
     """Return the source and the recipe of the build that converts these stores; write nothing. Raises as `convert`."""
     opened = [open_store(path) for path in stores]

@@ -102,7 +102,7 @@ def repair_store(
         >>> repair_store("train.store", "imagenet")
         Repair(rows=64, repaired_rows=1, repaired_files=[], unrepaired=[])
     """
-    paths, threads = StorePaths(Path(path)), usable_cores()
+    paths, threads = StorePaths(path), usable_cores()
     if not paths.root.is_dir():
         read_manifest(paths.manifest)  # raises a StoreError that says what is wrong with the path
     with locked(paths.repair, waits_for="another `prep repair` or `prep column`"):
