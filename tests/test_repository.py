@@ -1,4 +1,4 @@
-"""Files for code hosts and editors: workflows and the hook run existing targets, issue templates name valid commands."""
+"""Files for code hosts: workflows and the hook run existing targets, and issue templates name valid commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if not WORKFLOWS:
 
 def test_workflows_and_hook_run_existing_targets() -> None:
     texts = [path.read_text() for path in (*WORKFLOWS, ROOT / ".pre-commit-config.yaml")]
-    made = [target for text in texts for words in re.findall(r"(?:run|entry): make (.+)", text) for target in words.split()]
+    made = " ".join(words for text in texts for words in re.findall(r"(?:run|entry): make (.+)", text)).split()
     assert {"docs", "dist", "lint"} <= set(made)
     subprocess.run(["make", "--dry-run", *made], cwd=ROOT, check=True, capture_output=True)
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
