@@ -23,9 +23,9 @@ FromOption = Annotated[
 BuildOptions = Annotated[
     list[str] | None,
     option(
-        "Open SRC with this flag of `prep build`, such as split=val, or as kind=NAME; repeatable. Only a store that "
-        "does not record them needs it: one of an earlier release, or one that `prep convert` selected, sorted or "
-        "merged.",
+        "Open SRC with this flag of `prep build`, such as split=val, or as this kind, such as kind=list. Repeat "
+        "--option for more flags. It is needed only if the store does not record its flags, because an earlier release "
+        "built it, or because `prep convert` selected, sorted or merged its rows.",
         "NAME=VALUE",
         flag="--option",
     ),
