@@ -190,7 +190,7 @@ def _say_first(most: int, lines: list[str], what: str) -> None:
 
 
 def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
-    """Read a whole store and compare it with its checksums. Exit code 0: intact; 1: damaged."""
+    """Read a whole store and compare it with its checksums. The exit code is 0 if it is intact, and 1 if not."""
     from decodeonce.store import verify_store
     from decodeonce.store.verify import row_sentences
 
@@ -215,7 +215,7 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
 def ls(store: StoreArgument, names: ClassOption = None, match: MatchOption = None, rows: RowsOption = None) -> None:
     """List rows with the columns of samples.tsv: row, label, class, source, width, height, box, digest.
 
-    If any class has a description, it is a last column.
+    If classes have descriptions, these are the last column.
     """
     opened = decodeonce.open_store(store)
     lines = _with_descriptions(opened, selected_lines(opened, names, match, rows))

@@ -74,7 +74,7 @@ def bench_load(
 ) -> None:
     """Measure what limits training from a store: storage, memory, the transfer to the device or the training step.
 
-    The store is dropped from the page cache to measure cold reads; other jobs that use it must read it again.
+    The store is dropped from the page cache to measure cold reads, so other jobs that use it must read it again.
     """
     from decodeonce.cli.bench.load import load_lines, measure_load
     from decodeonce.loader.delivery import find_device
