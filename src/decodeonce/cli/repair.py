@@ -35,8 +35,8 @@ BuildOptions = Annotated[
 def repair(store: StoreArgument, source: FromOption = None, options: BuildOptions = None) -> None:
     """Repair the damage that `prep verify` finds, and restore the same bytes.
 
-    The exit code is 0 if the store is intact afterwards. It is 1 if some damage is left, and a line for each damage says
-    what to do. Run the same command again to resume.
+    The exit code is 0 if the store is intact afterwards, and 1 if damage is left. A line for each damage that is left
+    says what to do. Run the same command again to resume.
     """
     from decodeonce.prep.repair.repair import repair_store
 
