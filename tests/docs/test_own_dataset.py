@@ -158,7 +158,7 @@ WRITERS: Sequence[tuple[str, Callable[[Path], int]]] = (
 )
 
 
-@pytest.mark.parametrize(("row", "writer"), zip(ROWS, WRITERS, strict=True), ids=[name for name, _ in WRITERS])
+@pytest.mark.parametrize(("row", "writer"), list(zip(ROWS, WRITERS, strict=True)), ids=[name for name, _ in WRITERS])
 def test_command_of_table_builds_such_data(
     row: tuple[str, str], writer: tuple[str, Callable[[Path], int]], tmp_path: Path
 ) -> None:
