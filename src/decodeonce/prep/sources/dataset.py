@@ -341,13 +341,14 @@ def open_dataset(
     ] = "",
     column: Annotated[
         list[str] | None,
-        "Keep this column of numbers; repeatable. (default: those of the first sample; none of a Hugging Face dataset)",
+        "Keep this column of numbers. Repeat the flag for more columns. "
+        "(default: those of the first sample; none of a Hugging Face dataset)",
         "NAME",
     ] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> DatasetSource:
-    """Read a dataset of PyTorch, torchvision or Hugging Face. SRC is package.module:function.
+    """Read a dataset of PyTorch, torchvision or Hugging Face. SRC is package.module:function, which returns it.
 
     Args:
         src: Import path of a function or class that returns the dataset, as for `DatasetSource`.

@@ -145,7 +145,9 @@ def open_list(
     *,
     root: Annotated[Path | None, "Resolve relative paths from this folder. (default: the list's folder)", "DIR"] = None,
     column: Annotated[
-        list[str] | None, "Keep this column of numbers, named by the header line; repeatable.", "NAME"
+        list[str] | None,
+        "Keep this column of numbers, which the header line names. Repeat the flag for more columns.",
+        "NAME",
     ] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,

@@ -177,7 +177,7 @@ def open_folder(
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
     splits_as_classes: Annotated[
-        bool, "Build a store whose classes are folders such as train and val, although they contain folders."
+        bool, "Take folders such as train and val as classes, although they contain folders."
     ] = False,
 ) -> FolderSource:
     """Read a folder per class. SRC holds <class>/.../<image>.

@@ -58,7 +58,7 @@ def open_imagenet(
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ImagenetSplit:
-    """Read ImageNet in any form. SRC is a tree, the tars as downloaded, or Kaggle's layout or zip.
+    """Read ImageNet in any form. SRC is a tree, the tars as downloaded, or Kaggle's folders or zip.
 
     Archives are read without unpacking. Labels follow the sorted classes of train, also for val, as in torchvision.
     Labels of val images in one folder come from LOC_val_solution.csv or the development kit.

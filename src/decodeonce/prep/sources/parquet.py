@@ -193,12 +193,14 @@ def open_parquet(
     image_column: Annotated[str, "Read images from this column. (default: the only one)", "NAME"] = "",
     label_column: Annotated[str, "Read labels from this column. (default: the only one)", "NAME"] = "",
     column: Annotated[
-        list[str] | None, "Keep this column of numbers, or of lists of numbers; repeatable.", "NAME"
+        list[str] | None,
+        "Keep this column of numbers or of lists of numbers. Repeat the flag for more columns.",
+        "NAME",
     ] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ParquetSource:
-    """Read Parquet files of Hugging Face. SRC is a file, a folder, or a pattern with braces or wildcards.
+    """Read Parquet files like those of Hugging Face. SRC is a file, a folder, or a pattern with braces or wildcards.
 
     Columns are recognised by their types and names. Requires pyarrow.
 

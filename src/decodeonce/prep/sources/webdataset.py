@@ -166,7 +166,9 @@ def open_webdataset(
     src: str | Path,
     *,
     column: Annotated[
-        list[str] | None, "Keep this field of each json as a column of numbers; repeatable.", "NAME"
+        list[str] | None,
+        "Keep this key of each sample's json as a column of numbers. Repeat the flag for more columns.",
+        "NAME",
     ] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
