@@ -2,7 +2,7 @@
 
 The names and arguments are those of torchvision, and so are the results, within one level. (For uint8, torchvision's
 ColorJitter drops fractions several times; the result here is that for floats, rounded once.) Each image has its own
-random numbers. In PerImage, torchvision's take 2 to 10 times as long on a CPU (bench/color.py).
+random numbers. In PerImage, torchvision's take 2 to 19 times as long on a CPU (bench/color.py).
 """
 
 from __future__ import annotations
