@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from bench.peers.harness.journal import Journal
 from bench.peers.harness.judge import Delivered, Saved, find_fault, load, save
 from bench.peers.harness.measure import Peers, Run, by_rate, measure_builds, measure_loads
 from bench.peers.harness.peer import OURS, Peer, Source
+from bench.peers.harness.plot import chart
 from bench.peers.harness.tables import markdown
 from tests.fake_peer import FAULTS
 from tests.images import jpeg, make_tree
@@ -244,3 +247,22 @@ def test_tables_show_given_figures() -> None:
         "Left out:",
         "- absent: did not install",
     ]
+
+
+def test_chart_draws_six_bars_with_the_strongest_rival() -> None:
+    pillow = "DataLoader, JPEG files by Pillow"
+    rates = {
+        "loads": {"ours": 4000, "slow": 300, "fast, best": 2000, pillow: 10},
+        "augmented": {"ours, Augment": 90, "fast, crops": 20, "slow": 80, f"{pillow}, torchvision": 10},
+    }
+    facts: dict[str, Any] = {**FACTS, "ours": {"load": "ours", "augmented": "ours, Augment"}}
+    for part, found in rates.items():
+        facts[part] = {"rows": {name: {"images_per_s": [rate / 2, rate, rate * 2]} for name, rate in found.items()}}
+    svg = chart(facts)
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", svg)
+    assert texts[1:7] == ["decodeonce", "4,000", "fast", "2,000", "DataLoader with Pillow", "10"]
+    assert texts[8:14] == ["decodeonce", "90", "slow", "80", "DataLoader with Pillow", "10"]
+    bars = [float(width) for width in re.findall(r'class="(?:ours|other)" [^>]*width="([\d.]+)"', svg)]
+    assert len(bars) == 6
+    assert bars[0] == pytest.approx(2 * bars[1], rel=0.01)
+    ElementTree.fromstring(svg)

@@ -35,8 +35,8 @@ from bench.peers.harness.environments import SetupError, apt_install, find_packa
 from bench.peers.harness.images import plain_tree
 from bench.peers.harness.journal import Journal
 from bench.peers.harness.measure import Peers, Run, measure_builds, measure_loads, say, settings
-from bench.peers.harness.peer import FOLDER, OURS, Peer, Source, load_peer, peer_names
-from bench.peers.harness.plot import REQUIREMENTS
+from bench.peers.harness.peer import FOLDER, OURS, Source, load_peer, peer_names
+from bench.peers.harness.plot import chart
 from bench.peers.harness.runner import ROOT, ArmError
 from bench.peers.harness.tables import markdown
 
@@ -86,17 +86,6 @@ def begin(options: argparse.Namespace, peers: Peers, count: int, what: str) -> R
     return Run(source, folder, options.repeats, options.seconds, journal, peers)
 
 
-def draw(facts: Path, out: Path) -> None:
-    """Draw the plot with matplotlib, which has its own environment."""
-    plotter = Peer(title="plot", modules=(), distributions=(), requirements=REQUIREMENTS, over="nothing")
-    try:
-        python = find_python("plot", plotter)
-    except SetupError as error:
-        say(f"the plot is left out: {error}")
-        return
-    subprocess.run([python, "-m", "bench.peers.harness.plot", facts, out.resolve()], check=True, cwd=ROOT)
-
-
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run everything and return the facts for tables and plot."""
     peers = Peers(find_python, find_packages)
@@ -134,7 +123,7 @@ def main() -> int:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(facts, indent=1) + "\n")
     print(markdown(facts))
-    draw(options.json.resolve(), options.plot)
+    options.plot.write_text(chart(facts))
     return 0
 
 

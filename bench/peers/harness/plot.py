@@ -1,6 +1,6 @@
-"""Plot the results of a run with matplotlib: `python -m bench.peers.harness.plot FACTS.json OUT.svg`.
+"""Draw six bars from the results of a run: `python -m bench.peers.harness.plot FACTS.json OUT.svg`.
 
-The background is transparent, and text is in a grey that is readable on white and on black.
+Loading without and with augmentation is drawn for this project, the fastest other way, and a DataLoader with Pillow.
 """
 
 from __future__ import annotations
@@ -11,70 +11,48 @@ import sys
 from pathlib import Path
 from typing import Any
 
-REQUIREMENTS = """
-    matplotlib==3.11.2
-    contourpy==1.3.3
-    cycler==0.12.1
-    fonttools==4.68.0
-    kiwisolver==1.5.1
-    numpy==2.4.6
-    packaging==26.3
-    pillow==12.1.1
-    pyparsing==3.3.3
-    python-dateutil==2.9.0.post0
-    six==1.17.0
-"""
-GREY, OURS, BUILT, DECODED = "#7a7a7a", "#d9480f", "#3b82c4", "#8a63d2"
+from tools.svg import document, label
+
+WIDTH, LEFT, MOST = 620, 200, 310  # of the image, of the names, and of the longest bar, in pixels
+PILLOW = "DataLoader, JPEG files by Pillow"
+PANELS = {"load": ("loads", "Loading"), "augmented": ("augmented", "Loading with crop, flip and normalization")}
 
 
-def draw(axes: Any, found: dict[str, Any], title: str, ours: str) -> None:
-    """Draw one line per row, the first on top: the median as a dot, and the range of the repeats as a bar."""
-    for y, (name, one) in enumerate(reversed(found.items())):
-        rates = one["images_per_s"]
-        median = statistics.median(rates)
-        colour = OURS if name == ours else DECODED if one.get("decodes") else BUILT
-        axes.plot([min(rates), max(rates)], [y, y], color=colour, linewidth=6, alpha=0.35, solid_capstyle="round")
-        axes.plot([median], [y], "o", color=colour, markersize=8)
-        axes.annotate(f"{median:,.0f}", (max(rates), y), (8, 0), textcoords="offset points", va="center", color=colour)
-    axes.set_yticks(range(len(found)), list(reversed(found)))
-    axes.set_ylim(-0.6, len(found) - 0.4)
-    axes.margins(x=0.18)
-    axes.set_title(title, loc="left", color=GREY, fontsize=11, fontweight="bold")
-    axes.grid(axis="x", color=GREY, alpha=0.25)
-    axes.tick_params(which="both", colors=GREY, length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
+def chosen(rows: dict[str, Any], ours: str) -> dict[str, list[float]]:
+    """Return the rates of this project, of the fastest other way, and of the DataLoader with Pillow, by their names."""
+    others = sorted(rows.keys() - {ours}, key=lambda name: -statistics.median(rows[name]["images_per_s"]))
+    names = {"decodeonce": ours}
+    for name in others:
+        if name.startswith(PILLOW):
+            names["DataLoader with Pillow"] = name
+        elif len(names) == 1:
+            names[name.partition(",")[0]] = name
+    return {shown: rows[name]["images_per_s"] for shown, name in names.items()}
 
 
-def plot(facts: dict[str, Any], out: Path) -> None:
-    """Write a plot with three panels."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter
-
-    pyplot.rcParams.update(
-        {"svg.fonttype": "none", "svg.hashsalt": "peers", "font.family": "sans-serif", "font.size": 10}
-    )
-    builds = facts["builds"][0]
-    panels = {
-        "build": (builds, f"Building {builds['images']:,} images at {facts['size']}x{facts['size']}, images/s"),
-        "load": (facts["loads"], "Loading, images/s, log scale (purple: decoded in the loop)"),
-        "augmented": (facts["augmented"], "Loading with crop, flip and normalization, images/s"),
-    }
-    heights = [len(found["rows"]) + 1 for found, _ in panels.values()]
-    figure, all_axes = pyplot.subplots(
-        3, 1, figsize=(9, 1.4 + 0.32 * sum(heights)), gridspec_kw={"height_ratios": heights}, layout="constrained"
-    )
-    for axes, (key, (found, title)) in zip(all_axes, panels.items(), strict=True):
-        axes.set_xscale("log" if key == "load" else "linear")
-        draw(axes, found["rows"], title, facts["ours"][key])
-        if key != "load":
-            axes.set_xlim(left=0)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+def chart(facts: dict[str, Any]) -> str:
+    """Return an SVG document: a bar for each median, and a thin line from the slowest to the fastest repeat."""
+    body, y = [], 8
+    for key, (part, title) in PANELS.items():
+        rates = chosen(facts[part]["rows"], facts["ours"][key])
+        scale = MOST / max(map(max, rates.values()))
+        y += 24
+        body.append(label(16, y, f"{title}, images/s", "text head"))
+        for name, found in rates.items():
+            y += 28
+            median, kind = statistics.median(found), "ours" if name == "decodeonce" else "other"
+            least, most = min(found) * scale, max(found) * scale
+            body += [
+                label(LEFT - 10, y, name, text_anchor="end"),
+                f'<rect class="{kind}" x="{LEFT}" y="{y - 15}" width="{median * scale:.1f}" height="20" rx="2"/>',
+                f'<rect class="soft" x="{LEFT + least:.1f}" y="{y - 6}" width="{most - least:.1f}" height="2"/>',
+                label(LEFT + most + 8, y, f"{median:,.0f}"),
+            ]
+        y += 20
+    note = f"{facts['size']}x{facts['size']} images in memory, {facts['workers']} workers or threads, a CPU"
+    body.append(label(16, y + 14, f"{note}; medians of {facts['repeats']} repeats", "soft small"))
+    return document(WIDTH, y + 30, "Images per second of decodeonce and of other loaders", body)
 
 
 if __name__ == "__main__":
-    plot(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
+    Path(sys.argv[2]).write_text(chart(json.loads(Path(sys.argv[1]).read_text())))
