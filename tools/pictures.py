@@ -1,0 +1,131 @@
+"""Make the pictures of docs/images that show commands: `python -m tools.pictures`.
+
+It runs the real commands on generated images, in a temporary folder: a build is killed and resumed in a terminal, whose
+lines become terminal.svg. `prep show` draws sheet.jpg, and Chromium draws report.jpg, the beginning of the page that
+`prep report` writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import shlex
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from PIL import Image
+
+from tools.svg import document, label
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+COLUMNS, LINE, CHARACTER, MARGIN = 72, 20, 8.45, 16  # a line's height and a character's width, in pixels
+BUILD = "prep build imagenet imagenet train.store"
+DONE = re.compile(rb"(\d+)%\|")  # of a progress bar
+# A line is dim until its delay has passed. Where animations are not supported or not wanted, no line is dim.
+MOVES = """
+.back { fill: #161b22 } .text { fill: #e6edf3 } .ours { fill: #ff7a3d }
+.mono { font-size: 14px } .prompt { font-weight: 700 }
+@keyframes appear { from { opacity: 0.25 } to { opacity: 1 } }
+.line { animation: appear 0.01s linear backwards }
+@media (prefers-reduced-motion: reduce) { .line { animation: none } }
+"""
+
+
+class Terminal:
+    """The lines that commands print on a terminal, each with the seconds after which it appears."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.lines, self.seconds = folder, list[tuple[float, str, str]](), 0.5
+
+    def run(self, command: str, kill_at: int = 101) -> None:
+        """Run a command on a terminal, and send SIGKILL when its progress bar is at `kill_at` percent."""
+        self.add(f"$ {command}", "ours prompt", 1.0)
+        words = [sys.executable, "-m", "decodeonce.cli", *shlex.split(command)[1:]]
+        outer, inner = pty.openpty()
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+        start, output = time.monotonic(), b""
+        with subprocess.Popen(
+            words, cwd=self.folder, stdin=inner, stdout=inner, stderr=inner, start_new_session=True
+        ) as process:
+            os.close(inner)
+            while chunk := read(outer):
+                output += chunk
+                done = DONE.findall(output)
+                if done and kill_at <= int(done[-1]) < 100:
+                    os.killpg(process.pid, signal.SIGKILL)
+        os.close(outer)
+        self.seconds += min(time.monotonic() - start, 2)
+        for line in screen(output.decode()):
+            for first in range(0, max(len(line), 1), COLUMNS):
+                self.add(line[first : first + COLUMNS], "text", 0.15)
+        if process.returncode:
+            self.add(signal.strsignal(-process.returncode) or "", "text", 0.15)  # a shell prints this word, too
+        self.add("", "text", 0.5)
+
+    def add(self, line: str, classes: str, seconds: float) -> None:
+        """Add a line, and wait for some seconds."""
+        self.lines.append((self.seconds, line, classes))
+        self.seconds += seconds
+
+    def svg(self, title: str) -> str:
+        """Return the lines as an animated SVG document."""
+        body = []
+        for number, (seconds, line, classes) in enumerate(self.lines):
+            delay, y = f"animation-delay: {seconds:.1f}s", MARGIN + LINE * number + 14
+            body.append(label(MARGIN, y, line, f"mono line {classes}", style=delay))
+        width, height = round(COLUMNS * CHARACTER) + 2 * MARGIN, len(self.lines) * LINE + MARGIN
+        return document(width, height, title, body, MOVES)
+
+
+def read(terminal: int) -> bytes:
+    """Read from a terminal; b"" if all processes have closed it."""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # EIO
+        return b""
+
+
+def screen(output: str) -> list[str]:
+    """Return the lines that are visible after this output: a carriage return lets later text overwrite a line."""
+    lines = []
+    for printed in re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", output).replace("\r\n", "\n").rstrip("\n").split("\n"):
+        line = ""
+        for text in printed.split("\r"):
+            line = text + line[len(text) :]
+        lines.append(line.rstrip())
+    return lines
+
+
+def record(folder: Path) -> None:
+    """Record a build that is killed and resumed, and a look at the store."""
+    terminal = Terminal(folder)
+    terminal.run(BUILD, kill_at=40)
+    terminal.run(BUILD)
+    terminal.run("prep verify train.store")
+    terminal.run("prep show train.store --random 24")
+    (IMAGES / "terminal.svg").write_text(terminal.svg("A build is killed, resumed and verified"))
+
+
+def main() -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        prep = [sys.executable, "-m", "decodeonce.cli"]
+        subprocess.run([*prep, "sample", "imagenet", "--count", "1200"], check=True, cwd=folder)
+        record(folder)
+        subprocess.run([*prep, "report", "train.store"], check=True, cwd=folder)
+        browser = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,760"]
+        subprocess.run([*browser, "--screenshot=report.png", (folder / "report.html").as_uri()], check=True, cwd=folder)
+        for picture in ("sheet", "report"):
+            Image.open(folder / f"{picture}.png").convert("RGB").save(IMAGES / f"{picture}.jpg", quality=80)
+
+
+if __name__ == "__main__":
+    main()
