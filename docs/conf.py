@@ -25,17 +25,27 @@ exclude_patterns = ["_static"]
 
 html_theme = "furo"
 html_title = "decodeonce"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files, html_js_files = ["site.css"], ["copy.js"]
+html_search_scorer = str(Path(__file__).with_name("_static") / "scorer.js")
+html_logo = html_favicon = "images/logo.svg"
+myst_html_meta = {
+    "description": "Decode the JPEGs of a dataset once, and train PyTorch models from the decoded arrays."
+}
 html_show_sphinx = False
 html_copy_source = False
 html_use_index = html_domain_indices = False  # the search finds names
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options = {
+    "navigation_with_keys": True,
+    "light_css_variables": {"color-brand-primary": "#c03d0b", "color-brand-content": "#b1380a"},
+    "dark_css_variables": {"color-brand-primary": "#ff7a3d", "color-brand-content": "#ff8f5a"},
+}
 
 # Code hosts show these pages, too. They do not know {directives}, so the pages use few.
 myst_heading_anchors = 4  # so that page.md#text-of-a-heading works
 myst_enable_extensions: list[str] = []
-# Fences without a language are terminal output or drawings.
-highlight_language = "none"
+# Fences without a language are commands. Output and drawings are fences of text.
+highlight_language = "bash"
 
 autodoc_member_order = "bysource"
 autosummary_generate = False  # the tables link to entries on the same page

@@ -50,6 +50,16 @@ def test_links_out_of_docs_become_pages_or_downloads(site: Path) -> None:
     assert [path.name for path in site.glob("_downloads/*/train.slurm")] == ["train.slurm"]
 
 
+def test_commands_but_no_output_have_a_button_that_copies_them(site: Path, browser: Browser) -> None:
+    page = browser.new_page()
+    page.goto(f"file://{site}/start/tutorial.html")
+    blocks = page.locator("div[class*='highlight-']")
+    output = page.locator("div.highlight-text")
+    assert output.count() > 3
+    assert output.locator("button.copy").count() == 0
+    assert page.locator("button.copy").count() == blocks.count() - output.count()
+
+
 def test_site_fits_a_phone_and_can_be_searched_offline(site: Path, browser: Browser) -> None:
     requests: list[str] = []
     page = browser.new_page(viewport={"width": 360, "height": 700})
@@ -61,6 +71,9 @@ def test_site_fits_a_phone_and_can_be_searched_offline(site: Path, browser: Brow
         assert page.evaluate(TOO_WIDE) == [], path.name
         links = page.evaluate("[...document.links].map(link => link.href)")
         assert not [link for link in links if link.startswith("file:") and not link.startswith(f"file://{site}/")]
-    page.goto(f"file://{site}/search.html?q=pread")
+    page.goto(f"file://{site}/search.html?q=out+of+memory")
     page.wait_for_selector("ul.search li a")
+    first = page.locator("ul.search li a").first.get_attribute("href")
+    assert first is not None
+    assert first.startswith("troubleshooting.html")
     assert [url for url in requests if not url.startswith((f"file://{site}/", "data:"))] == []

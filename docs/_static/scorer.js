@@ -1,0 +1,16 @@
+// Rank results of the search: help first, and pages for contributors and benchmarks last. Other numbers are Sphinx's.
+var Scorer = {
+  score: ([docname, title, anchor, descr, score]) => {
+    if (docname.startsWith("contribute/") || docname === "reference/benchmarks") return score - 100;
+    if (docname === "troubleshooting") return score + 12;
+    return docname === "faq" ? score + 6 : score;
+  },
+  objNameMatch: 11,
+  objPartialMatch: 6,
+  objPrio: { 0: 15, 1: 5, 2: -5 },
+  objPrioDefault: 0,
+  title: 15,
+  partialTitle: 7,
+  term: 5,
+  partialTerm: 2,
+};
