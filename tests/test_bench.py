@@ -12,6 +12,7 @@ import pytest
 
 from bench.conditions import ratio, ratio_text
 from tests.images import make_tree
+from tests.libraries import library
 from tests.stores import make_store, random_images
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,3 +88,17 @@ def test_plan_and_finish_use_little_memory_per_sample(tmp_path: Path) -> None:
     assert (many["finish"]["anon"] - few["finish"]["anon"]) / (counts[1] - counts[0]) < 50
     assert bytes_per_sample["a task's start"] < 20
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_story_trains_on_the_same_images_in_both_ways(tmp_path: Path) -> None:
+    library("torchvision")
+    facts = run("story", "--images", "300", "--epochs", "2", "--scratch", tmp_path / "story", "--json")
+    files = [len(list((tmp_path / "story" / "imagenet" / split).glob("*/*"))) for split in ("train", "val")]
+    assert facts["rows"] == files
+    assert sum(files) == 300
+    assert facts["classes"] == 30
+    for way in ("before", "after"):
+        assert len(facts[way]["seconds"]) == 2
+        assert facts[way]["images_per_s"] > 0
+        assert 0 <= facts[way]["accuracy"] <= 1

@@ -35,6 +35,7 @@ DIFFERENT_IMAGES = 16
 ONE_EPOCH = (
     (re.compile(r"(for epoch in range\((?:\w+\.epoch, )?)\d+\)"), r"\g<1>1)"),
     (re.compile(r"\b(max_epochs|num_train_epochs)=\d+"), r"\g<1>=1"),
+    (re.compile(r"\b(EPOCHS(?:, \w+)* = )\d+"), r"\g<1>1"),
 )
 # The pinned versions do not support Python 3.10.
 TRANSFORMS = ("torchvision", "albumentations", "kornia")
