@@ -1,4 +1,4 @@
-"""The part of the metadata that pyproject.toml cannot express: README.md without links to other files.
+"""The part of the metadata that pyproject.toml cannot express: README.md without images and links to other files.
 
 A package index shows README.md alone, so relative links would be broken there.
 """
@@ -8,14 +8,15 @@ from pathlib import Path
 
 from setuptools import setup
 
-LINK = re.compile(r"!?\[([^]]+)\]\((?!https?:)([^)#]+)[^)]*\)")
+IMAGE = re.compile(r"!\[[^]]*\]\((?!https?:)[^)]+\)[ \n]?")
+LINK = re.compile(r"\[([^]]+)\]\((?!https?:)([^)#]+)[^)]*\)")
 
 
 def link_as_text(link: re.Match[str]) -> str:
-    """Turn a link to a file of the sources, or an embedded image, into text."""
+    """Turn a link to a file of the sources into text."""
     text, path = link.groups()
     return text if path == text else f"{text} (`{path}`)"
 
 
 readme = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
-setup(long_description=LINK.sub(link_as_text, readme), long_description_content_type="text/markdown")
+setup(long_description=LINK.sub(link_as_text, IMAGE.sub("", readme)), long_description_content_type="text/markdown")

@@ -202,10 +202,10 @@ def test_readme_on_index_has_no_broken_links(facts: Message, unpacked: Path) -> 
     assert page is not None
     assert (page.count("<table>"), page.count("<pre>")) == (readme.count("\n|---"), len(FENCE.findall(readme)))
     assert not [target for target in re.findall(r'href="([^"]*)"', page) if not target.startswith("https://")]
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", readme)
-    assert len(targets) > 5
-    for target in targets:
-        assert target in page
+    targets = re.findall(r"(!?)\[[^]]+\]\((?!https?:)([^)#]+)", readme)
+    assert len(targets) > 10
+    for image, target in targets:
+        assert (target in page) == (not image)
         assert (unpacked / target).is_file(), target
     assert "![" in readme
     assert "![" not in text

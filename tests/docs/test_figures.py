@@ -1,0 +1,69 @@
+"""Figures on pages that can be computed are right, and so are the pictures that show settings of the package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from tests.docs.pages import ROOT, blocks
+
+SIZES = ROOT / "docs" / "how-to" / "size-and-fit.md"
+IMAGES = ROOT / "docs" / "images"
+IMAGENET = 1_281_167  # images of train
+
+
+def cells(page: Path) -> list[list[str]]:
+    """Return the cells of all lines of tables."""
+    return [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
+
+
+def test_sizes_of_stores_are_right() -> None:
+    found = {row[0].partition(" ")[0]: row[1:] for row in cells(SIZES) if len(row) == 4 and row[0][0].isdigit()}
+    assert list(found) == ["160", "192", "224", "256", "320", "512"]
+    for size, (row_bytes, total, rate) in found.items():
+        nbytes = int(size) ** 2 * 3
+        assert row_bytes == f"{nbytes:,}"
+        assert total == f"{nbytes * IMAGENET / 1e9:,.1f} GB"
+        assert rate == f"{nbytes * 2500 / 1e6:,.0f} MB/s"
+    advised = re.findall(r"`--size (\d+)`.* \| ([\d.]+ GB) \|", SIZES.read_text())
+    assert len(advised) == 6
+    for size, total in advised:
+        assert found[size][1] == total
+
+
+def test_advice_of_readme_is_that_of_the_guide() -> None:
+    advised = re.findall(r"RandomResizedCrop\(224\)` \| `--size (\d+)` \| ([\d.]+) GB", SIZES.read_text())
+    readme = (ROOT / "README.md").read_text()
+    [(size, total)] = advised
+    assert f"prep build imagenet /data/imagenet train.store --size {size}" in readme
+    assert f"{float(total):.0f} GB" in readme
+
+
+def test_shares_of_enlarged_crops_are_right() -> None:
+    names: dict[str, Callable[[int, int], float]] = {}
+    [block] = [block for block in blocks(SIZES) if "def share_enlarged" in block.text]
+    exec(block.text, names)  # prints
+    share = names["share_enlarged"]
+    table = [row for row in cells(SIZES) if len(row) == 3 and row[0].isdigit()]
+    assert len(table) == 4
+    for stored, *shares in table:
+        assert shares == [f"{share(int(stored), output):.0%}" for output in (224, 160)]
+
+
+def test_badges_are_true() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    python = SpecifierSet(re.findall(r'^requires-python = "(.*)"$', text, re.MULTILINE)[0])
+    first, last = re.findall(r">3\.(\d+) to 3\.(\d+)<", (IMAGES / "python.svg").read_text())[0]
+    right = [minor for minor in range(100) if f"3.{minor}" in python]
+    assert [int(first), int(last)] == [right[0], right[-1]]
+    assert f'license = "{re.findall(r">([^<]+)</text>", (IMAGES / "license.svg").read_text())[-1]}"' in text
+
+
+@pytest.mark.parametrize("path", sorted(IMAGES.glob("*.svg")), ids=lambda path: path.name)
+def test_pictures_load_nothing(path: Path) -> None:
+    found = re.findall(r"https?:[^\"']*|url\(|href=|@import", path.read_text())
+    assert found == ["http://www.w3.org/2000/svg"]
