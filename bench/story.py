@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from bench.conditions import conditions, heading
 from bench.peers.harness.vision import MEAN, STD
 from decodeonce import Loader, open_store
+from decodeonce.augment import Augment, CenterCrop, Normalize, RandomFlip, RandomResizedCrop
 from decodeonce.host import usable_cores
-from decodeonce.loader.augment import Augment, CenterCrop, Normalize, RandomFlip, RandomResizedCrop
 from decodeonce.store.table import read_rejects
 from tools.libraries import load
 
