@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.prep.entry import Entry, Value, name_bytes
 from decodeonce.prep.sources.files import mtime_of, open_listed, read_range
+from decodeonce.prep.sources.remote import ObjectFacts, as_path, changed, is_url, read_object, stat_object
 from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
 from decodeonce.store import disk
 
@@ -60,6 +61,43 @@ class Holder:
     def close(self) -> None:
         """Close the file."""
         disk.close(self._fd)
+
+
+class ObjectHolder(Holder):
+    """A part of an object behind a URL, the whole by default. Several threads may read it.
+
+    It keeps the last bytes that it read, because labels lie next to headers in a tar.
+
+    Args:
+        url: The URL.
+        facts: The listed version of the object.
+        first: Offset of the part in the object.
+        size: Size of the part in bytes; default None: all.
+        name: Name in messages; default "": the URL.
+    """
+
+    ahead = 8192
+
+    def __init__(self, url: str, facts: ObjectFacts, first: int = 0, size: int | None = None, name: str = "") -> None:
+        self.path = name or url
+        self.size = facts.size if size is None else size
+        self._url, self._facts, self._first = url, facts, first
+        self._held = (0, b"")
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Read `size` bytes from `offset`, fewer only at the end."""
+        start, held = self._held
+        size = max(0, min(size, self.size - offset))
+        if not start <= offset <= offset + size <= start + len(held):
+            more = min(max(size, self.ahead), self.size - offset)
+            start, held = self._held = offset, read_object(self._url, self._facts, self._first + offset, more)
+        return held[offset - start :][:size]
+
+    def part(self, first: int, size: int, name: str) -> Holder:
+        return ObjectHolder(self._url, self._facts, self._first + first, size, f"{self.path}: {name}")
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
 
 
 @contextmanager
@@ -164,7 +202,10 @@ class Member(NamedTuple):
 
 
 class SourceFile(NamedTuple):
-    """A file at `name` below a source's root, or the root itself if `name` is "", as it was when it was listed."""
+    """A file at `name` below a source's root, or the root itself if `name` is "", as it was when it was listed.
+
+    `mtime_ns` of an object behind a URL is its version.
+    """
 
     name: str
     size: int
@@ -179,6 +220,9 @@ def file_path(root: Path, name: str) -> bytes:
 def source_file(root: Path, name: str, links: Links | None = None) -> SourceFile:
     """Return the file `name` below `root` as it is now; raise BuildError if it is missing or a forbidden link."""
     path = file_path(root, name)
+    if is_url(root):
+        size, version, _ = stat_object(os.fsdecode(path))
+        return SourceFile(name, size, version)
     if links is not None:
         links.check(path)
     with expecting(path, "expected a file that holds images"):
@@ -209,7 +253,7 @@ class SourceFiles:
     @property
     def first(self) -> Path:
         """The path of the first file."""
-        return Path(os.fsdecode(self.path(0)))
+        return as_path(os.fsdecode(self.path(0)))
 
     def entry(self, number: int, member: Member, label: int = 0, values: Sequence[Value] = ()) -> Entry:
         """Return the entry of a member of a file. Its name is <file>/<member>."""
@@ -247,6 +291,10 @@ class SourceFiles:
 
     def _opened(self, number: int) -> Holder:
         path, (_, size, mtime_ns) = self.path(number), self.files[number]
+        if is_url(name := os.fsdecode(path)):
+            if (facts := stat_object(name))[:2] != (size, mtime_ns):
+                raise changed(name)
+            return ObjectHolder(name, facts)
         return Holder(open_listed(path, size, mtime_ns), os.fsdecode(path), 0, size)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -21,15 +22,13 @@ from decodeonce.host import network_file_system, usable_cores
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
-from decodeonce.prep.sources.files import STAT_THREADS
+from decodeonce.prep.sources.files import STAT_THREADS, parallel_map
 from decodeonce.prep.sources.holders import (
     GZIP_MAGIC,
     GzipStream,
     Holder,
     Member,
     SourceFiles,
-    file_path,
-    open_holder,
     source_file,
 )
 from decodeonce.prep.sources.labels import LabelledSource, NumberColumn, number_columns
@@ -182,13 +181,14 @@ def open_webdataset(
         >>> source = open_webdataset("shards/train-{0000..0147}.tar", column=["score"])
     """
     root, names = find_files(os.fspath(src), SUFFIXES, follow_links=follow_links)
-    files = [source_file(root, name) for name in names]
-    gzipped = [number for number, name in enumerate(names) if _is_gzipped(file_path(root, name))]
-    return WebdatasetSource(root, files=files, gzipped=gzipped, classes=classes, column=column)
+    files = SourceFiles(root, parallel_map(root, partial(source_file, root), names))
+    packed = parallel_map(root, partial(_is_gzipped, files), range(len(names)))
+    gzipped = [number for number, is_gzipped in enumerate(packed) if is_gzipped]
+    return WebdatasetSource(root, files=files.files, gzipped=gzipped, classes=classes, column=column)
 
 
-def _is_gzipped(path: bytes) -> bool:
-    with expecting(path, "expected a readable tar"), open_holder(path) as holder:
+def _is_gzipped(files: SourceFiles, number: int) -> bool:
+    with expecting(files.path(number), "expected a readable tar"), files.opened(number) as holder:
         return holder.read_at(0, len(GZIP_MAGIC)) == GZIP_MAGIC
 
 
