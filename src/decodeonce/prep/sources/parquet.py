@@ -11,6 +11,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -20,10 +21,11 @@ from decodeonce.host import limited_memory
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes
 from decodeonce.prep.processes.isolated import MEMORY_BYTES, Isolated, answer_questions
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
-from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
+from decodeonce.prep.sources.files import MAX_FILE_BYTES, parallel_map, size_problem
 from decodeonce.prep.sources.holders import Holder, HolderFile, SourceFiles, source_file
 from decodeonce.prep.sources.labels import LabelledSource
 from decodeonce.prep.sources.patterns import check_one_split, describe_files, find_files
+from decodeonce.prep.sources.remote import as_path, is_url
 
 MAX_FOOTER_BYTES = 1 << 26  # the footer is read whole; with 10,000 row groups of three columns it has about 4 MB
 MAX_GROUP_BYTES = 8 << 30  # size of a row group according to its metadata; a worker holds one
@@ -212,9 +214,9 @@ def open_parquet(
         >>> source = open_parquet("imagenet-1k/data/train-*.parquet", image_column="image", label_column="label")
     """
     root, names = find_files(os.fspath(src), (".parquet",), deep=True, follow_links=follow_links)
-    if os.path.isdir(src):
+    if os.path.isdir(src) or (is_url(src) and not os.fspath(src).endswith(".parquet")):
         check_one_split(root, names)
-    files = SourceFiles(root, [source_file(root, name) for name in names])
+    files = SourceFiles(root, parallel_map(root, partial(source_file, root), names))
     columns = ask_about(files, 0, "columns", image=image_column, label=label_column, numbers=column or [])
     return ParquetSource(root, files=files.files, columns=columns, classes=classes)
 
@@ -408,7 +410,7 @@ def _opened(file: list[Any]) -> Table:
         if _table is not None:
             _table[1].close()
         _table = _rows = None
-        files = SourceFiles(Path(file[0]), [("", *file[1:])])
+        files = SourceFiles(as_path(file[0]), [("", *file[1:])])
         _table = (file, files, Table(files.holder(0)))
     return _table[2]
 
