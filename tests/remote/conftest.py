@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 import pytest
@@ -63,6 +63,7 @@ class Proxy(ThreadingHTTPServer):
         latency: Seconds before each answer.
         answers: Statuses of the next answers, in this order; 0 closes the connection, None passes the request on.
         requests: Path and range of each request that was passed on.
+        most_active: The most requests that waited for their answer at once.
     """
 
     daemon_threads = True
@@ -75,6 +76,8 @@ class Proxy(ThreadingHTTPServer):
         self.latency = 0.0
         self.answers: Iterator[int | None] = iter(())
         self.requests: list[tuple[str, str | None]] = []
+        self.active = self.most_active = 0
+        self.lock = Lock()
 
 
 class Forwarder(BaseHTTPRequestHandler):
@@ -84,7 +87,12 @@ class Forwarder(BaseHTTPRequestHandler):
     server: Proxy
 
     def do_GET(self) -> None:
+        with self.server.lock:
+            self.server.active += 1
+            self.server.most_active = max(self.server.most_active, self.server.active)
         time.sleep(self.server.latency)  # the latency of a network, not a wait for an event
+        with self.server.lock:
+            self.server.active -= 1
         status = next(self.server.answers, None)
         if status == 0:
             self.close_connection = True

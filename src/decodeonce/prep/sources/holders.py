@@ -235,7 +235,7 @@ def source_file(root: Path, name: str, links: Links | None = None) -> SourceFile
 class SourceFiles:
     """The numbered files of a source. Reading raises BuildError if a file is missing or has changed.
 
-    Up to `OPEN_FILES` files stay open. Only `opened` may be used by several threads.
+    Up to `OPEN_FILES` files stay open. Only `opened` may be used by several threads; below a URL, all methods may.
     """
 
     def __init__(self, root: Path, files: Iterable[Any]) -> None:
@@ -275,7 +275,7 @@ class SourceFiles:
             self._open.move_to_end(number)
             return self._open[number]
         holder = self._opened(number)
-        if len(self._open) == OPEN_FILES:
+        if len(self._open) >= OPEN_FILES and not is_url(self._root):
             self._open.popitem(last=False)[1].close()
         self._open[number] = holder
         return holder
