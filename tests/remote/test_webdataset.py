@@ -56,6 +56,7 @@ def test_listing_reads_headers_and_reading_reads_one_image(tmp_path: Path, s3: A
     worker = open_source(source.kind, source.root, source.facts())
     assert worker.read(entries[2]) == images[2]
     place = entries[2].place
+    assert "Signature=" in proxy.requests[-1][0]  # s3fs itself takes more processor time
     assert [found for _, found in proxy.requests] == [None, f"bytes={place}-{place + len(images[2]) - 1}"]
 
 
@@ -129,9 +130,10 @@ def test_passing_errors_are_repeated(
 )
 def test_url_that_cannot_be_read_is_one_line(tmp_path: Path, s3: Any, endpoint: str, src: str, message: str) -> None:
     s3.put_object(Bucket="images", Key="private.tar", Body=b"")
-    done = prep("build", "webdataset", src.format(endpoint=endpoint), tmp_path / "out")
+    log = tmp_path / "log"
+    done = prep("build", "webdataset", src.format(endpoint=endpoint), tmp_path / "out", "--log", log)
     assert_fails(done, 1, message)
-    assert "hush" not in done.stdout + done.stderr
+    assert "hush" not in done.stdout + done.stderr + log.read_text()
 
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,3 +141,11 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "fsspec", None)
     done = prep("build", "webdataset", "s3://images/a.tar", tmp_path / "out")
     assert_fails(done, 1, "reading s3:// requires fsspec; run: pip install fsspec s3fs")
+
+
+def test_kind_that_reads_no_urls_says_which_do(tmp_path: Path) -> None:
+    done = prep("build", "folder", "https://me:hush@host/photos", tmp_path / "out")
+    assert (done.returncode, "hush" in done.stderr) == (2, False)
+    assert (
+        "SRC is a URL, which only the kinds webdataset and parquet read; copy the files, or mount them" in done.stderr
+    )

@@ -10,19 +10,25 @@ import os
 import random
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path, PosixPath
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import xxhash
 
 from decodeonce.errors import BuildError, Stopped
 
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
+
 PAUSES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # seconds between attempts; each is made up to 50% longer at random
 CONNECTIONS = 64  # per process; s3fs opens 10 by default
 SECONDS, SECONDS_PER_BYTE = 60.0, 1e-6  # the longest that a request may take
+SIGNED_SECONDS = 1800  # a signed URL is used this long, and is valid twice as long
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"}
 CHECKS = {"s3": "aws s3 ls {}", "gs": "gcloud storage ls {}", "hf": "hf auth whoami"}  # others: curl -I
 VERSION_KEYS = ("ETag", "etag", "generation", "blob_id", "Last-Modified", "LastModified", "mtime")
@@ -68,6 +74,18 @@ def absolute(path: Path) -> str:
     return str(path) if is_url(path) else os.path.abspath(path)
 
 
+def without_secrets(text: str) -> str:
+    """Return a text that starts with a URL without the URL's password and query."""
+    return _SECRET.sub("", text) if is_url(text) else text
+
+
+def check_url(url: str) -> None:
+    """Raise BuildError if a URL holds a secret, or may: a store records its source."""
+    if _scheme(url) in ("http", "https") and (cut := without_secrets(url)) != url:
+        found = f"{cut}: the URL also has a password or a query, which a store would record"
+        raise BuildError(f"{found}; put the password into ~/.netrc, or download the file and pass its path")
+
+
 class ObjectFacts(NamedTuple):
     """The size of an object in bytes, its version as an int64 (0: unknown), and its ETag ("" if it has none)."""
 
@@ -97,6 +115,8 @@ def read_object(url: str, facts: ObjectFacts, offset: int, size: int) -> bytes:
     seconds = {"timeout": SECONDS + size * SECONDS_PER_BYTE} if system.async_impl else {}
     read, strong = partial(system.cat_file, path, start=offset, end=offset + size, **seconds), facts.etag[:1] == '"'
     if strong and _scheme(url) == "s3":
+        if (found := _read_signed(url, offset, size, facts.etag)) is not None:
+            return found
         from fsspec.asyn import sync
 
         read = partial(sync, system.loop, _get_from_s3, system, path, offset, size, facts.etag, **seconds)
@@ -164,7 +184,7 @@ def _failure(url: str, error: BaseException) -> BuildError | Stopped:
         return BuildError(f"{url}: access denied ({status}); test your credentials with `{check}`, then {again}")
     if status in (412, 416):
         return changed(url)
-    text = f"HTTP status {status}" if status else _without_secrets(f"{type(error).__name__}: {error}", url)
+    text = f"HTTP status {status}" if status else " ".join(f"{type(error).__name__}: {error}".split())[:200]
     lasting = isinstance(error, _loaded(LASTING)) and not isinstance(error, _loaded(PASSING))
     if status not in PASSING_STATUS and (status or lasting):
         return BuildError(f"{url}: {text}; test the URL and your credentials with `{check}`, then {again}")
@@ -182,10 +202,6 @@ def _status(error: BaseException) -> int:
             return found
         cause = cause.__cause__
     return 404 if isinstance(error, FileNotFoundError) else 403 if isinstance(error, PermissionError) else 0
-
-
-def _without_secrets(text: str, url: str) -> str:
-    return " ".join(_SECRET.sub("", text.replace(url, "")).split())[:200]
 
 
 def _loaded(names: dict[str, str]) -> tuple[type[BaseException], ...]:
@@ -206,9 +222,6 @@ def _fresh(system: Any) -> dict[str, Any]:
 
 def _opened(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it."""
-    if _SECRET.search(url) and _scheme(url) in ("http", "https"):
-        found = f"{_SECRET.sub('', url)}: the URL also has a password or a query, which a store would record"
-        raise BuildError(f"{found}; put the password into ~/.netrc, or download the file and pass its path")
     system = _file_system(_scheme(url))
     return system, system._strip_protocol(url)
 
@@ -238,6 +251,66 @@ def _file_system(scheme: str) -> Any:
     if scheme == "s3":
         system.retries = 1
     return system
+
+
+def _read_signed(url: str, offset: int, size: int, etag: str) -> bytes | None:
+    """Read a range from S3 through a signed URL; None if that fails, so that s3fs finds out why.
+
+    It takes 0.2 ms of processor time per read, s3fs 1.8 ms, and an image is decoded in 2 ms.
+    """
+    from http.client import HTTPException  # these modules take 30 ms to import
+    from urllib.request import getproxies
+
+    if getproxies():
+        return None
+    address = urlsplit(_signed(url, int(time.monotonic() / SIGNED_SECONDS)))
+    connection = _connection(address.scheme, address.netloc)
+    headers = {"Range": f"bytes={offset}-{offset + size - 1}", "If-Match": etag}
+    try:
+        connection.request("GET", f"{address.path}?{address.query}", headers=headers)
+        answer = connection.getresponse()
+        data = answer.read()
+    except (OSError, HTTPException):
+        connection.close()
+        return None
+    return data if answer.status == 206 and len(data) == size else None
+
+
+@lru_cache(1 << 12)
+def _signed(url: str, _period: int) -> str:
+    system, path = _opened(url)
+    signed: str = attempt(url, partial(system.sign, path, expiration=2 * SIGNED_SECONDS))
+    return signed
+
+
+class _Connections(threading.local):
+    """The connections of a thread, by scheme and host."""
+
+    def __init__(self) -> None:
+        self.each: dict[tuple[str, str], HTTPConnection] = {}
+
+
+_connections = _Connections()
+
+
+def _connection(scheme: str, host: str) -> HTTPConnection:
+    """Return this thread's connection to a server."""
+    if (scheme, host) not in _connections.each:
+        _connections.each[scheme, host] = _connect(scheme, host)
+    return _connections.each[scheme, host]
+
+
+def _connect(scheme: str, host: str) -> HTTPConnection:
+    from http.client import HTTPConnection, HTTPSConnection
+
+    if scheme == "http":
+        return HTTPConnection(host, timeout=SECONDS)
+    import ssl
+
+    from botocore.httpsession import where  # the certificates that s3fs trusts
+
+    context = ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or where())
+    return HTTPSConnection(host, timeout=SECONDS, context=context)
 
 
 async def _get_from_s3(system: Any, path: str, offset: int, size: int, etag: str) -> bytes:

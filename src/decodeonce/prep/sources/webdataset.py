@@ -33,6 +33,7 @@ from decodeonce.prep.sources.holders import (
 )
 from decodeonce.prep.sources.labels import LabelledSource, NumberColumn, number_columns
 from decodeonce.prep.sources.patterns import describe_files, find_files
+from decodeonce.prep.sources.remote import CONNECTIONS, is_url
 from decodeonce.prep.sources.safe_open import expecting
 
 SUFFIXES = SOURCES["webdataset"].suffixes
@@ -144,6 +145,8 @@ class WebdatasetSource(LabelledSource):
         return self._files.path(entry.unit)
 
     def _threads(self) -> int:
+        if is_url(self.root):
+            return CONNECTIONS
         return STAT_THREADS if network_file_system(self.root) else usable_cores() if self._gzipped else 1
 
     def _samples(self, number: int) -> Generator[TarSample, None, None]:
