@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
@@ -63,6 +63,7 @@ class Proxy(ThreadingHTTPServer):
         latency: Seconds before each answer.
         answers: Statuses of the next answers, in this order; 0 closes the connection, None passes the request on.
         requests: Path and range of each request that was passed on.
+        arrived: Set with each of them.
         most_active: The most requests that waited for their answer at once.
     """
 
@@ -77,7 +78,7 @@ class Proxy(ThreadingHTTPServer):
         self.answers: Iterator[int | None] = iter(())
         self.requests: list[tuple[str, str | None]] = []
         self.active = self.most_active = 0
-        self.lock = Lock()
+        self.lock, self.arrived = Lock(), Event()
 
 
 class Forwarder(BaseHTTPRequestHandler):
@@ -101,6 +102,7 @@ class Forwarder(BaseHTTPRequestHandler):
             self._answer(status, {}, b"")
             return
         self.server.requests.append((self.path, self.headers["Range"]))
+        self.server.arrived.set()
         connection = HTTPConnection(self.server.upstream)
         with closing(connection):
             connection.request(self.command, self.path, headers=dict(self.headers))

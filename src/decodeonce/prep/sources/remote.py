@@ -36,7 +36,7 @@ VERSION_KEYS = ("ETag", "etag", "generation", "blob_id", "Last-Modified", "LastM
 PASSING = {
     "aiohttp": "ClientError",
     "asyncio": "TimeoutError",
-    "botocore.exceptions": "HTTPClientError",
+    "botocore.exceptions": "HTTPClientError ConnectionError",
     "fsspec.exceptions": "FSTimeoutError",
     "httpx": "TransportError",
 }
@@ -205,7 +205,8 @@ def _status(error: BaseException) -> int:
 
 
 def _loaded(names: dict[str, str]) -> tuple[type[BaseException], ...]:
-    found = (getattr(sys.modules.get(module), name, None) for module, name in names.items())
+    every = ((module, name) for module, some in names.items() for name in some.split())
+    found = (getattr(sys.modules.get(module), name, None) for module, name in every)
     return tuple(cls for cls in found if cls is not None)
 
 
