@@ -18,10 +18,11 @@ demo: env-demo $(if $(IMAGENET),,$(SAMPLE).done) ## build and load a small store
 test: env-test ## run the tests (5 minutes): each module and guarantee once
 	$(RUN) -m pytest -n 2 --dist loadgroup
 
-lint: env ## run ruff and mypy
+lint: env ## run ruff, mypy, and relint on the documentation
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
+	$(RUN) -m relint README.md docs/*.md docs/*/*.md
 
 docs: env ## build the documentation site, build/docs/index.html
 	$(RUN) -m sphinx -W --keep-going -n -E -q -d build/doctrees docs build/docs

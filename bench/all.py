@@ -32,6 +32,7 @@ def main() -> None:
     run("-m", "bench.cold")
     run("-m", "bench.stage")
     run("-m", "bench.augment")
+    run("-m", "bench.color")
     run("-m", "bench.peers", tree)
     run("-m", "bench.gpu")
     run("-m", "bench.gpu_peers", tree)

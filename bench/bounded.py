@@ -70,10 +70,10 @@ def measure_epoch(path: Path, shuffle: Shuffle, batch_size: int) -> dict[str, An
             pass
         seconds, stats = time.perf_counter() - start, loader.stats()
         return {
-            "rate": stats["bytes"] / seconds,
-            "cpu": (time.process_time() - cpu) / stats["bytes"] * 1e9,
-            "read": (own_proc_value("io", "read_bytes") - before) / stats["bytes"],
-            "reader": stats["reader"],
+            "rate": stats["yielded"]["bytes"] / seconds,
+            "cpu": (time.process_time() - cpu) / stats["yielded"]["bytes"] * 1e9,
+            "read": (own_proc_value("io", "read_bytes") - before) / stats["yielded"]["bytes"],
+            "reader": stats["reader"]["name"],
             "anonymous": own_proc_value("status", "RssAnon") * 1024,
         }
 

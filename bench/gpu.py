@@ -39,7 +39,7 @@ BASES = {"from the store": "one batch", "with Augment": "one augmented batch", "
 def measure(bench: Bench, repeats: int) -> dict[str, Any]:
     """Run all arms and return the facts to print."""
     cache = bench.loaders["from the cache"]
-    while cache.stats()["cached_rows"] < cache.count:
+    while cache.stats()["memory"]["cached_rows"] < cache.count:
         drain(cache)
     augmented = next(iter(bench.loaders["with Augment"]))
     arms: dict[str, Callable[[], Run]] = {

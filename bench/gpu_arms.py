@@ -84,11 +84,15 @@ class Bench:
 
     def train(self, name: str) -> Run:
         """Train on the batches of a Loader."""
-        before = self.loaders[name].stats()
+        before = self.batch_counts(name)
         run = self.training.run(self.batches(name, self.steps))
-        after = self.loaders[name].stats()
-        waited = [stats["waited_batch_share"] * stats["batches"] for stats in (before, after)]
-        return {**run, "steps_waited": (waited[1] - waited[0]) / (after["batches"] - before["batches"])}
+        waited, yielded = (now - then for now, then in zip(self.batch_counts(name), before, strict=True))
+        return {**run, "steps_waited": waited / yielded}
+
+    def batch_counts(self, name: str) -> tuple[int, int]:
+        """Return how many batches a Loader has been waited for, and how many it has yielded."""
+        stats = self.loaders[name].stats()
+        return stats["waited"]["batches"], stats["yielded"]["batches"]
 
     def batches(self, name: str, steps: int) -> Iterator[Batch]:
         """Yield `steps` batches of a Loader, from several epochs if necessary."""

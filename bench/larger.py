@@ -55,7 +55,7 @@ def measure_epochs(path: Path, shuffle: Any, batch_size: int) -> list[list[float
     store = open_store(path)
     drop_pages(store)
     with Loader(path, batch_size=batch_size, shuffle=shuffle) as loader:
-        print(loader.stats()["reader"], flush=True)  # makes the parent start sampling
+        print(loader.stats()["reader"]["name"], flush=True)  # makes the parent start sampling
         return [list(timed_epoch(loader, store, shuffle)) for _ in range(EPOCHS)]
 
 

@@ -53,7 +53,8 @@ def memory_growth(path: Path, batch_size: int, reader: ReaderName) -> dict[str, 
     before = anonymous_bytes()
     with Loader(path, batch_size=batch_size, reader=reader) as loader:
         drain(loader)
-        slots = loader.stats()["slots"] * loader.stats()["bytes"] / loader.stats()["batches"]
+        memory, yielded = (loader.stats()[group] for group in ("memory", "yielded"))
+        slots = memory["slots"] * yielded["bytes"] / yielded["batches"]
         return {"growth_bytes": anonymous_bytes() - before, "ring_bytes": slots}
 
 

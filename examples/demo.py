@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from decodeonce import Loader, Store, open_store
 
@@ -78,7 +79,7 @@ def load(root: Path) -> float:
     with Loader(root, batch_size=BATCH, device=device, shuffle="full", seed=0, tail="keep") as loader:
         for epoch in range(2):
             count, checksum, start = 0, 0, time.perf_counter()
-            for images, labels in loader:
+            for images, labels in tqdm(loader, "   loading", leave=False, disable=None):
                 count += len(images)
                 checksum += int(labels.sum())
             if device == "cuda":
@@ -101,7 +102,7 @@ def decode_in_loop(source: Path, store: Store) -> float:
     height, width = store.images.shape[1:3]
     print(f"\nDecoding {len(names)} of the same images in the loop, with Pillow in one process")
     start = time.perf_counter()
-    for first in range(0, len(names), BATCH):
+    for first in tqdm(range(0, len(names), BATCH), "   decoding", leave=False, disable=None):
         rows = []
         for name in names[first : first + BATCH]:
             image = Image.open(source / name).convert("RGB")

@@ -10,6 +10,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
+from tqdm import tqdm
 
 from decodeonce import Loader, open_store
 from decodeonce.launch import find_rank
@@ -46,7 +47,8 @@ if os.path.exists(CHECKPOINT):
 for epoch in range(loader.epoch, EPOCHS):
     for group in optimizer.param_groups:
         group["lr"] = 0.5 * (1 - epoch / EPOCHS)  # follows from the epoch, so it needs no state
-    for batch in loader:
+    bar = tqdm(loader, f"epoch {epoch}", initial=len(loader) - loader.steps_left, disable=place.rank > 0)
+    for batch in bar:
         losses = nn.functional.cross_entropy(parallel(batch.images), batch.labels, reduction="none")
         weighted = losses * batch.columns["weight"]
         loss = weighted[: batch.valid].sum() / loader.batch_size
@@ -54,7 +56,7 @@ for epoch in range(loader.epoch, EPOCHS):
         loss.backward()
         optimizer.step()
         if loader.steps_left % EVERY == 0 and place.rank == 0:
-            print(f"epoch {epoch}, {loader.steps_left} of {len(loader)} steps left: {loss.item():.3f}")
+            bar.set_postfix(loss=f"{loss.item():.3f}")
             torch.save({name: part.state_dict() for name, part in parts.items()}, f"{CHECKPOINT}.part")
             os.replace(f"{CHECKPOINT}.part", CHECKPOINT)
 if place.world_size > 1:

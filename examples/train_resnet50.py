@@ -15,10 +15,11 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from queue import Empty, Full, Queue, SimpleQueue
@@ -30,6 +31,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.profiler import profile, record_function, schedule
+from tqdm import tqdm
 
 from decodeonce import Loader, open_store
 from decodeonce.host import usable_cores
@@ -101,15 +103,22 @@ def train(options: argparse.Namespace, device: torch.device, feed: Feed, classes
         images: int = (step - since[0]) * options.batch_size * ranks
         return images / (time.perf_counter() - since[1])
 
+    def progress(epoch: int) -> tqdm[Any]:
+        """Return the rest of the epoch, with a progress bar if rank 0 has a terminal. The logs of jobs have no bar."""
+        hidden = True if find_rank().rank else None  # None: if standard error is not a terminal
+        batches: Iterable[Any] = feed
+        return tqdm(batches, f"epoch {epoch}", initial=len(feed) - feed.steps_left, disable=hidden, unit=" steps")
+
     terminated = threading.Event()  # by scancel, a requeue or a time limit
     signal.signal(signal.SIGTERM, lambda *_: terminated.set())
     first = step + 1
+    rates: list[float] = []  # images/s between two lines
     begun = printed = (step, time.perf_counter())
     with make_profiler(options.profile) as profiler:
         for epoch in range(feed.epoch, options.epochs):
             if step >= options.steps:
                 break
-            for images, labels in feed:
+            for images, labels in progress(epoch):
                 with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "cpu"):
                     loss = nn.functional.cross_entropy(parallel(images.to(device)), labels.to(device))
                 optimizer.zero_grad()
@@ -120,7 +129,9 @@ def train(options: argparse.Namespace, device: torch.device, feed: Feed, classes
                     loss.item()  # waits for the device, so that timing starts after the first step
                     begun = printed = (step, time.perf_counter())
                 elif step % options.print_every == 0:
-                    say(f"epoch {epoch} step {step}: loss {loss.item():.3f}, {rate(printed):.0f} images/s")
+                    value = loss.item()  # waits for the device
+                    rates.append(rate(printed))
+                    say(f"epoch {epoch} step {step}: loss {value:.3f}, {rates[-1]:.0f} images/s")
                     printed = (step, time.perf_counter())
                 if step % options.checkpoint_every == 0 or terminated.is_set():
                     save(options.checkpoint, step, model, optimizer, feed)
@@ -135,7 +146,9 @@ def train(options: argparse.Namespace, device: torch.device, feed: Feed, classes
                 say(f"limited by {feed.bottleneck()}")
     if device.type != "cpu":
         torch.accelerator.synchronize()
-    say(f"images/s: {rate(begun):.0f}")  # without the first step, which includes initialisation
+    mean = rate(begun)  # without the first step, which includes initialisation
+    deviation = f"{statistics.stdev(rates):.0f}" if len(rates) > 1 else "unknown"
+    say(f"images/s: mean {mean:.0f}, standard deviation {deviation} ({len(rates)} times {options.print_every} steps)")
 
 
 def save(path: Path | None, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, feed: Feed) -> None:
@@ -166,9 +179,10 @@ def resume(path: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def say(text: str) -> None:
-    """Print on rank 0."""
+    """Print on rank 0, above a progress bar."""
     if find_rank().rank == 0:
-        print(text, flush=True)
+        with tqdm.external_write_mode():
+            print(text, flush=True)
 
 
 def make_feed(options: argparse.Namespace, device: torch.device) -> tuple[Feed, int]:
@@ -199,6 +213,10 @@ class Jpegs:
 
     def __len__(self) -> int:
         return len(self.files) // self.stride
+
+    @property
+    def steps_left(self) -> int:
+        return len(self) - self.steps_done
 
     def __iter__(self) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(self.epoch)  # the same order on every rank

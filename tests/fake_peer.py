@@ -1,4 +1,4 @@
-"""A peer for tests/test_peers.py. One of its arms delivers the right images; each of the others has one fault."""
+"""A peer for tests/test_peers.py. Two of its arms deliver the right images; each of the others has one fault."""
 
 from __future__ import annotations
 
@@ -40,13 +40,25 @@ def read(source: Source, folder: Path, *, fault: str = "") -> Callable[[], Batch
     return epoch
 
 
+def prepare(source: Source, folder: Path) -> None:
+    """Write all images, stretched to squares, as float32 between 0 and 1."""
+    folder.mkdir(parents=True)
+    images, labels = zip(*decoded(source.files, source.size, source.workers, stretch=True), strict=True)
+    np.save(folder / "images.npy", np.stack(images) / np.float32(255))
+    np.save(folder / "labels.npy", labels)
+
+
 FAULTS = ("labels", "pixels", "missing batch", "exit")
 
 PEER = Peer(
     title="fake peer",
     modules=("numpy",),
     distributions=("numpy",),
-    arms=(Arm("correct", read), *(Arm(f"fault: {fault}", partial(read, fault=fault)) for fault in FAULTS)),
+    arms=(
+        Arm("correct", read),
+        Arm("correct, stretched", read, decodes=True, prepare=prepare, stretched=True, unit_range=True),
+        *(Arm(f"fault: {fault}", partial(read, fault=fault)) for fault in FAULTS),
+    ),
     build=build,
     decoder="Pillow",
 )

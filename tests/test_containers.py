@@ -1,17 +1,46 @@
-"""Job scripts can be changed to run in a container, as docs/start/install.md says."""
+"""The container recipes agree, and job scripts can be changed to run in a container (docs/start/install.md)."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from decodeonce.prep.jobs import Chain, read_site, site_names, write_scripts
+from tools import setup_env
 
 ROOT = Path(__file__).resolve().parent.parent
 PREP = "/opt/decodeonce/bin/prep"
+DOCKERFILE, APPTAINER, INSTALL, IGNORE = (
+    (ROOT / name).read_text()
+    for name in ("containers/Dockerfile", "containers/decodeonce.def", "containers/install.sh", ".dockerignore")
+)
+
+
+def test_recipes_copy_the_same_files_and_these_are_in_the_build_context() -> None:
+    copied = {name for line in re.findall(r"^COPY (?!--)(.+) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()}
+    assert copied == set(re.findall(r"^    (\S+) /src/\S*$", APPTAINER, re.MULTILINE))
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    assert {name.partition("/")[0] for name in copied} == set(re.findall(r"^!(.+)$", IGNORE, re.MULTILINE))
+
+
+def test_recipes_install_the_same_packages_and_all_that_pillow_simd_needs() -> None:
+    build, packages = re.findall(r'^ARG (?:BUILD_)?PACKAGES="(.+)"$', DOCKERFILE, re.MULTILINE)
+    assert [build, packages] == re.findall(r'^    (?:build|packages)="(.+)"$', APPTAINER, re.MULTILINE)
+    dependencies = [*setup_env.REQUIRED, *setup_env.OPTIONAL.values()]
+    assert {name for dependency in dependencies for name in dependency.debian.split()} <= set(build.split())
+
+
+def test_all_packages_except_those_of_a_base_image_are_pinned_there() -> None:
+    [pinned] = re.findall(r"grep -E '\^\((.+)\)==' constraints\.txt", INSTALL)
+    required = [Requirement(line) for line in requires("decodeonce") or ()]
+    extras = ("", "prep", "parquet")
+    wanted = {one.name for one in required if not one.marker or any(one.marker.evaluate({"extra": e}) for e in extras)}
+    assert wanted - {"jinja2", "numpy", "pillow", "torch"} <= set(pinned.split("|"))
 
 
 @pytest.mark.parametrize("name", site_names())

@@ -80,8 +80,14 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def images_per_second(printed: list[str]) -> int:
-    found = re.fullmatch(r"images/s: (\d+)", printed[-1])
+    found = re.fullmatch(
+        r"images/s: mean (\d+), standard deviation (\d+|unknown) \((\d+) times \d+ steps\)", printed[-1]
+    )
     assert found, printed
+    rates = [int(rate) for line in printed for rate in re.findall(r", (\d+) images/s$", line)]
+    assert int(found[3]) == len(rates)
+    if len(rates) > 1:
+        assert int(found[2]) == pytest.approx(np.std(rates, ddof=1), abs=1.5)  # the lines have rounded rates
     return int(found[1])
 
 

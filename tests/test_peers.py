@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from bench.peers import turboloader
 from bench.peers.harness.environments import find_python
 from bench.peers.harness.images import SAME_DECODER, decode, plain_tree
 from bench.peers.harness.journal import Journal
@@ -67,7 +70,7 @@ def test_failing_peers_are_left_out(tmp_path: Path) -> None:
     assert json.loads(json.dumps([builds, loads])) == [builds, loads]
     ways = ["decodeonce", "decodeonce, stock Pillow", "fake peer", "fake peer, same decoder"]
     assert sorted(builds["rows"]) == ways
-    assert sorted(loads["rows"]) == ["correct", "decodeonce Loader"]
+    assert sorted(loads["rows"]) == ["correct", "correct, stretched", "decodeonce Loader"]
     for found in (*builds["rows"].values(), *loads["rows"].values()):
         [rate] = found["images_per_s"]
         assert rate > 0
@@ -139,6 +142,38 @@ def test_augmented_images_are_checked_for_labels_shape_and_mean(tmp_path: Path) 
         Delivered(28, "augmented").add(np.full((2, 3, 28, 28), 128, np.float32), [0, 1])
     with pytest.raises(ValueError, match="expected float32"):
         Delivered(28, "augmented").add(np.zeros((2, 3, 28, 28), np.uint8), [0, 1])
+
+
+def test_floats_are_checked_like_bytes(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (2, SIZE, SIZE, 3), np.uint8)
+    right = saved([0, 1], images, exact=True, path=tmp_path / "a.npz")
+    for shown, expected in ((images, ""), (images ^ 1, "2 of 2 images have wrong pixels")):
+        got = Delivered(SIZE, "exact", unit_range=True)
+        got.add((shown / np.float32(255)).transpose(0, 3, 1, 2).copy(), [0, 1])
+        save(got, tmp_path / "b.npz")
+        assert find_fault(load(tmp_path / "b.npz"), right, 1)[: len(expected) or None] == expected
+    with pytest.raises(ValueError, match="expected float32"):
+        Delivered(SIZE, "about", unit_range=True).add(images, [0, 1])
+
+
+def test_stretching_keeps_the_margins_that_cropping_cuts(tmp_path: Path) -> None:
+    pixels = np.zeros((64, 192, 3), np.uint8)
+    pixels[:, :64] = 255  # the left third; a crop of the centre has none of it
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    assert decode(tmp_path / "a.png", SIZE).mean() < 10
+    assert 75 < decode(tmp_path / "a.png", SIZE, stretch=True).mean() < 95
+
+
+def test_tar_for_turboloader_has_data_for_every_link(tmp_path: Path) -> None:
+    folder = tmp_path / "tree" / "train" / "n1"
+    folder.mkdir(parents=True)
+    (folder / "0_a.JPEG").write_bytes(jpeg())
+    (folder / "1_a.JPEG").hardlink_to(folder / "0_a.JPEG")
+    turboloader.write_tar(Source(tmp_path / "tree", SIZE, BATCH, WORKERS), tmp_path / "built")
+    with tarfile.open(tmp_path / "built" / turboloader.TAR) as tar:
+        assert [(one.name, one.size, one.isreg()) for one in tar] == [
+            (name, len(jpeg()), True) for name in ("00000000.jpg", "00000001.jpg")
+        ]
 
 
 def test_tables_show_given_figures() -> None:

@@ -271,6 +271,39 @@ def test_wheel_runs_in_new_environment_with_shared_dependencies(built: Built, tm
     check_types(python, tmp_path, torch=False)
 
 
+LSUN = """
+import os, sys, lmdb
+from PIL import Image
+for number, name in enumerate(("bedroom", "tower")):
+    os.makedirs(f"lsun/{name}_train_lmdb")
+    with lmdb.open(f"lsun/{name}_train_lmdb") as database, database.begin(write=True) as table:
+        for key in range(3):
+            Image.new("RGB", (9, 9), (number, key, 0)).save("one.png")
+            table.put(b"%d" % key, open("one.png", "rb").read())
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_example_package_adds_a_source_to_the_installed_wheel(built: Built, tmp_path: Path) -> None:
+    python = new_venv(tmp_path / "venv")
+    install(python, "--no-deps", "--no-index", built.wheel)
+    [own] = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    (own / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    prep = python.with_name("prep")
+    assert "lmdb" not in run(prep, "build", "--help", cwd=tmp_path)
+    install(python, "-c", ROOT / "constraints.txt", built.tree / "examples" / "lmdb_source")
+    assert "Read LMDB databases of images" in " ".join(run(prep, "build", "--help", cwd=tmp_path).split())
+    run(python, "-c", LSUN, cwd=tmp_path)
+    run(prep, "build", "lmdb", "lsun", "train.store", "--size", 9, "--shuffle-seed", "none", cwd=tmp_path)
+    code = "import decodeonce; s = decodeonce.open_store('train.store'); print(s.images[:, 0, 0].tolist())"
+    found = run(python, "-c", code, cwd=tmp_path)
+    assert found.strip() == str([[label, key, 0] for label in (0, 1) for key in range(3)])
+    (tmp_path / "train.store" / "labels.npy").unlink()
+    run(prep, "repair", "train.store", "--from", "lsun", cwd=tmp_path)
+    assert '"ok": true' in run(prep, "verify", "--json", "train.store", cwd=tmp_path)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_archive_installs_with_dependencies_and_builds_store(built: Built, tmp_path: Path, kind: str) -> None:

@@ -54,6 +54,10 @@ FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 ACTION = re.compile(r"Collecting|Downloading|Processing|Preparing|Building|Installing|WARNING: Retrying")
 INPUTS = ("pyproject.toml", "constraints.txt", "tools/setup_env.py")
 PILS = ("pillow", "pillow-simd")
+# pyproject.toml says why these are installed without their requirements.
+WITHOUT_REQUIREMENTS = [
+    f"{name}; python_version >= '3.11' and python_version < '3.14'" for name in ("timm", "torchvision")
+]
 BEST_PIL = "pillow-simd" if (sys.platform, platform.machine()) == ("linux", "x86_64") else "pillow"
 # Each of these makes pip install outside .venv, or makes Python import modules from outside it.
 MISLEADING = ("PYTHONHOME", "PYTHONPATH", "PIP_PREFIX", "PIP_ROOT", "PIP_TARGET", "PIP_USER")
@@ -416,6 +420,8 @@ def install(level: str, *, apt: bool) -> None:
             say(f"note: decodeonce was tested on x86-64 only, and this CPU is {platform.machine()}")
         # Python compiles the modules that are imported later. That takes half the time of compiling all of them.
         pip("install", "--no-compile", "-e", f".[{level}]")
+        if level == "dev":
+            pip("install", "--no-compile", "--no-deps", *WITHOUT_REQUIREMENTS)
     earlier = EarlierRuns(stamp.get("failed") == inputs, () if changed else tuple(stamp.get("tried", "").split()))
     earlier = update_pil(apt=apt, changed=changed, earlier=earlier)
     found = {"failed": inputs if earlier.failed else "", "tried": " ".join(earlier.tried)}

@@ -197,7 +197,7 @@ def check_facts(facts: dict[str, Any], rows: int) -> None:
         assert timed["samples_per_s"] > 0 < timed["first_batch_s"]
     output = "\n".join(load_lines(facts))
     assert f"{rows} rows of 12.29 KB, " in output
-    assert f"threads {facts['loader_warm']['stats']['threads']}, slots 5, " in output
+    assert f"threads {facts['loader_warm']['stats']['reader']['threads']}\n  memory: slots 5, cached_rows 0\n" in output
     assert facts["loader_warm"]["bottleneck"] in output
 
 
@@ -216,7 +216,7 @@ def test_staged_part_is_measured(store: Path, tmp_path: Path) -> None:
 def test_batch_size_is_limited_by_store_and_training_can_be_the_limit(store: Path) -> None:
     facts = measure_load(store, {**HOW, "batch_size": 256, "reader": "pread", "threads": 1}, 0.5, 0.02)
     stats = facts["loader_warm"]["stats"]
-    assert (facts["batch_size"], stats["reader"], stats["threads"]) == (60, "pread", 1)
+    assert (facts["batch_size"], stats["reader"]["name"], stats["reader"]["threads"]) == (60, "pread", 1)
     assert facts["limits"] == "training"
     assert "limited by the training step, at 0 images/s" in facts["sentence"]
 
@@ -257,8 +257,8 @@ def test_sentence_names_the_limit_of_first_and_later_epochs(
 ) -> None:
     def timed(path: Path, how: Any, rows: range, *, seconds: float, epochs: int = 0, skip: int = 0) -> Timed:
         if skip or cold is None:
-            return Timed(88_000.0, 0.1, "copy: 99%", {"cold_share": 0.0})
-        return Timed(cold, 0.1, "storage: 99%", {"cold_share": 1.0})
+            return Timed(88_000.0, 0.1, "copy: 99%", {"threads": {"cold_share": 0.0}})
+        return Timed(cold, 0.1, "storage: 99%", {"threads": {"cold_share": 1.0}})
 
     monkeypatch.setattr(load, "_timed", timed)
     monkeypatch.setattr(load, "is_in_memory", lambda _: False)
@@ -275,7 +275,7 @@ def test_pages_are_dropped_from_page_cache(tmp_path: Path) -> None:
     for shard in path.glob("images-*"):
         shard.read_bytes()
     drop_pages(path.glob("images-*"))
-    assert measure_load(path, HOW, 1e9, 0.02)["loader_cold"]["stats"]["cold_share"] == 1
+    assert measure_load(path, HOW, 1e9, 0.02)["loader_cold"]["stats"]["threads"]["cold_share"] == 1
 
 
 def test_store_in_use_is_not_called_cold(store: Path) -> None:

@@ -40,7 +40,8 @@ def store(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = prep("build", "imagenet", tree, out, "--size", 24)
     assert result.returncode == 0, result.stderr
     found = f"{tree}: class folders in train, 3 classes"
-    assert result.stdout == f"{found}\n{out}: 15 rows written, 0 images skipped, 0 unusual images kept\n"
+    summary = rf"{out}: 15 rows in 3 classes, 30\.02 KB, written in [\w ]+, [\d,]+ images/s; next: prep info {out}\n"
+    assert re.fullmatch(f"{found}\n{summary}", result.stdout)
     return out
 
 
@@ -63,10 +64,11 @@ def test_filters_and_containers_match_their_choices() -> None:
 def test_each_kind_has_its_own_and_the_shared_flags(verb: str) -> None:
     own = {
         "imagenet": {"--split"},
-        "folder": set(),
+        "folder": {"--splits-as-classes"},
         "list": {"--root", "--column"},
         "webdataset": {"--column"},
         "parquet": {"--image-column", "--label-column", "--column"},
+        "dataset": {"--image-column", "--label-column", "--column"},
     }
     flag = re.compile(r"^  (?:-\w, )?(--[a-z-]+)", re.MULTILINE)
     flags = {kind: set(flag.findall(prep(verb, kind, "--help").stdout)) for kind in KINDS}
@@ -116,7 +118,7 @@ def test_too_many_rejects_fail_and_higher_max_bad_resumes(tmp_path: Path) -> Non
     assert "n00000001_0.JPEG: truncated" in status.stdout
     assert f"prep finish {tmp_path / 'out'}\n" in status.stdout
     assert json.loads(prep("status", tmp_path / "out", "--json").stdout)["rejects"][0]["action"] == "rejected"
-    assert_fails(prep(*command, "1", "--on-bad", "fail", "--size", "9"), 1, "height is 9")
+    assert_fails(prep(*command, "1", "--on-bad", "fail", "--size", "9"), 1, "--size is 9, the plan says ")
     assert prep(*command, "1").returncode == 0
 
 
@@ -126,7 +128,7 @@ def test_few_damaged_images_of_a_small_folder_do_not_fail_but_more_do(tmp_path: 
     for image in images[:2]:
         image.write_bytes(image.read_bytes()[:-200])
     command = ("build", "folder", tree / "train", out, "--size", 8)
-    assert "2 images skipped" in prep(*command).stdout
+    assert f"{out}: 2 of {len(images)} images were rejected; see rejects.tsv\n" in prep(*command).stdout
     assert (out / "rejects.tsv").read_text().count("truncated") == 2
     shutil.rmtree(out)
     images[2].write_bytes(b"")
@@ -248,8 +250,8 @@ def test_info_shows_rows_per_class_rejects_and_bytes(tmp_path: Path) -> None:
     resign(store, lambda facts: facts["classes"][1].update(description="lion, king of beasts"))
     shown = dict(re.split("  +", one, maxsplit=1) for one in prep("info", store).stdout.splitlines())
     assert shown["rows per class"] == "smallest 1 (class1 lion), median 2, largest 4 (class0 the class 0)"
-    assert shown["rejects"] == "1 image skipped, 0 left out by --map, 2 unusual images kept"
-    assert shown["bytes"] == "4180 (4.18 KB)"
+    assert shown["rejects"] == "1 of 8 images was rejected and 2 unusual images were kept"
+    assert shown["size"] == "4.18 KB in 1 npy shard"
     found = json.loads(prep("info", store, "--json").stdout)
     assert found["rows_per_class"] == {
         "smallest": {"name": "class1", "description": "lion, king of beasts", "rows": 1},
@@ -260,17 +262,29 @@ def test_info_shows_rows_per_class_rejects_and_bytes(tmp_path: Path) -> None:
     assert found["bytes"] == 4180
 
 
+def test_info_is_written_for_people(store: Path) -> None:
+    lines = prep("info", store).stdout.splitlines()
+    shown = dict(re.split("  +", one, maxsplit=1) for one in lines)
+    assert shown["rows"] == "15 of 24x24x3 uint8"
+    assert shown["rejects"] == "no image was rejected"
+    assert re.fullmatch(r"[\d.]{3,5}, [\d.]{3,5}, [\d.]{3,5}", shown["pixel mean"])
+    assert shown["recipe"].startswith("--size 24, --format npy, --exif ignore, --filter bilinear, --fit crop, ")
+    assert shown["source"] == "kind imagenet, split train"
+    assert not {"staged part", "decoder crashes"} & shown.keys()
+    assert not re.search("None|on_odd|_", "".join(lines).replace(str(store), ""))
+
+
 def test_info_counts_box_classes(tmp_path: Path) -> None:
     store = make_store(tmp_path / "a", random_images(3), columns={"box_labels": np.zeros((3, 2), "<i4")})
     assert "box classes" not in prep("info", store).stdout
     resign(store, lambda facts: facts.update(box_classes=["cat", "dog"]))
-    assert "\nbox classes      2\n" in prep("info", store).stdout
+    assert "\nbox classes     2\n" in prep("info", store).stdout
 
 
 @pytest.mark.parametrize("name", ["labels.npy", "rejects.tsv"])
 def test_info_names_damaged_file(name: str, tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(6, shape=(2, 2, 3)))
-    assert "\nrows per class   2 in each\n" in prep("info", store).stdout
+    assert "\nrows per class  2 in each\n" in prep("info", store).stdout
     (store / name).write_bytes((store / name).read_bytes()[:-1] + b"?")
     assert_fails(prep("info", store), 1, f"{store}/{name}: damaged: ", f"prep repair {store}")
 

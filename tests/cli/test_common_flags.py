@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -95,10 +96,33 @@ def test_help_uses_terminal_width_and_cuts_no_summary(columns: int) -> None:
         ),
         (["build", "folder", "a", "b", "--workers"], "requires an argument. (see prep build folder --help)"),
         (["--nope"], "No such option: --nope (see prep --help)"),
+        (["convert", "train.store"], "Missing argument 'OUT'. (see prep convert --help)"),
+        (["convert"], "Missing argument 'IN'. (see prep convert --help)"),
     ],
 )
 def test_usage_error_names_what_is_expected_and_the_help_to_read(words: list[str], expected: str) -> None:
     assert_fails(prep(*words), 2, expected)
+
+
+def test_help_has_headings_and_arguments_without_types() -> None:
+    shown = prep("build", "list", "--help").stdout
+    headings = re.findall(r"^(\w+):$", shown, re.MULTILINE)
+    assert headings == ["Arguments", "Source", "Images", "Store", "Run", "Boxes", "Options", "Examples"]
+    flags = {heading: re.findall(r"^  (?:-\w, )?--([a-z-]+)", text, re.MULTILINE) for heading, text in _sections(shown)}
+    assert flags["Source"] == ["root", "column", "classes", "follow-links", "expect"]
+    assert flags["Options"] == ["quiet", "log", "help"]  # every flag of a build has a heading
+    assert shown.startswith("Usage: prep build list [OPTIONS] SRC OUT\n")
+    assert "\n  SRC  Source " in shown
+    shown = prep("convert", "--help").stdout
+    assert shown.startswith("Usage: prep convert [OPTIONS] IN... OUT\n")
+    assert "\n  IN   Finished " in shown
+    assert prep("doctor", "--help").stdout.startswith("Usage: prep doctor [OPTIONS] [PATH...]\n")
+
+
+def _sections(shown: str) -> Iterator[tuple[str, str]]:
+    """Yield the headings of a help text, each with the text below it."""
+    _, *parts = re.split(r"^(\w+):$", shown, flags=re.MULTILINE)
+    return zip(parts[::2], parts[1::2], strict=True)
 
 
 @pytest.mark.parametrize(

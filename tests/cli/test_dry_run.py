@@ -114,7 +114,7 @@ def test_plan_with_other_recipe_is_the_error_of_a_build(tree: Path, tmp_path: Pa
     source, out = FolderSource(tree / "train"), tmp_path / "out"
     make_plan(source, out, Recipe(height=24, width=24))
     other = Recipe(height=24, width=32)
-    with pytest.raises(BuildError, match="width is 32, the plan says 24") as of_a_build:
+    with pytest.raises(BuildError, match="--size is 24x32, the plan says 24") as of_a_build:
         make_plan(source, out, other)
     with pytest.raises(BuildError) as error:
         lines(source, out, other)

@@ -80,28 +80,37 @@ def test_chain_in_a_folder_with_an_unusual_name(
     assert seen.read_text() == f"{out}/store.json\n"
     for task in range(4):
         assert f"task {task} of 4 (SLURM_ARRAY_TASK_ID={task})" in logs(out, f"array-{first}_{task}.log")
-    assert "240 rows written, 0 images skipped" in logs(out, f"finish-{finish}.log")
+    assert "240 rows in " in logs(out, f"finish-{finish}.log")
     ends = [json.loads(text.splitlines()[-1]) for text in map(Path.read_text, (jobs_of(out) / "logs").iterdir())]
     assert [end["event"] for end in ends] == ["finished"] * (1 + 4 + 1)
 
 
-def test_finish_names_missing_blocks_and_the_chain_is_resubmitted(
+def test_elements_are_killed_cancelled_and_requeued_and_the_chain_is_resubmitted(
     cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "store"
-    jobs = submit_chain(cluster, "slurm", tree, out, "--tasks", "2")
+    jobs = submit_chain(cluster, "slurm", tree, out, "--tasks", "3", "--max-running", "1")
     plan, array, finish = jobs
+    killed, cancelled, requeued = (f"{array}_{task}" for task in range(3))
     cluster.wait(plan)
-    stop_in_the_middle(cluster, out, f"{array}_1", task=1)
-    cluster.cancel(f"{array}_1")
-    cluster.wait(*jobs)
-    assert cluster.states(finish) == ["FAILED"]
+    stop_in_the_middle(cluster, out, killed, task=0)
+    cluster.signal(killed, signal.SIGKILL)
+    stop_in_the_middle(cluster, out, cancelled, task=1)
+    cluster.cancel(cancelled)
+    stop_in_the_middle(cluster, out, requeued, task=2)
+    cluster.requeue(requeued)
+    cluster.wait(*jobs, within=120)
+    states = [cluster.states(job) for job in (killed, cancelled, requeued, finish)]
+    assert states == [["FAILED"], ["CANCELLED"], ["COMPLETED"], ["FAILED"]], logs(out, "*.log")
+    assert cluster.facts(killed)["ExitCode"] == "0:9"
+    assert cluster.facts(requeued)["Restarts"] == "1"
+    assert [task.task for task in read_status(out).tasks if task.blocks_done == task.blocks] == [2]
     output = logs(out, f"finish-{finish}.log")
     again = f"bash {out}.jobs/submit.sh"
     assert " of 48 blocks are not done (first " in output
     assert output.endswith(f"; run: {again}\n")
     jobs = cluster.run(*again.split()).split()
-    cluster.wait(*jobs)
+    cluster.wait(*jobs, within=120)
     assert cluster.states(jobs[-1]) == ["COMPLETED"], logs(out, "*.log")
     assert digests(out) == uninterrupted
 

@@ -14,15 +14,23 @@ from decodeonce import Batch
 from decodeonce.loader.augment import (
     Augment,
     CenterCrop,
+    ColorJitter,
     CutMix,
     Draws,
+    GaussianBlur,
     MixUp,
     Normalize,
     OneOf,
+    PerBatch,
+    PerImage,
     RandomCrop,
+    RandomErasing,
     RandomFlip,
+    RandomGrayscale,
     RandomResizedCrop,
+    Solarize,
     Step,
+    Views,
 )
 from tests.loader.meta_device import batch_of
 from tests.stores import random_images
@@ -123,6 +131,24 @@ def test_mixed_pixels_differ_by_at_most_one_level(device: torch.device, step: St
     assert largest_difference(found.labels, expected.labels) < 1e-6
 
 
+@pytest.mark.parametrize(
+    "step",
+    [ColorJitter(0.4, 0.4, 0.4, 0.1), RandomGrayscale(0.5), Solarize(p=0.5), GaussianBlur(9, p=0.5), RandomErasing()],
+    ids=repr,
+)
+def test_changed_colors_differ_by_at_most_one_level(device: torch.device, step: Step) -> None:
+    on_host, on_device = on_both(device, step)
+    assert largest_difference(on_device.images, on_host.images) <= 1
+
+
+def test_views_are_bit_identical(device: torch.device) -> None:
+    flip = Augment(RandomFlip(), seed=4)
+    batch, views = batch_of(noise()), Views(flip, flip, Augment(RandomCrop(20)))
+    on_host, on_device = views(batch), views(batch.to(device))
+    assert {view.device for view in on_device.views} == {device}
+    assert all(map(torch.equal, on_device.to("cpu").views, on_host.views))
+
+
 def test_boxes_are_bit_identical(device: torch.device) -> None:
     corners = np.random.default_rng(0).uniform(0, 30, (COUNT, 5, 2))
     boxes = torch.from_numpy(np.concatenate([corners, corners + 6], 2).astype(np.float32))
@@ -132,3 +158,26 @@ def test_boxes_are_bit_identical(device: torch.device) -> None:
     expected, found = augment(batch).columns, augment(batch.to(device)).columns
     for name in columns:
         assert torch.equal(found[name].cpu(), expected[name])
+
+
+def drawn_on_the_host(image: Tensor) -> Tensor:
+    return image ^ torch.randint(256, (1,)).to(image)
+
+
+def drawn_on_the_device(image: Tensor) -> Tensor:
+    return image ^ torch.randint(256, (1,), dtype=torch.uint8, device=image.device)
+
+
+def test_transforms_of_other_libraries_draw_the_same_on_host_and_device(device: torch.device) -> None:
+    arrays = PerImage(lambda image: image[::-1], takes="numpy")
+    on_host, on_device = on_both(device, PerImage(drawn_on_the_host), PerBatch(drawn_on_the_host), arrays)
+    assert torch.equal(on_host.images, on_device.images)
+
+
+def test_draws_on_the_device_are_seeded_by_row(device: torch.device) -> None:
+    batch, augment = batch_of(noise()).to(device), Augment(PerImage(drawn_on_the_device), seed=4)
+    state = torch.get_device_module(device).get_rng_state()
+    expected = augment(batch).images
+    half = {"images": batch.images[32:], "labels": batch.labels[32:], "rows": batch.rows[32:], "valid": 32}
+    assert torch.equal(augment(dataclasses.replace(batch, **half)).images, expected[32:])  # type: ignore[arg-type]
+    assert torch.equal(torch.get_device_module(device).get_rng_state(), state)

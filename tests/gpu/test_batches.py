@@ -51,7 +51,7 @@ def test_large_batches_equal_those_on_the_host_over_many_epochs(
         found = consume(loader, 10, device)
         assert found == on_host(larger, 10, batch_size=128, seed=1, transform=transform)
         if "cache" in settings:
-            assert loader.stats()["cached_rows"] == ROWS
+            assert loader.stats()["memory"]["cached_rows"] == ROWS
 
 
 def test_consumer_can_use_its_own_stream(larger: Path, device: torch.device) -> None:
@@ -91,7 +91,7 @@ def test_unfinished_epoch_keeps_its_cached_rows(store: Path, device: torch.devic
         next(batches)
         rest = consume(loader, 1, device)
         assert rest == on_host(store, 2, batch_size=BATCH, tail="keep")[len(loader) :]
-        assert loader.stats()["cached_rows"] == COUNT
+        assert loader.stats()["memory"]["cached_rows"] == COUNT
 
 
 def test_changing_a_batch_does_not_change_the_cache(store: Path, device: torch.device) -> None:

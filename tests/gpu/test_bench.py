@@ -25,7 +25,7 @@ def test_store_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     warm = facts["loader_warm"]
     assert facts["device"] == device
     assert facts["limits"] in {*WHAT} - {"training"}
-    assert warm["stats"]["slots"] == 3
+    assert warm["stats"]["memory"]["slots"] == 3
     assert warm["samples_per_s"] > 0 < warm["first_batch_s"]
     ended = prep("bench", "load", store, *flags)
     assert (ended.returncode, ended.stderr) == (0, "")

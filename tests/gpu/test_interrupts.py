@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import signal
 import subprocess
@@ -43,7 +44,7 @@ def test_epoch_after_a_failed_transform_is_complete(
     def transform(batch: Batch) -> Batch:
         if next(numbers) == 5:
             fail(device)
-        return batch
+        return dataclasses.replace(batch)
 
     with Loader(store, batch_size=BATCH, device=device, transform=transform) as loader:
         with pytest.raises(kind):
@@ -52,7 +53,7 @@ def test_epoch_after_a_failed_transform_is_complete(
 
 
 INTERRUPTED = """
-import os, signal, sys, threading
+import dataclasses, os, signal, sys, threading
 import torch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
 from decodeonce import Loader
@@ -65,7 +66,7 @@ def stall(batch):
         first_is_seen.wait(60)
         os.kill(os.getpid(), signal.SIGINT)
         caught.wait(60)
-    return batch
+    return dataclasses.replace(batch)
 
 factor, rows = torch.ones((2048, 2048), device=sys.argv[2]), []
 with Loader(sys.argv[1], batch_size=4, shuffle="none", device=sys.argv[2], transform=stall) as loader:
@@ -96,12 +97,12 @@ def test_ctrl_c_ends_an_epoch_that_can_be_resumed(store: Path, device: torch.dev
 
 
 ENDED = """
-import sys
+import dataclasses, sys
 import torch
 from decodeonce import Loader
 
 factor = torch.ones((2048, 2048), device=sys.argv[2])
-batches = iter(Loader(sys.argv[1], batch_size=1, prefetch=1000, device=sys.argv[2], transform=lambda batch: batch))
+batches = iter(Loader(sys.argv[1], batch_size=1, prefetch=1000, device=sys.argv[2], transform=dataclasses.replace))
 kept = [next(batches), next(batches)]
 for _ in range(50):
     factor @ factor

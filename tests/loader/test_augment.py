@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -387,6 +388,18 @@ def test_normalize_with_imagenet_statistics(dtype: torch.dtype, tolerance: float
     np.testing.assert_allclose(result.double().numpy(), expected, rtol=tolerance, atol=2e-6)
 
 
+def test_normalize_with_statistics_of_torchvision() -> None:
+    images, (mean, std) = noise(10, 8, 6), ([0.5, 0.25, 0.0], [0.5, 1.0, 0.25])
+    result = Normalize((mean, std))(images, draws_of(10)).double().numpy()
+    np.testing.assert_allclose(result, normalized(images / 255, tuple(mean), tuple(std)), rtol=1e-6, atol=2e-6)
+
+
+def test_repr_of_augment_has_a_line_per_step() -> None:
+    step = Normalize("imagenet", dtype=torch.float16)
+    line = "Normalize(((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), dtype=torch.float16)"
+    assert repr(Augment(RandomFlip(), step, seed=3)) == f"Augment(\n    RandomFlip(p=0.5),\n    {line},\n    seed=3,\n)"
+
+
 def test_normalize_with_statistics_of_a_store(store: Path, images: NDArray[np.uint8]) -> None:
     pixels = torch.from_numpy(images)
     expected = normalized(pixels, *pixel_statistics(images))
@@ -433,6 +446,11 @@ def test_invalid_sizes_are_rejected(step: Callable[[Any], Step], size: Any) -> N
         (lambda: RandomFlip(1.5), "p is 1.5, expected a probability, 0 to 1"),
         (lambda: RandomFlip(math.nan), "p is nan"),
         (lambda: Normalize("imagenet", dtype=torch.uint8), r"dtype is torch.uint8, expected one of torch.float32, "),
+        (
+            lambda: Normalize(((124, 116, 104), (58, 57, 57))),
+            r"statistics are \(\(124, .*, each a number per channel in 0",
+        ),
+        (lambda: Normalize(((0.5,), (0.5, 0.5))), "statistics are .*, each a number per channel in 0 to 1"),
         (lambda: Augment(RandomFlip(), seed=0.5), "seed is 0.5, expected a whole number"),  # type: ignore[arg-type]
         (lambda: Augment(RandomFlip), r"a step is .*RandomFlip'>, expected a callable object"),  # type: ignore[arg-type]
         (lambda: Augment(None), "a step is None"),  # type: ignore[arg-type]
@@ -450,3 +468,25 @@ def test_crop_larger_than_the_images_raises_at_next(store: Path, step: Step) -> 
         pytest.raises(ValueError, match=r"a crop of \dx\d is larger than the images, 8x6"),
     ):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("transform", [RandomFlip(), [RandomFlip()], lambda images, draws: images, 3])
+def test_transform_that_does_not_accept_a_batch_is_refused(transform: Any, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", random_images(4))
+    message = re.escape(
+        f"transform is {transform!r}, expected a function with one parameter, a Batch; wrap steps in Aug"
+    )
+    with pytest.raises(TypeError, match=message):
+        Loader(store, batch_size=2, transform=transform)
+
+
+def test_transform_whose_parameters_are_unknown_is_accepted(tmp_path: Path) -> None:
+    transform: Any = vars  # a function of C without a signature
+    loader = Loader(make_store(tmp_path / "store", random_images(4)), batch_size=2, transform=transform)
+    with loader, pytest.raises(TypeError, match="transform returned dict, expected a Batch"):
+        next(iter(loader))
+
+
+def test_unknown_statistics_are_refused() -> None:
+    with pytest.raises(ValueError, match="there are no statistics for 'cifar'; expected \"imagenet\", a store or"):
+        Normalize("cifar")

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from torch import Tensor
 from decodeonce import Batch, Loader
 from decodeonce.loader import buffers
 from decodeonce.loader.augment import Augment, CenterCrop, Draws, Normalize, RandomFlip, RandomResizedCrop
-from decodeonce.loader.augment.crop import resize_on_cpu, resize_on_device, resize_windows
-from decodeonce.loader.augment.flip import mirror_on_cpu, mirror_on_device
-from decodeonce.loader.augment.normalize import normalize_on_cpu, normalize_on_device
+from decodeonce.loader.augment.crop import resize_on_device, resize_rows
+from decodeonce.loader.augment.flip import mirror_on_device, mirror_rows
+from decodeonce.loader.augment.normalize import normalize_on_device, normalize_rows
+from decodeonce.loader.augment.rows import Rows
 from decodeonce.loader.buffers import recycled
 from tests.stores import make_store, random_images
 
@@ -40,6 +42,10 @@ def noise(count: int, height: int, width: int, channels: int = 3) -> Tensor:
 def windows_in(images: Tensor) -> Tensor:
     draws = Draws(5, torch.arange(len(images)))
     return RandomResizedCrop(9).windows(draws, images.shape[1], images.shape[2])
+
+
+def resize_on_cpu(images: Tensor, windows: Tensor, height: int, width: int) -> Tensor:
+    return resize_rows(Rows.of(images), windows, height, width).done()
 
 
 @pytest.fixture
@@ -66,13 +72,12 @@ def test_cpu_and_device_resize_differ_by_at_most_one_level(
     difference = on_cpu.to(torch.float32) - on_device
     assert difference.abs().max() <= 1
     assert difference.mean().abs() < 0.15
-    assert torch.equal(resize_windows(images, windows, *after), on_cpu)
 
 
 def test_device_rounds_to_the_nearest_level() -> None:
     images = noise(12, 40, 60)
     windows = windows_in(images)
-    exact = resize_windows(images.to(torch.float32), windows, 70, 33)
+    exact = resize_on_device(images.to(torch.float32), windows, 70, 33)
     assert (resize_on_device(images, windows, 70, 33) - exact).abs().max() < 0.501
 
 
@@ -92,6 +97,24 @@ def test_results_do_not_depend_on_threads_or_batch(threads: Callable[[int], None
         assert torch.equal(torch.cat(parts), expected)
 
 
+def test_threads_of_others_keep_their_number_of_torch_threads(threads: Callable[[int], None]) -> None:
+    threads(3)
+    images, rows = noise(17, 33, 41), torch.arange(17)
+    Augment(RandomResizedCrop(20))(Batch(images, rows, rows, 17, 0))
+    with ThreadPoolExecutor(1) as pool:
+        assert (torch.get_num_threads(), pool.submit(torch.get_num_threads).result()) == (3, 3)
+
+
+def test_own_call_of_a_subclass_is_used() -> None:
+    class Inverted(RandomFlip):
+        def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+            return 255 - super().__call__(images, draws)
+
+    images, rows = noise(17, 33, 41), torch.arange(17)
+    ours, own = (Augment(step)(Batch(images, rows, rows, 17, 0)).images for step in (RandomFlip(), Inverted()))
+    assert torch.equal(own, 255 - ours)
+
+
 def test_resizing_on_cpu_is_faster_than_device_code() -> None:
     images = noise(16, 256, 256)
     windows = windows_in(images)
@@ -105,7 +128,7 @@ def test_resizing_on_cpu_is_faster_than_device_code() -> None:
             times.append(time.process_time() - start)
         return min(times)
 
-    assert seconds(resize_windows) < seconds(resize_on_device) / 4
+    assert seconds(resize_on_cpu) < seconds(resize_on_device) / 4
 
 
 # Flips and Normalize
@@ -116,7 +139,7 @@ def test_resizing_on_cpu_is_faster_than_device_code() -> None:
 def test_cpu_and_device_flip_are_equal(dtype: torch.dtype, channels: int) -> None:
     images = CenterCrop((7, 30))(noise(20, 9, 33, channels).to(dtype), Draws(0, torch.arange(20)))
     flipped = torch.arange(20) % 3 == 0
-    found = mirror_on_cpu(images, flipped)
+    found = mirror_rows(Rows.of(images), flipped).done()
     assert found.is_contiguous()
     assert found.dtype == dtype
     assert torch.equal(found, mirror_on_device(images, flipped))
@@ -127,7 +150,8 @@ def test_cpu_and_device_flip_are_equal(dtype: torch.dtype, channels: int) -> Non
 def test_cpu_and_device_normalize_are_close(channels: int, result: torch.dtype) -> None:
     images = CenterCrop((7, 30))(noise(20, 9, 33, channels), Draws(0, torch.arange(20)))
     scale, shift = torch.tensor([0.02, 0.03, 0.05, 0.07])[:channels], torch.tensor([-1.0, -2.0, -2.5, 3.0])[:channels]
-    found, expected = (way(images, scale, shift, result) for way in (normalize_on_cpu, normalize_on_device))
+    found = normalize_rows(Rows.of(images), scale, shift, result).done()
+    expected = normalize_on_device(images, scale, shift, result)
     assert found.is_contiguous()
     assert found.dtype == result
     assert torch.allclose(found, expected, rtol=torch.finfo(result).eps, atol=1e-6)

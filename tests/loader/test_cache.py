@@ -66,7 +66,7 @@ def test_each_row_is_transferred_once(store: Path, tail: Tail) -> None:
         for _ in range(6):
             list(loader)
             uploaded.append(device.pixels // row_bytes)
-            cached.append(loader.stats()["cached_rows"])
+            cached.append(loader.stats()["memory"]["cached_rows"])
     assert uploaded == cached
     assert uploaded[0] == (COUNT if tail == "keep" else COUNT // BATCH * BATCH)
     assert uploaded[-1] == COUNT  # with "drop", a row can be first used in a later epoch, but is uploaded once
@@ -81,7 +81,7 @@ def test_repeated_rows_are_cached_once(store: Path, settings: dict[str, Any]) ->
             found = contents(loader, 1)
             assert found == contents(plain, 1)
             seen.update(row for rows, *_ in found for row in rows)
-            assert loader.stats()["cached_rows"] == len(seen)
+            assert loader.stats()["memory"]["cached_rows"] == len(seen)
 
 
 def test_unfinished_epoch_keeps_its_cached_rows(store: Path, images: NDArray[np.uint8]) -> None:

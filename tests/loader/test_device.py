@@ -98,7 +98,7 @@ def test_failing_transform_gives_its_slot_back(store: Path) -> None:
         calls.append(batch)
         if len(calls) == 1:
             raise LookupError("not this one")
-        return batch
+        return dataclasses.replace(batch)
 
     with replace_delivery(partial(delivery_module.StreamDelivery, device=FakeDevice(), transform=fail_once)):
         loader = Loader(store, batch_size=BATCH)
@@ -106,7 +106,7 @@ def test_failing_transform_gives_its_slot_back(store: Path) -> None:
         with pytest.raises(LookupError, match="not this one"):
             list(loader)
         assert len(list(loader)) == COUNT // BATCH
-        assert loader.stats()["slots"] == delivery_module.STREAM_SLOTS
+        assert loader.stats()["memory"]["slots"] == delivery_module.STREAM_SLOTS
 
 
 def test_keep_ignores_tensors_on_the_host() -> None:
@@ -122,6 +122,11 @@ def test_missing_device_index_is_rejected(monkeypatch: pytest.MonkeyPatch) -> No
     assert find_device("cuda:3") == torch.device("cuda:3")
     with pytest.raises(ValueError, match=r'device "cuda:4" does not exist: this machine has 4, "cuda:0" to "cuda:3"'):
         find_device("cuda:4")
+
+
+def test_unknown_device_is_rejected(store: Path) -> None:
+    with pytest.raises(ValueError, match='device is \'gpu\', expected "cpu", "cuda"'):
+        Loader(store, batch_size=BATCH, device="gpu")
 
 
 def test_missing_device_is_rejected(store: Path) -> None:

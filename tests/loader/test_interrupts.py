@@ -14,7 +14,7 @@ from decodeonce import Loader
 from tests.conftest import COUNT
 
 START = """
-import _thread, operator, os, random, signal, sys, threading, time, weakref
+import _thread, dataclasses, operator, os, random, signal, sys, threading, time, weakref
 from decodeonce import Loader
 from decodeonce.loader.augment import Augment, RandomResizedCrop
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
@@ -78,7 +78,7 @@ def stall(batch):
         seen.wait(60)
         os.kill(os.getpid(), signal.SIGINT)
         caught.wait(60)
-    return batch
+    return dataclasses.replace(batch)
 
 with Loader(store, batch_size=4, shuffle="none", transform=stall) as loader:
     try:
@@ -134,7 +134,7 @@ def stall(batch):
         closing.wait(60)
         os.kill(os.getpid(), signal.SIGINT)
         proceed.wait(60)
-    return batch
+    return dataclasses.replace(batch)
 
 loader = Loader(store, batch_size=4, shuffle="none", transform=stall)
 batches = iter(loader)

@@ -41,9 +41,9 @@ def drain(loader: Loader) -> None:
 def test_slots_are_reused(store: Path) -> None:
     with Loader(store, batch_size=4, prefetch=2) as loader:
         drain(loader)
-        assert loader.stats()["slots"] == 4
+        assert loader.stats()["memory"]["slots"] == 4
         addresses = [batch.images.data_ptr() for _ in range(5) for batch in loader]
-        assert loader.stats()["slots"] == 4
+        assert loader.stats()["memory"]["slots"] == 4
         assert len(set(addresses)) <= 4
         assert {address % 4096 for address in addresses} == {0}
         assert len(addresses) == 5 * COUNT // 4
@@ -57,7 +57,7 @@ def test_unfinished_epochs_give_their_slots_back(store: Path) -> None:
     with Loader(store, batch_size=4, prefetch=2) as loader:
         for steps in range(40):
             begin(loader, steps % 7)
-        assert loader.stats()["slots"] == 4
+        assert loader.stats()["memory"]["slots"] == 4
 
 
 def test_kept_batches_do_not_change(store: Path, images: NDArray[np.uint8]) -> None:
@@ -151,7 +151,7 @@ def test_closed_loader_raises_and_keeps_its_batches(store: Path, images: NDArray
         iter(loader)
     assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
     assert loader.state_dict()["rows_consumed"] == 4
-    assert loader.stats()["batches"] == 1
+    assert loader.stats()["yielded"]["batches"] == 1
 
 
 class CustomBaseException(BaseException):
@@ -282,7 +282,7 @@ def test_steps_that_fail_to_start_give_their_slot_back(store: Path, monkeypatch:
                 with pytest.raises(StoreError, match="a shard is missing"):
                     list(loader)
         drain(loader)
-        assert loader.stats()["slots"] == 4
+        assert loader.stats()["memory"]["slots"] == 4
 
 
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
@@ -316,7 +316,7 @@ def test_errors_in_the_filler_are_raised_at_the_next_batch(store: Path, kind: ty
         if len(seen) == 3:
             raise kind("the fourth")
         seen.append(batch)
-        return batch
+        return dataclasses.replace(batch)
 
     seen: list[Batch] = []
     threads = threading.active_count()
@@ -426,8 +426,8 @@ def test_loader_can_start_an_epoch_after_a_fork(store: Path) -> None:
 
 def test_exit_during_an_epoch_prints_nothing(store: Path) -> None:
     code = (
-        "import sys; from decodeonce import Loader; "
-        f"batches = iter(Loader({str(store)!r}, batch_size=1, prefetch=1000, transform=lambda batch: batch)); "
+        "import dataclasses, sys; from decodeonce import Loader; "
+        f"batches = iter(Loader({str(store)!r}, batch_size=1, prefetch=1000, transform=dataclasses.replace)); "
         "kept = [next(batches), next(batches)]; "
         "assert not {'PIL', 'decodeonce.prep'} & set(sys.modules), 'the loader imports prep or Pillow'"
     )
@@ -457,20 +457,33 @@ def test_added_columns_of_every_dtype_are_in_batches(dtype: str, tmp_path: Path)
 
 def test_stats_count_yielded_batches(store: Path) -> None:
     with Loader(store, batch_size=7, tail="keep", threads=2, reader="pread") as loader:
-        assert loader.stats()["waited_time_share"] == loader.stats()["samples_per_s"] == 0
+        assert loader.stats()["waited"]["time_share"] == loader.stats()["yielded"]["samples_per_s"] == 0
         list(loader)
         stats = loader.stats()
-    assert stats["batches"] == 9
-    assert stats["bytes"] == COUNT * 8 * 6 * 3
-    assert (stats["reader"], stats["why"], stats["threads"]) == ("pread", "requested", 2)
-    assert 0 < stats["waited_batch_share"] <= 1  # at least the first batch was not ready
-    assert 0 < stats["waited_time_share"] == stats["seconds_waited"] / stats["seconds"] <= 1
-    assert stats["seconds_transforming"] == 0
-    assert 0 <= stats["queue_depth"] <= 3
-    assert stats["samples_per_s"] == pytest.approx(COUNT / stats["seconds"])
-    assert stats["bytes_per_s"] == pytest.approx(stats["bytes"] / stats["seconds"])
-    assert stats["seconds_reading"] > 0
-    assert stats["cached_rows"] == stats["cold_share"] == 0
+    yielded, waited, threads = stats["yielded"], stats["waited"], stats["threads"]
+    assert yielded["batches"] == 9
+    assert yielded["bytes"] == COUNT * 8 * 6 * 3
+    assert stats["reader"] == {"name": "pread", "why": "requested", "threads": 2}
+    assert 1 <= waited["batches"] <= 9  # at least the first batch was not ready
+    assert 0 < waited["time_share"] <= 1
+    assert threads["seconds_transforming"] == 0
+    assert 0 <= waited["queue_depth"] <= 3
+    assert stats["memory"]["cached_rows"] == threads["cold_share"] == 0
+
+
+def test_stats_are_rounded() -> None:
+    meter = Meter(batches=3, rows=100, ready=2, waits=2, seconds=7.12345, seconds_waited=1.5, seconds_reading=2 / 3)
+    assert meter.facts(row_bytes=48) == {
+        "yielded": {"batches": 3, "bytes": 4800, "seconds": 7.123, "samples_per_s": 14.038, "bytes_per_s": 674},
+        "waited": {"batches": 2, "seconds": 1.5, "time_share": 0.211, "queue_depth": 0.667},
+        "threads": {
+            "seconds_reading": 0.667,
+            "seconds_reading_cpu": 0,
+            "seconds_transforming": 0,
+            "seconds_sending": 0,
+            "cold_share": 0,
+        },
+    }
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -286,8 +287,7 @@ def test_boxes_moved_out_of_the_image_are_clipped(boxed_store: tuple[Path, Boxes
 
 def test_custom_transform_gets_boxes_as_stored(boxed_store: tuple[Path, Boxes]) -> None:
     store, boxes = boxed_store
-    transform: Callable[[Batch], Batch] = lambda batch: batch  # noqa: E731
-    with Loader(store, batch_size=10, transform=transform) as loader:
+    with Loader(store, batch_size=10, transform=dataclasses.replace) as loader:
         (batch,) = loader
     assert np.array_equal(batch.columns["boxes"], boxes[batch.rows])
 

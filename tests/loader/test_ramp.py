@@ -42,6 +42,12 @@ def test_sizes_between_are_multiples_within_bounds() -> None:
     assert [ramp(0, 100, 4, 110)(epoch) for epoch in range(6)] == [100, 100, 100, 100, 110, 110]
 
 
+def test_repr_is_the_call() -> None:
+    assert repr(RandomResizedCrop(ramp(65, 160, 76, 192))).startswith(
+        "RandomResizedCrop(size=ramp(65, 160, 76, 192, multiple=32), "
+    )
+
+
 def test_sizes_can_decrease() -> None:
     assert [ramp(1, 256, 5, 128)(epoch) for epoch in range(7)] == [256, 256, 224, 192, 160, 128, 128]
 
@@ -52,7 +58,7 @@ def test_loader_uses_the_size_of_each_epoch(store: Path) -> None:
     with Loader(store, batch_size=9, transform=augment) as loader:
         shapes = [{tuple(batch.images.shape) for batch in loader} for _ in range(5)]
         assert shapes == [{(9, 3, side, side)} for side in (2, 3, 4, 5, 5)]
-        assert loader.stats()["slots"] <= 5  # slots have the size of the store's images in every epoch
+        assert loader.stats()["memory"]["slots"] <= 5  # slots have the size of the store's images in every epoch
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ def test_cold_store_is_requested_and_read(
     with Loader(path, batch_size=4, reader=reader, shuffle=shuffle) as loader:
         for batch in loader:
             assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
-        assert loader.stats()["cold_share"] > 0
+        assert loader.stats()["threads"]["cold_share"] > 0
     assert {name for name, _, _ in requested} == {"images-00000.npy", "images-00001.npy"}
     if shuffle == "window":
         assert {nbytes % (4 * images[0].nbytes) for _, _, nbytes in requested} == {0}  # blocks of 4 rows

@@ -66,7 +66,7 @@ def test_images_labels_and_rows_match(
             reader=reader,
             threads=3,
         ) as loader:
-            assert loader.stats()["reader"] == reader
+            assert loader.stats()["reader"]["name"] == reader
             for batch in loader:
                 rows = batch.rows.numpy()
                 assert np.array_equal(batch.images.numpy(), images[rows])
@@ -145,7 +145,7 @@ def test_auto_chooses_mmap_for_a_small_local_store(store: Path) -> None:
     name, why = choose(store)
     assert (name, "local" in why) == ("mmap", True)
     with Loader(store, batch_size=4) as loader:
-        assert (loader.stats()["reader"], loader.stats()["why"]) == (name, why)
+        assert (loader.stats()["reader"]["name"], loader.stats()["reader"]["why"]) == (name, why)
 
 
 def test_auto_chooses_pread_if_rows_exceed_half_the_memory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,4 +98,4 @@ def test_reader_choice_counts_only_staged_rows(store: Path, parts: Parts, monkey
     monkeypatch.setattr(readers, "network_file_system", lambda path: None)
     for path, name in ((store, "pread"), (parts[2][0], "mmap")):
         with Loader(path, batch_size=1, partition="range", rank=0, world_size=2) as loader:
-            assert loader.stats()["reader"] == name
+            assert loader.stats()["reader"]["name"] == name

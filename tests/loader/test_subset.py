@@ -57,7 +57,7 @@ def test_cached_subset_needs_memory_for_its_rows_only(store: Path, separate_stor
     with Loader(store, rows=ROWS, **settings) as loader, Loader(separate_store, **settings) as expected:
         for _ in range(3):
             assert batches(loader, np.arange(COUNT)) == batches(expected, ROWS)
-            assert loader.stats()["cached_rows"] == len(ROWS)
+            assert loader.stats()["memory"]["cached_rows"] == len(ROWS)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_batches_and_state_equal_those_without_verify(
     settings |= {"rank": 1, "world_size": 2}
     checked, plain = Loader(store, verify=True, **settings), Loader(store, **settings)
     assert_same_batches(checked, plain)
-    assert checked.stats()["slots"] == plain.stats()["slots"]
+    assert checked.stats()["memory"]["slots"] == plain.stats()["memory"]["slots"]
 
 
 @pytest.mark.parametrize("reader", KINDS)
@@ -112,7 +112,7 @@ def test_cached_rows_are_checked_only_when_read(copy: Path) -> None:
         first = contents(loader, 1)
         damage(copy, 3)  # the row is cached and is not read again
         assert len(contents(loader, 1)) == len(first)
-        assert loader.stats()["cached_rows"] == COUNT
+        assert loader.stats()["memory"]["cached_rows"] == COUNT
     with Loader(copy, batch_size=10, shuffle="none", cache="device", verify=True) as loader:
         assert rows_before_error(loader, "row 3 does not match its checksum") == []
 

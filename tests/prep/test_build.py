@@ -304,7 +304,7 @@ def test_on_bad_fail_counts_rejects_of_plan_and_journals(tree: Path, tmp_path: P
 def test_plan_time_rejects_count_and_are_listed(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     (tree / "train/n00000001/gone.JPEG").symlink_to("nowhere")
-    with pytest.raises(BuildError, match="1 of 16 images are rejects"):
+    with pytest.raises(BuildError, match="1 of 16 images is a reject"):
         build(open_imagenet(tree), tmp_path / "store", Recipe(height=8, width=8), WorkSettings(max_bad="0"))
     build(open_imagenet(tree), tmp_path / "store", Recipe(height=8, width=8), WorkSettings(max_bad="1"))
     (reject,) = read_rejects(tmp_path / "store/rejects.tsv")

@@ -303,7 +303,7 @@ def test_different_columns_are_a_different_recipe(tmp_path: Path) -> None:
         make_plan(other, out, RECIPE)
     assert make_plan(same, out, RECIPE).count == COUNT
     build_in_process(same, out, RECIPE)
-    with pytest.raises(BuildError, match=r"columns is \['rank'\], the store says \['score', 'ids', 'rank'\]"):
+    with pytest.raises(BuildError, match=r"--column is \['rank'\], the store says \['score', 'ids', 'rank'\]"):
         build(other, out, RECIPE)
     build(same, out, RECIPE)  # finished already
 

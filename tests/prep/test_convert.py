@@ -357,7 +357,7 @@ def test_output_inside_an_input_store_is_refused(npy: Path, tmp_path: Path) -> N
         with pytest.raises(BuildError, match=r"is the input store .* or inside it"):
             convert([npy, other], out)
     assert tree_bytes(other) == before
-    with pytest.raises(BuildError, match=r"different finished store: container is hdf5, the store says npy"):
+    with pytest.raises(BuildError, match=r"different finished store: --format is hdf5, the store says npy"):
         convert([npy], other, Conversion(container="hdf5"))
     assert convert([npy], other) == open_store(npy).manifest  # the copy equals the result of this conversion
     assert tree_bytes(other) == before

@@ -35,7 +35,7 @@ def _new_sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for block in blocks(ROOT / "docs" / "contribute" / "sources.md"):
             if kind := re.search(r'^    kind = "(\w+)"', block.text, re.MULTILINE):
                 (path / "new_sources" / f"{kind[1]}.py").write_text(block.text)
-            else:
+            elif "Registered(" in block.text:
                 lines = eval(f"{{{block.text}}}", {"_HERE": "new_sources", "Registered": Registered})
                 for name, registered in lines.items():
                     patched.setitem(SOURCES, name, registered)

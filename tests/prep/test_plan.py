@@ -88,7 +88,7 @@ def test_planning_again_writes_nothing(tree: Path, tmp_path: Path) -> None:
 
 def test_different_recipe_is_an_error_that_names_the_settings(tree: Path, tmp_path: Path) -> None:
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
-    with pytest.raises(BuildError, match="filter is box, the plan says bilinear; height is 20, the plan says 16"):
+    with pytest.raises(BuildError, match="--filter is box, the plan says bilinear; --size is 20x16, the plan says 16"):
         make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=20, width=16, filter="box", shuffle_seed=0))
 
 

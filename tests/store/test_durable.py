@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from decodeonce.store import disk
-from decodeonce.store.durable import remove_file, remove_tree, reserve, write_at, write_atomic
-from decodeonce.store.regular_files import read_at
+from decodeonce.store.files import read_at, remove_file, remove_tree, reserve, write_at, write_atomic
 from decodeonce.store.shard_file import page_aligned_buffer
 
 MIB = 1 << 20

@@ -15,7 +15,7 @@ from decodeonce.errors import Stopped, StoreError
 from decodeonce.prep.export import export
 from decodeonce.prep.export.export import ExportPaths, ExportSettings
 from decodeonce.store import add_column, columns, disk, open_store, remove_column, sharing, verify_store, writer
-from decodeonce.store.durable import empty_folder
+from decodeonce.store.files import empty_folder
 from decodeonce.store.sharing import LOCK, patient, patient_if_there
 from tests.stores import make_store, random_images
 

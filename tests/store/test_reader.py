@@ -228,6 +228,9 @@ def test_labels_classes_and_columns(opened: Store) -> None:
     assert opened.columns.keys() == COLUMNS.keys()
     for name, column in COLUMNS.items():
         assert_same(opened.columns[name], column)
+        assert_same(opened.column(name), column)
+    with pytest.raises(StoreError, match=f"no column 'boxes', expected one of its columns: {', '.join(COLUMNS)}"):
+        opened.column("boxes")
 
 
 def test_samples_are_a_sequence(opened: Store) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.store import regular_files
-from decodeonce.store.durable import write_atomic
-from decodeonce.store.regular_files import open_regular, read_regular, reading
+from decodeonce.store import files
+from decodeonce.store.files import open_regular, read_regular, reading, write_atomic
 
 
 def test_file_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +18,7 @@ def test_file_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest.M
 
     (tmp_path / "file").write_bytes(b"data")
     monkeypatch.setattr(os, "pread", stale)
-    monkeypatch.setattr(regular_files, "NAME_SECONDS", 0.0)
+    monkeypatch.setattr(files, "NAME_SECONDS", 0.0)
     opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="Stale file handle"):
         open_regular(tmp_path / "file")
@@ -39,7 +38,7 @@ def test_replaced_file_is_opened_again(tmp_path: Path, monkeypatch: pytest.Monke
         return really(fd, size, offset)
 
     monkeypatch.setattr(os, "pread", pread)
-    monkeypatch.setattr(regular_files, "NAME_SECONDS", 0.0)
+    monkeypatch.setattr(files, "NAME_SECONDS", 0.0)
     path.write_bytes(b"old")
     assert read_regular(path) == b"new"
     assert len(calls) == 2

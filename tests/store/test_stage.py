@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,6 +29,7 @@ from decodeonce.errors import StageError, StoreError
 from decodeonce.store import Report, Store, StorePaths, open_store, part_rows, stage_store, verify_store
 from decodeonce.store import stage as stage_module
 from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.files import reserve
 from decodeonce.store.manifest import DATA_OFFSET, part_bytes, read_part
 from decodeonce.store.shard_file import PAGE, pieces
 from tests import disks
@@ -583,9 +585,23 @@ def test_space_lost_after_check_fails_before_copying(
 ) -> None:
     copied: list[int] = []
     monkeypatch.setattr(stage_module, "_check_space", lambda *_: (small_disk / "filler").write_bytes(bytes(9 * MIB)))
-    with pytest.raises(OSError, match=r"No space left.*p/images-00001\.npy"):
+    with pytest.raises(OSError, match=r"No space left.*p/images-0000\d\.npy"):
         stage_store(open_store(large), small_disk / "p", rows=LARGE_HELD, progress=copied.append)
     assert copied == []
+
+
+def test_shards_are_reserved_at_the_same_time(large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, copied = threading.Barrier(2, timeout=30), list[int]()
+
+    def reserve_together(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
+        both.wait()
+        assert copied == []
+        return reserve(fd, nbytes, path, offset=offset)
+
+    monkeypatch.setattr(stage_module, "reserve", reserve_together)
+    stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=2, progress=copied.append)
+    assert sum(copied) == len(LARGE_HELD)
+    assert_part(tmp_path / "p", large, LARGE, LARGE_HELD)
 
 
 def test_stage_leaves_no_open_files(whole: Path, large: Path, tmp_path: Path) -> None:

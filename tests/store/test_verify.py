@@ -293,10 +293,10 @@ def test_only_rows_that_disk_cannot_read_are_bad(store: Path, container: str, mo
 
 
 def test_small_files_that_disk_cannot_read_are_bad(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable(path: Path) -> Iterator[bytes]:
+    def unreadable(path: Path) -> str:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(checks, "file_chunks", unreadable)
+    monkeypatch.setattr(checks, "file_hexdigest", unreadable)
     report = verify_store(store)
     assert {*SMALL} <= {*report.bad_files}
     assert all("cannot be read: Input/output error" in problem for problem in report.problems)

@@ -42,7 +42,7 @@ def test_two_builds_of_one_out_both_succeed(tree: Path, expected_files: dict[str
     assert (first_ended.returncode, second_ended.returncode) == (0, 0), (first_ended, second_ended)
     assert first_ended.stderr == ""
     assert FINISHED in second_ended.stderr
-    assert "13 rows written, 2 images skipped" in first_ended.stdout
+    assert "2 of 15 images were rejected" in first_ended.stdout
     assert tree_bytes(tmp_path / "store") == expected_files
 
 

@@ -23,10 +23,10 @@ Row = NDArray[np.uint8]
 SAME_DECODER = "PEERS_SAME_DECODER"  # set in the environment of processes that use this project's decoder
 
 
-def decode(path: Path, size: int) -> Row:
+def decode(path: Path, size: int, *, stretch: bool = False) -> Row:
     """Decode a file to (size, size, 3): resize the shorter side to `size`, bilinear, and crop the centre.
 
-    Pillow decodes it, or simplejpeg if SAME_DECODER is set.
+    With `stretch`, resize both sides to `size`. Pillow decodes it, or simplejpeg if SAME_DECODER is set.
     """
     from PIL import Image
 
@@ -39,21 +39,21 @@ def decode(path: Path, size: int) -> Row:
     else:
         with Image.open(path) as file:
             image = file.convert("RGB")
-    width, height = (side * size // min(image.size) for side in image.size)
+    width, height = (size if stretch else side * size // min(image.size) for side in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
     image = image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
     return np.frombuffer(image.tobytes("raw", "RGB"), np.uint8).reshape(size, size, 3)
 
 
-def decode_pair(file: tuple[Path, int], size: int) -> tuple[Row, int]:
+def decode_pair(file: tuple[Path, int], size: int, *, stretch: bool = False) -> tuple[Row, int]:
     """Decode a file and return it with its label."""
-    return decode(file[0], size), file[1]
+    return decode(file[0], size, stretch=stretch), file[1]
 
 
-def decoded(files: Any, size: int, workers: int) -> Iterator[tuple[Row, int]]:
+def decoded(files: Any, size: int, workers: int, *, stretch: bool = False) -> Iterator[tuple[Row, int]]:
     """Decode files in `workers` processes and yield them in order, for formats that one process writes."""
     with multiprocessing.Pool(workers) as pool:
-        yield from pool.imap(partial(decode_pair, size=size), files, chunksize=16)
+        yield from pool.imap(partial(decode_pair, size=size, stretch=stretch), files, chunksize=16)
 
 
 def in_shares(task: Callable[..., None], workers: int, *arguments: Any) -> None:

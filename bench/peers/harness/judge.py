@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["exact", "about", "augmented"]
+Kind = Literal["exact", "about", "stretched", "augmented"]
 
 GRID = 8  # side of a thumbnail
 TOLERANCE = 8.0  # mean difference in levels allowed between thumbnails of one image from other decoders or filters
@@ -20,11 +20,12 @@ class Delivered:
     """Labels and marks of the images of an epoch.
 
     The mark of an image is a checksum if it must be exact, and a thumbnail if it must be similar. Augmented images have
-    no marks, because their pixels are random. They must be float32 with a mean of about 0.
+    no marks, because their pixels are random. They must be float32 with a mean of about 0. Other images must be uint8,
+    or with `unit_range` float32 between 0 and 1.
     """
 
-    def __init__(self, size: int, kind: Kind) -> None:
-        self.shape, self.kind = (size, size, 3), kind
+    def __init__(self, size: int, kind: Kind, *, unit_range: bool = False) -> None:
+        self.shape, self.kind, self.unit_range = (size, size, 3), kind, unit_range
         self.labels: list[int] = []
         self.marks: list[Any] = []
 
@@ -32,10 +33,10 @@ class Delivered:
         """Add one batch.
 
         Raises:
-            ValueError: If it is not uint8 (float32 if augmented) of shape (n, size, size, 3) or (n, 3, size, size).
+            ValueError: If its type is another, or its shape is not (n, size, size, 3) or (n, 3, size, size).
         """
         pixels = np.asarray(images)
-        dtype = np.float32 if self.kind == "augmented" else np.uint8
+        dtype = np.float32 if self.kind == "augmented" or self.unit_range else np.uint8
         if pixels.dtype != dtype or pixels.shape[1:] not in (self.shape, self.shape[::-1]):
             raise ValueError(f"a batch is {pixels.dtype} {pixels.shape}, expected {dtype.__name__} (n, {self.shape})")
         self.labels += np.asarray(labels).ravel().tolist()
@@ -45,6 +46,8 @@ class Delivered:
             return
         if not pixels.flags.c_contiguous:
             raise ValueError("a batch is not contiguous in memory")
+        if self.unit_range:
+            pixels = np.rint(pixels * 255).astype(np.uint8)
         pixels = pixels if pixels.shape[1:] == self.shape else np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
         self.marks += [digest(row) if self.kind == "exact" else thumbnail(row) for row in pixels]
 

@@ -93,14 +93,23 @@ class Run:
     @cached_property
     def right(self) -> dict[Kind, Saved]:
         """The expected images, decoded by stock Pillow, for exact and for similar images."""
-        paths: dict[Kind, Path] = {"exact": self.folder / "exact.npz", "about": self.folder / "about.npz"}
+        found = self._decode("exact", "about", stretch=False)
+        return {**found, "augmented": found["about"]}
+
+    @cached_property
+    def stretched(self) -> Saved:
+        """The expected images of arms that stretch them."""
+        return self._decode("stretched", stretch=True)["stretched"]
+
+    def _decode(self, *kinds: Kind, stretch: bool) -> dict[Kind, Saved]:
+        """Decode all images by stock Pillow, and return their marks of each kind."""
+        paths: dict[Kind, Path] = {kind: self.folder / f"{kind}.npz" for kind in kinds}
         runner = self.start(PILLOW, "reference")
         try:
-            runner.ask(do="reference", exact=str(paths["exact"]), about=str(paths["about"]))
+            runner.ask(do="reference", stretch=stretch, marks={kind: str(path) for kind, path in paths.items()})
         finally:
             runner.close()
-        found = {kind: load(path) for kind, path in paths.items()}
-        return {**found, "augmented": found["about"]}
+        return {kind: load(path) for kind, path in paths.items()}
 
     def images(self) -> dict[str, int]:
         """Return the number of images and their bytes."""
@@ -206,6 +215,8 @@ def measure_loads(run: Run, *, augmented: bool) -> dict[str, Any]:
 
 def _files_of(run: Run, arm: Arm, name: str) -> Path:
     """Return the folder that an arm reads, and build it if necessary; raise ArmError if that is not possible."""
+    if arm.prepare:
+        return run.files(f"{name}-prepared")
     name = arm.files_of or name
     if not arm.decodes and not run.files(name).exists():
         peer = run.peers.peers.get(name)
@@ -236,7 +247,8 @@ def _open(run: Run, runner: Runner, arm: Arm, files: Path, *, kind: Kind, once: 
     delivered = run.folder / "delivered.npz"
     versions = runner.ask(do="versions", to="load")
     opened = runner.ask(do="open", arm=arm.name, kind=kind, folder=str(files), delivered=str(delivered), once=once)
-    if why := find_fault(load(delivered), run.right[kind], opened["copies"]):
+    expected = run.stretched if kind == "stretched" else run.right[kind]
+    if why := find_fault(load(delivered), expected, opened["copies"]):
         raise ArmError(why)
     say(f"checked: {arm.name}")
     return {**versions, **opened}

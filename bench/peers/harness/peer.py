@@ -73,14 +73,19 @@ class Arm:
     read: Read
     decodes: bool = False  # whether it decodes JPEGs in the loop instead of reading built files
     exact: bool = True  # whether pixels are identical to Pillow's; otherwise they are similar
+    stretched: bool = False  # whether images are stretched to squares; then they are similar to Pillow's stretched ones
+    unit_range: bool = False  # whether pixels are float32 between 0 and 1, unless augmented; otherwise they are uint8
     augmented: bool = False  # whether it crops, flips and normalizes to float32, as the peer's documentation does
     files_of: str = ""  # name of another peer whose built files it reads
     note: str = ""  # a note for its row in the table
+    prepare: Callable[[Source, Path], None] | None = None  # writes what `read` opens, untimed, for arms that decode
 
     @property
     def kind(self) -> Kind:
         """How its images are checked."""
-        return "augmented" if self.augmented else "exact" if self.exact else "about"
+        if self.augmented or self.stretched:
+            return "augmented" if self.augmented else "stretched"
+        return "exact" if self.exact else "about"
 
 
 @dataclass(frozen=True)

@@ -66,13 +66,14 @@ class Server:
         return {"versions": found}
 
     def reference(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Decode all images with this process's Pillow, and save exact and similar marks for the parent."""
-        exact, about = Delivered(self.source.size, "exact"), Delivered(self.source.size, "about")
-        for row, label in decoded(self.source.files, self.source.size, self.source.workers):
-            for right in (exact, about):
+        """Decode all images with this process's Pillow, and save marks of each requested kind for the parent."""
+        size, marks = self.source.size, request["marks"]
+        rights = {kind: Delivered(size, kind) for kind in marks}
+        for row, label in decoded(self.source.files, size, self.source.workers, stretch=request["stretch"]):
+            for right in rights.values():
                 right.add(row[None], label)
-        save(exact, Path(request["exact"]))
-        save(about, Path(request["about"]))
+        for kind, right in rights.items():
+            save(right, Path(marks[kind]))
         return {}
 
     def build(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -96,8 +97,11 @@ class Server:
         folder = Path(request["folder"])
         long = AUGMENTED_COPIES if arm.augmented else COPIES
         source = replace(self.source, copies=1 if arm.decodes or request["once"] else long)
-        warm(source.tree if arm.decodes else folder)
-        got = Delivered(source.crop if arm.augmented else source.size, request["kind"])
+        if arm.prepare:
+            arm.prepare(source, folder)
+        warm(source.tree if arm.decodes and not arm.prepare else folder)
+        size = source.crop if arm.augmented else source.size
+        got = Delivered(size, request["kind"], unit_range=arm.unit_range)
         start = time.perf_counter()
         self.start_epoch = arm.read(source, folder)
         first = 0.0

@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from functools import partial
 from importlib import import_module
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 import decodeonce
-from decodeonce.cli.command import Command, Group, LoggedCommand, make_command
+from decodeonce.cli.command import Click, Command, Group, LoggedCommand, make_command
 from decodeonce.cli.output import say
 
 # For each command: its module in this package, and the name of its function or group of commands.
@@ -58,7 +58,7 @@ def _flags_of_all(version: Version = False) -> None:
     """Define the flags of `prep` itself."""
 
 
-def _make(name: str) -> Any:
+def _make(name: str) -> Click:
     module, attribute = COMMANDS[name]
     command = getattr(import_module(f"decodeonce.cli.{module}"), attribute)
     if isinstance(command, typer.Typer):

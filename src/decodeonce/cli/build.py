@@ -6,6 +6,7 @@ opener (decodeonce/prep/sources/__init__.py). The flags of all kinds are the fie
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -17,15 +18,16 @@ import typer
 from decodeonce.cli import parse
 from decodeonce.cli.kinds import BuildRequest, OnBadOption, kinds_app
 from decodeonce.cli.options import DEFAULT_MAX_BAD, MaxBad, Workers, option
-from decodeonce.cli.output import build_progress, say
-from decodeonce.formatting import counted, quoted
+from decodeonce.cli.output import build_progress, rejects_text, say
+from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.host import usable_cores
 from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.sharing import patient, patient_if_there
 
 if TYPE_CHECKING:
-    pass
+    from decodeonce.prep.building import Progress
+    from decodeonce.store import Manifest
 
 Planned = Annotated[Path, typer.Argument(metavar="OUT", help="Planned store.")]
 
@@ -39,12 +41,20 @@ def run_build(request: BuildRequest) -> None:
     if request.dry_run:
         return say_dry_run(request)
     was_finished = StorePaths(request.out).manifest.exists()
-    with build_progress() as progress:
+    start, decoded = time.monotonic(), 0
+    with build_progress() as show:
+
+        def progress(now: Progress) -> None:
+            nonlocal decoded
+            decoded = now.new_rows
+            show(now)
+
         args = (request.source, request.out, request.recipe, request.work, progress, request.expect)
         manifest = patient(request.out, building.build, *args)
     if was_finished:
         return say_built(request.out)
-    _say_finished(request.out, manifest.count)
+    seconds = time.monotonic() - start
+    _say_finished(request.out, manifest, f" in {duration_text(seconds)}, {decoded / seconds:,.0f} images/s")
 
 
 def run_plan(request: BuildRequest) -> None:
@@ -109,14 +119,15 @@ def say_dry_run(request: BuildRequest, time: Callable[[int, float], str] | None 
         say(line)
 
 
-def _say_finished(out: Path, rows: int) -> None:
+def _say_finished(out: Path, manifest: Manifest, speed: str = "") -> None:
     from decodeonce.store.table import read_rejects
 
     listed = Counter(reject.action for reject in read_rejects(StorePaths(out).rejects))
-    skipped, unusual = counted(listed["rejected"], "image"), counted(listed["kept"], "unusual image")
-    left_out = f"{counted(listed['left out'], 'image')} left out by --map, " if listed["left out"] else ""
-    details = "; see rejects.tsv" if listed else ""
-    say(f"{out}: {counted(rows, 'row')} written, {skipped} skipped, {left_out}{unusual} kept{details}")
+    size, classes = size_text(sum(shard.bytes for shard in manifest.shards)), len(manifest.classes)
+    rows = f"{counted(manifest.count, 'row')} in {counted(classes, 'class', 'classes')}"
+    if listed:
+        say(f"{out}: {rejects_text(listed, manifest.count)}; see rejects.tsv")
+    say(f"{out}: {rows}, {size}, written{speed}; next: prep info {quoted(str(out))}")
 
 
 def work(
@@ -176,4 +187,4 @@ def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
     manifest = patient_if_there(out, building.finish, out, max_bad)  # this also completes a finish that was killed
     if was_finished:
         return say_built(out)
-    _say_finished(out, manifest.count)
+    _say_finished(out, manifest)

@@ -15,8 +15,8 @@ from typer.core import TyperCommand, TyperGroup
 from decodeonce.cli import log, output
 from decodeonce.cli.examples import examples
 
-# UsageError of click, or of the copy of click in newer versions of Typer
-USAGE_ERROR: Any = typer.BadParameter.__base__
+Click = Any  # an object of click, or of the copy of click in newer versions of Typer
+USAGE_ERROR: Click = typer.BadParameter.__base__
 QUIET = "Print only errors and --json output."
 LOG = "Append events to FILE as JSON lines. If FILE is a folder (FILE/), each process writes its own file there."
 
@@ -26,14 +26,14 @@ def new_app(**settings: Any) -> typer.Typer:
     return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
 
 
-def make_command(function: Callable[..., None], cls: type[Command], **settings: Any) -> Any:
+def make_command(function: Callable[..., None], cls: type[Command], **settings: Any) -> Click:
     """Return the command that Typer makes from a function's signature and docstring."""
     app = new_app()
     app.command(cls=cls, **settings)(function)
     return typer.main.get_command(app)
 
 
-def _format_examples(self: Any, ctx: Any, formatter: Any) -> None:
+def _format_examples(self: object, ctx: Click, formatter: Click) -> None:
     """Write the examples of a command or group. Each stays on one line, so that it can be pasted."""
     name, _, path = ctx.command_path.partition(" ")
     if lines := examples(path):
@@ -50,7 +50,7 @@ class _Summarised:
         return str(super().get_short_help_str(sys.maxsize))  # type: ignore[misc]
 
 
-def usage_text(error: Any) -> str:
+def usage_text(error: Click) -> str:
     """Return one line for a UsageError. If a command is missing or unknown, the line lists the commands."""
     text = " ".join(error.format_message().split()).replace("Value error, ", "")  # some messages have line breaks
     if error.ctx and isinstance(error.ctx.command, Group) and " command" in text:
@@ -58,7 +58,7 @@ def usage_text(error: Any) -> str:
     return text
 
 
-def parameters(function: Callable[..., Any]) -> list[Parameter]:
+def parameters(function: Callable[..., object]) -> list[Parameter]:
     """Return the parameters of a function with evaluated annotations."""
     return list(inspect.signature(function, eval_str=True).parameters.values())
 
@@ -82,13 +82,13 @@ class Group(_Summarised, TyperGroup):
     """A group of commands; those in `lazy` are created on first use."""
 
     format_epilog = _format_examples
-    lazy: ClassVar[Mapping[str, Callable[[], Any]]] = {}
+    lazy: ClassVar[Mapping[str, Callable[[], Click]]] = {}
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: Click) -> list[str]:
         """Return the names in the order of the help."""
         return [*self.lazy, *(name for name in self.commands if name not in self.lazy)]
 
-    def get_command(self, ctx: Any, name: str) -> Any:
+    def get_command(self, ctx: Click, name: str) -> Click:
         """Return the command; it is created only once."""
         if name in self.lazy and name not in self.commands:
             self.commands[name] = self.lazy[name]()
@@ -100,13 +100,40 @@ class Command(_Summarised, TyperCommand):
 
     format_epilog = _format_examples
 
-    def parse_args(self, ctx: Any, args: Any) -> Any:
+    def parse_args(self, ctx: Click, args: list[str]) -> list[str]:
         """Parse as click does, and attach the context to every error, so that the message names the right --help."""
+        given = bool(args)
         try:
             return super().parse_args(ctx, args)
         except USAGE_ERROR as error:
             error.ctx = error.ctx or ctx
+            if given and getattr(getattr(error, "param", None), "nargs", 1) == -1:
+                # `prep convert a.store`: click gives the only path to OUT, and reports that IN is missing.
+                error.param = [param for param in self.params if param.param_type_name == "argument"][-1]
             raise
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Name the arguments as messages do: SRC, IN..., [PATH]. Typer would write {SRC}."""
+        pieces = ["[OPTIONS]"]
+        for param in self.get_params(ctx):
+            if param.param_type_name == "argument":
+                name = f"{param.metavar or param.name.upper()}{'...' if param.nargs != 1 else ''}"
+                pieces.append(name if param.required else f"[{name}]")
+        return pieces
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments without their Python types, then the flags below their headings."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                name, text = record
+                heading = getattr(param, "rich_help_panel", None) or "Options"
+                if param.param_type_name == "argument":
+                    heading, name = "Arguments", name.partition(" <")[0]
+                sections.setdefault(heading, []).append((name, text))
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
 
 class LoggedCommand(Command):
@@ -119,7 +146,7 @@ class LoggedCommand(Command):
         super().__init__(*arguments, **options)
         self.params += _common_params()
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Click) -> object:
         """Run the command with the requested output and log."""
         quiet, file = ctx.params.pop("quiet"), ctx.params.pop("log_file")
         if file is not None:
@@ -128,7 +155,7 @@ class LoggedCommand(Command):
             return super().invoke(ctx)
 
 
-def _common_params() -> list[Any]:
+def _common_params() -> list[Click]:
     """Return --quiet and --log as Typer makes them."""
 
     def common(

@@ -7,7 +7,7 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,12 +56,12 @@ def legible(name: str, most: int = 200) -> str:
     return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
-def default_font() -> Any:
+def default_font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """Return Pillow's own font at 11 pixels, or its only bitmap font if it was built without FreeType."""
     return ImageFont.load_default(FONT_SIZE if features.check("freetype2") else None)
 
 
-def fitted(text: str, width: int, font: Any) -> str:
+def fitted(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
     """Return the text in ASCII, which every font has, cut with an ellipsis to `width` pixels."""
     letters = (c for c in unicodedata.normalize("NFKD", text[:width]) if not unicodedata.combining(c))
     drawable = "".join(letters).encode("ascii", "backslashreplace").decode()

@@ -10,6 +10,7 @@ prep build list train.tsv train.store --root /data/images
 prep build list train.csv train.store --column score --column token_ids
 prep build webdataset 'shards/train-{0000..0147}.tar' train.store --dry-run
 prep build parquet /data/imagenet-1k train.store --image-column image
+prep build dataset mypackage.data:train train.store
 prep plan imagenet /data/imagenet train.store --size 256
 prep work train.store --task 3 --tasks 16
 srun prep work train.store --log logs/

@@ -9,18 +9,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import decodeonce
 from decodeonce.cli import printable
 from decodeonce.cli.options import ClassOption, JsonFlag, MatchOption, RowsOption, StoreArgument, option, selected_lines
-from decodeonce.cli.output import check_out, count_bar, print_json, say, show_facts, write_out
+from decodeonce.cli.output import check_out, count_bar, print_json, rejects_text, say, show_facts, write_out
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.host import usable_cores
-from decodeonce.store.layout import repair_advice
+from decodeonce.store.layout import Json, repair_advice
 
 # C0 without tab and newline, DEL, and C1 in UTF-8
 CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
@@ -34,7 +34,7 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
     """Print facts about a store: counts, shape, shards, rows per class, rejects, statistics, recipe."""
     opened = decodeonce.open_store(store)
     manifest, rejects = opened.manifest, _rejects(opened)
-    facts: dict[str, Any] = {
+    facts: Json = {
         "store": str(store),
         "rows": manifest.count,
         "staged_part": len(opened.rows) < manifest.count,
@@ -57,15 +57,39 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
         "decoder_crashes": manifest.decoder_crashes,
         "digest": manifest.digest,
     }
-    if not as_json:
-        facts["bytes"] = f"{facts['bytes']} ({size_text(facts['bytes'])})"
-        facts["rows_per_class"] = _per_class_text(facts["rows_per_class"])
-        skipped, unusual = counted(rejects["rejected"], "image"), counted(rejects["kept"], "unusual image")
-        facts["rejects"] = f"{skipped} skipped, {rejects['left out']} left out by --map, {unusual} kept"
-    show_facts(facts, as_json=as_json)
+    show_facts(facts if as_json else _for_people(facts), as_json=as_json)
 
 
-def _rows_per_class(store: Store) -> dict[str, Any]:
+def _for_people(facts: Json) -> Json:
+    """Return the facts of `prep info` as text: the recipe as flags of `prep build`, and only what applies."""
+    from decodeonce.prep.recipe import as_flags
+
+    recipe = {flag: value for flag, value in as_flags(facts["recipe"]).items() if value is not None and value != ""}
+    decoders = recipe.pop("decoders", None)
+    first, held, source = facts["first_row"], facts["held_rows"], dict(facts["source"])
+    source.pop("digest", None)
+    options = source.pop("options", None) or {}
+    return {
+        "store": facts["store"],
+        "rows": f"{facts['rows']:,} of {'x'.join(map(str, facts['shape']))} {facts['dtype']}",
+        **({"staged_part": f"rows {first:,} to {first + held - 1:,}"} if facts["staged_part"] else {}),
+        "size": f"{size_text(facts['bytes'])} in {counted(facts['shards'], facts['container'] + ' shard')}",
+        "classes": f"{facts['classes']:,}",
+        "rows_per_class": _per_class_text(facts["rows_per_class"]),
+        "rejects": rejects_text(facts["rejects"], facts["rows"]),
+        "columns": facts["columns"],
+        **({"box_classes": facts["box_classes"]} if "box_classes" in facts else {}),
+        "pixel_mean": [f"{value:.1f}" for value in facts["pixel_mean"]],
+        "pixel_std": [f"{value:.1f}" for value in facts["pixel_std"]],
+        "recipe": recipe,
+        **({"decoders": decoders} if decoders else {}),
+        "source": {**source, **options},
+        **({"decoder_crashes": facts["decoder_crashes"]} if facts["decoder_crashes"] else {}),
+        "digest": facts["digest"],
+    }
+
+
+def _rows_per_class(store: Store) -> Json:
     """Find the smallest and largest class and the median; for a staged part, those of the whole store."""
     import numpy as np
 
@@ -75,15 +99,15 @@ def _rows_per_class(store: Store) -> dict[str, Any]:
     return {"smallest": found["smallest"], "median": float(np.median(counts)), "largest": found["largest"]}
 
 
-def _per_class_text(found: dict[str, Any]) -> str:
+def _per_class_text(found: Json) -> str:
     least, median, most = found["smallest"], found["median"], found["largest"]
     if least["rows"] == most["rows"]:
-        return f"{most['rows']} in each"
+        return f"{most['rows']:,} in each"
     names = [f"{one['name']} {one['description'].partition(',')[0]}".rstrip() for one in (least, most)]
-    return f"smallest {least['rows']} ({names[0]}), median {median:g}, largest {most['rows']} ({names[1]})"
+    return f"smallest {least['rows']:,} ({names[0]}), median {median:,g}, largest {most['rows']:,} ({names[1]})"
 
 
-def _rejects(store: Store) -> dict[str, Any]:
+def _rejects(store: Store) -> Json:
     """Count the lines of rejects.tsv by action."""
     from decodeonce.store.checks import check_file
     from decodeonce.store.table import read_rejects
@@ -124,12 +148,12 @@ def _jobs_text(jobs: Mapping[str, Mapping[str, int]]) -> str:
     return "; ".join(texts)
 
 
-def _status_facts(out: Path, status: Status) -> dict[str, Any]:
+def _status_facts(out: Path, status: Status) -> Json:
     """Return the facts to print about a build or store, with the command to run next."""
     rejects = {"rejects": len(status.rejects)}
     if status.finished:
         return {"state": "finished", "rows": f"{status.rows:,}", **rejects, "next": f"prep info {quoted(str(out))}"}
-    facts: dict[str, Any] = {
+    facts: Json = {
         "state": status.state,
         "rows_done": f"{status.rows_done:,} of {status.rows:,}",
         "blocks_done": f"{status.blocks_done:,} of {status.blocks:,}",

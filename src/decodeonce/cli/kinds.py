@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin
 import typer
 
 from decodeonce.cli import parse
-from decodeonce.cli.command import Command, Group, LoggedCommand, make_command, new_app, parameters, with_options
+from decodeonce.cli.command import Click, Command, Group, LoggedCommand, make_command, new_app, parameters, with_options
 from decodeonce.cli.options import DEFAULT_MAX_BAD, DryRun, MaxBad, Out, Size, Src, Workers, option
+from decodeonce.errors import BuildError
 from decodeonce.prep.recipe import BoxOrigin, BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
-from decodeonce.prep.sources import KINDS, SOURCES, find_opener
+from decodeonce.prep.sources import KINDS, SOURCES, find_opener, plugin_errors, plugins
 from decodeonce.store.layout import ContainerName
 
 if TYPE_CHECKING:
@@ -30,6 +31,16 @@ OnBadOption = Annotated[
         "fail: stop the build."
     ),
 ]
+
+
+# The headings of --help, with the parameters below each. The flags of one kind of source are below "Source".
+HEADINGS = {
+    "Source": ("classes", "follow_links", "expect"),
+    "Images": ("size", "fit", "filter", "exif", "on_damaged", "scaled_decode", "map"),
+    "Store": ("container", "shard_size", "shuffle_seed"),
+    "Boxes": ("boxes", "box_margin", "min_box", "without_box", "box_origin", "keep_boxes"),
+    "Run": ("workers", "on_bad", "max_bad", "dry_run"),
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,11 @@ class BuildOptions:
     ] = "32GiB"
     shuffle_seed: Annotated[
         str | None,
-        option("Shuffle the rows with this seed; none keeps the source's order. (default: 0; none for val)", "N"),
+        option(
+            "Shuffle the rows with this seed; none keeps the source's order. "
+            "(default: 0; none for val, Parquet and .tar.gz)",
+            "N",
+        ),
     ] = None
     workers: Workers = None
     on_bad: OnBadOption = "reject"
@@ -188,23 +203,52 @@ def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Com
     class Kinds(Group):
         lazy: ClassVar = {kind: partial(_kind_command, kind, run, cls) for kind in KINDS}
 
+        def list_commands(self, ctx: Any) -> list[str]:
+            return [*self.lazy, *sorted(plugins())]
+
+        def get_command(self, ctx: Any, name: str) -> Any:
+            if name not in self.lazy and name in plugins():  # only an unknown name costs the time to find plugins
+                self.commands.setdefault(name, _plugin_command(name, run, cls))
+            return super().get_command(ctx, name)
+
     app = new_app(cls=Kinds, help=help_text, subcommand_metavar="KIND SRC OUT [FLAGS]")
     app.callback()(lambda: None)
     return app
 
 
-def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Any:
+def _plugin_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Click:
+    """Return the command of a kind that another package adds. If that fails, only running this command is an error."""
+    try:
+        with plugin_errors(kind):
+            return _kind_command(kind, run, cls)
+    except BuildError as error:
+        problem = error
+
+    def broken(words: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+        raise problem
+
+    return make_command(broken, cls, help=str(problem), context_settings={"ignore_unknown_options": True})
+
+
+def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Click:
     opener = find_opener(kind)
 
-    def command(src: Src, out: Out, options: BuildOptions, **own: Any) -> None:
-        run(options.request(src, out, partial(opener, **own), reads_urls=bool(SOURCES[kind].suffixes)))
+    def command(src: Src, out: Out, options: BuildOptions, **own: object) -> None:
+        reads_urls = kind not in SOURCES or bool(SOURCES[kind].suffixes)
+        run(options.request(src, out, partial(opener, **own), reads_urls=reads_urls))
 
     annotated = [parameter for parameter in parameters(opener) if get_origin(parameter.annotation) is Annotated]
     help_text = (inspect.getdoc(opener) or "").partition("\n\n")[0]
-    return make_command(with_options(command, BuildOptions, map(_flag, annotated)), cls, help=help_text)
+    made = make_command(with_options(command, BuildOptions, map(_flag, annotated)), cls, help=help_text)
+    headings = {name: heading for heading, names in HEADINGS.items() for name in names}
+    headings |= {parameter.name: "Source" for parameter in annotated}
+    for param in made.params:
+        param.rich_help_panel = headings.get(param.name)
+    return made
 
 
 def _flag(parameter: Parameter) -> Parameter:
     """Return the flag of a parameter annotated as `Annotated[type, "help text"]` or with a "METAVAR" after the text."""
     kind, *texts = get_args(parameter.annotation)
-    return parameter.replace(annotation=Annotated[kind, option(*texts)])
+    flag = f"--{parameter.name.replace('_', '-')}" if kind is bool else ""
+    return parameter.replace(annotation=Annotated[kind, option(*texts, flag=flag)])

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from decodeonce import __version__
 from decodeonce.cli import EXIT_STOPPED, program, write_error
@@ -30,7 +29,7 @@ class JsonLog:
         self._path = ""
         self._fd: int | None = None
         self._started = self._written_at = time.monotonic()
-        self._pending: Mapping[str, Any] | None = None
+        self._pending: Mapping[str, object] | None = None
         self._last_message = ""
 
     def open(self, path: str) -> None:
@@ -41,7 +40,7 @@ class JsonLog:
         except OSError as error:
             self._give_up(error)
 
-    def write(self, event: str, **facts: Any) -> None:
+    def write(self, event: str, **facts: object) -> None:
         """Append an event."""
         if self._fd is None:
             return
@@ -62,7 +61,7 @@ class JsonLog:
         self._last_message = text
         self.write("message", message=text)
 
-    def progress(self, facts: Mapping[str, Any]) -> None:
+    def progress(self, facts: Mapping[str, object]) -> None:
         """Append progress every 30 s, and keep the latest for the end.
 
         Its keys are rows, total_rows, rows_per_s, bytes_per_s, rejects and seconds_left.
@@ -110,7 +109,7 @@ def begin(path: str) -> None:
 def _open(path: str) -> int:
     """Open the log file, or this process's own file in a folder, for appending at the start of a line."""
     from decodeonce.store import disk
-    from decodeonce.store.durable import make_folder
+    from decodeonce.store.files import make_folder
 
     file = Path(path)
     if path.endswith("/"):

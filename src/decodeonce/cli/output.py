@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from decodeonce.prep.building import Progress
     from decodeonce.store import Store
 
+Bar = Any  # a bar of tqdm, which is imported only for a bar
 PROGRESS_SECONDS = 15.0
 
 _quiet = False
@@ -48,12 +49,12 @@ def say(text: str, *, err: bool = False) -> None:
         typer.echo(printable(text), err=err)
 
 
-def print_json(data: Mapping[str, Any]) -> None:
+def print_json(data: Mapping[str, object]) -> None:
     """Print one JSON object, with --quiet, too."""
     typer.echo(json.dumps(data))
 
 
-def show_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
+def show_facts(facts: Mapping[str, object], *, as_json: bool) -> None:
     """Print the facts, one per line or as JSON."""
     if as_json:
         print_json(facts)
@@ -63,7 +64,7 @@ def show_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
         say(f"{name.replace('_', ' '):<{width}}  {_text(value)}")
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k} {_text(v)}" for k, v in value.items()) or "none"
     if isinstance(value, list | tuple):
@@ -71,6 +72,20 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
+
+
+def rejects_text(listed: Mapping[str, int], rows: int) -> str:
+    """Describe the lines of rejects.tsv, counted by action: "1 of 1,200 images was rejected"."""
+    rejected, left_out, kept = (listed.get(action, 0) for action in ("rejected", "left out", "kept"))
+    total = counted(rows + rejected + left_out, "image")
+    texts = [f"{rejected:,} of {total} {_was(rejected)} rejected" if rejected else "no image was rejected"]
+    texts += [f"{left_out:,} {_was(left_out)} left out by --map"] if left_out else []
+    texts += [f"{counted(kept, 'unusual image')} {_was(kept)} kept"] if kept else []
+    return " and ".join(texts)
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def check_out(store: Store, out: Path) -> None:
@@ -84,7 +99,7 @@ def check_out(store: Store, out: Path) -> None:
 
 def write_out(path: Path, data: bytes) -> None:
     """Write a file atomically. A pipe or a device gets the bytes directly."""
-    from decodeonce.store.durable import write_atomic
+    from decodeonce.store.files import write_atomic
 
     if path.exists() and not path.is_file():
         with open(path, "wb") as pipe:
@@ -131,7 +146,7 @@ def build_progress() -> Iterator[Callable[[Progress], None]]:
         yield update
 
 
-def _bar(unit: str, total: int | None) -> Any:
+def _bar(unit: str, total: int | None) -> Bar:
     """Return a tqdm bar, which is disabled with --quiet or if standard error is not a terminal."""
     from tqdm import tqdm
 
@@ -140,7 +155,7 @@ def _bar(unit: str, total: int | None) -> Any:
     return tqdm(total=total, unit=f" {unit}", dynamic_ncols=True, file=sys.stderr, disable=silent)
 
 
-def _meter(bar: Any, unit: str) -> Callable[..., None]:
+def _meter(bar: Bar, unit: str) -> Callable[..., None]:
     """Return a function that logs progress and moves the bar, or prints a line every PROGRESS_SECONDS without one."""
     started = printed = time.monotonic()
 

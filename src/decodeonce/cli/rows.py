@@ -75,7 +75,7 @@ class KeptBoxes:
         columns = box_columns(store)
         for column in columns:
             check_file(store.paths.root / column.file, store.manifest.files[column.file])
-        self._columns = {column.name: store.column(column) for column in columns}
+        self._columns = {column.name: store.column(column.name) for column in columns}
         classes = (*with_words(tuple(map(ImageClass, store.box_classes))), *store.classes)
         words = {cls.name: cls.description.partition(",")[0] for cls in classes if cls.description}
         self._names = [words.get(name, name) for name in store.box_classes]

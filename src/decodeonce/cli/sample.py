@@ -9,6 +9,7 @@ import typer
 
 from decodeonce.cli.options import Workers, option
 from decodeonce.cli.output import count_bar, say
+from decodeonce.host import usable_cores
 
 
 def sample(
@@ -22,7 +23,6 @@ def sample(
 
     They cost as much to decode as photographs. Some are unusual or damaged.
     """
-    from decodeonce.host import usable_cores
     from decodeonce.prep.sample import write_sample_tree
 
     if classes > count:

@@ -4,14 +4,52 @@ from __future__ import annotations
 
 import operator
 import os
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 import numpy as np
 
 from decodeonce.store import Store, open_store
 
 StoreLike = str | os.PathLike[str] | Store
+Params = ParamSpec("Params")
+
+_NO_WORKERS = "nothing: a Loader has threads instead of worker processes"
+# The arguments of torch's DataLoader that a Loader does not have, and what to pass instead.
+DATA_LOADER_WORDS = {
+    "dataset": "store",
+    "sampler": "shuffle, or rows for a subset",
+    "batch_sampler": "batch_size and shuffle, or rows for a subset",
+    "num_workers": "threads",
+    "collate_fn": "transform, a function from a Batch to a Batch",
+    "pin_memory": 'device="cuda", which copies from pinned memory',
+    "pin_memory_device": "device",
+    "drop_last": 'tail="drop" (default), "keep" or "pad"',
+    "timeout": _NO_WORKERS,
+    "worker_init_fn": _NO_WORKERS,
+    "multiprocessing_context": _NO_WORKERS,
+    "persistent_workers": _NO_WORKERS,
+    "generator": "seed",
+    "prefetch_factor": "prefetch",
+    "in_order": "nothing: batches are always in order",
+}
+
+
+def advise(init: Callable[Params, None]) -> Callable[Params, None]:
+    """Decorate an `__init__` so that arguments of torch's DataLoader raise TypeError with what to pass instead.
+
+    Type checkers and help() still see its own arguments.
+    """
+
+    @wraps(init)
+    def checked(*args: Params.args, **kwargs: Params.kwargs) -> None:
+        if found := [f"{word}: pass {DATA_LOADER_WORDS[word]}" for word in kwargs if word in DATA_LOADER_WORDS]:
+            raise TypeError(f"Loader has no such arguments of torch's DataLoader; {'; '.join(found)}")
+        init(*args, **kwargs)
+
+    return checked
 
 
 def as_store(store: StoreLike) -> Store:

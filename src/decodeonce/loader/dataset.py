@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 from decodeonce.loader.arguments import StoreLike, as_store
 
 
-class StoreDataset(Dataset[tuple[Any, int]]):
-    """A map-style dataset for torch's DataLoader: ``dataset[row]`` is (image, label).
+class StoreDataset(Dataset[tuple[Any, ...]]):
+    """A map-style dataset for torch's DataLoader: ``dataset[row]`` is ``(image, label, *columns)``.
 
     A DataLoader reads a whole batch at once (``__getitems__``). Worker processes open the store themselves: a pickled
     dataset contains no rows.
@@ -23,9 +23,10 @@ class StoreDataset(Dataset[tuple[Any, int]]):
         store: Path to a store, or an open ``Store``.
         transform: Called with each image, a new uint8 tensor (H, W, C). The dataset returns its result as the image.
             Default: return the tensor.
+        columns: Names of columns whose entries follow the label, each a tensor. Default: none.
 
     Raises:
-        StoreError: If the store is damaged.
+        StoreError: If the store is damaged, or has no such column.
         IndexError: If a requested row does not exist.
 
     Example:
@@ -33,9 +34,14 @@ class StoreDataset(Dataset[tuple[Any, int]]):
         >>> loader = DataLoader(dataset, batch_size=256, shuffle=True)
     """
 
-    def __init__(self, store: StoreLike, *, transform: Callable[[Tensor], Any] | None = None) -> None:
+    def __init__(
+        self, store: StoreLike, *, transform: Callable[[Tensor], Any] | None = None, columns: Sequence[str] = ()
+    ) -> None:
         self.store = as_store(store)
         self.transform = transform
+        self.columns = tuple(columns)
+        for name in self.columns:
+            self.store.column(name)  # raises StoreError here instead of in a worker process
 
     @cached_property
     def classes(self) -> list[str]:
@@ -56,12 +62,13 @@ class StoreDataset(Dataset[tuple[Any, int]]):
     def __len__(self) -> int:
         return len(self.store)
 
-    def __getitem__(self, row: int) -> tuple[Any, int]:
+    def __getitem__(self, row: int) -> tuple[Any, ...]:
         return self.__getitems__([row])[0]
 
-    def __getitems__(self, rows: Sequence[int]) -> list[tuple[Any, int]]:
-        """Return the (image, label) pairs of `rows`, read at once."""
+    def __getitems__(self, rows: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Return ``(image, label, *columns)`` of each row in `rows`, read at once."""
         images = torch.from_numpy(self.store.take(rows))
         labels = self.store.labels[rows].tolist()
         transformed = images if self.transform is None else map(self.transform, images)
-        return list(zip(transformed, labels, strict=True))
+        columns = [torch.from_numpy(self.store.columns[name][rows]) for name in self.columns]
+        return list(zip(transformed, labels, *columns, strict=True))

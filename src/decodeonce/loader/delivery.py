@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import mmap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -26,11 +27,12 @@ from decodeonce.loader.partition import StepRows
 class Batch:
     """The images, labels and further columns of up to `batch_size` rows, on the Loader's device.
 
-    A batch unpacks to images and labels, so that ``for images, labels in loader`` works.
+    A batch unpacks to images and labels, so that ``for images, labels in loader`` works. ``batch["mask"]`` is the
+    column "mask"; "images", "labels" and "rows" work, too.
 
     Attributes:
         images: uint8 (B, H, W, C), contiguous. ``images.permute(0, 3, 1, 2)`` is already channels_last; no copy. After
-            ``Augment``: (B, C, H, W), channels_last, with the dtype of its last step.
+            ``Augment``: (B, C, H, W), channels_last, with the dtype of its last step. After ``Views``: no rows.
         labels: int64 (B,). After ``MixUp`` or ``CutMix``: float32 (B, classes).
         rows: int64 (B,), row numbers in the store. The first `valid` are in ascending order, and so is the padding:
             this is faster to read, and the order within a batch has no meaning. With ``Loader(weights=...)``, a row
@@ -38,6 +40,7 @@ class Batch:
         valid: Number of rows that count. The rows after them are padding.
         epoch: Number of the epoch. A transform can derive its random numbers from it.
         columns: The store's other numeric columns by name, each (B, ...).
+        views: After ``Views``: the images of each view, like `images` after ``Augment``. Otherwise empty.
         positions: With ``Loader(weights=...)``, int64 (B,): the position in the epoch at which each row was drawn.
             Derive random numbers from it instead of from `rows`, as ``Augment`` does. Otherwise None.
 
@@ -53,10 +56,47 @@ class Batch:
     epoch: int
     columns: dict[str, Tensor] = field(default_factory=dict)
     positions: Tensor | None = None
+    views: tuple[Tensor, ...] = ()
 
     def __iter__(self) -> Iterator[Tensor]:
         yield self.images
         yield self.labels
+
+    def __repr__(self) -> str:
+        named = self.as_dict().items()
+        kinds = [f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for name, tensor in named]
+        rows = f"{self.valid} of {len(self.rows)} rows valid, epoch {self.epoch}"
+        return f"<Batch {', '.join(kinds)}; {rows}, on {self.images.device}>"
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self:
+            raise KeyError(f"the batch has no {name!r}, expected one of: {', '.join(self._named())}")
+        return self._named()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._named()
+
+    def _named(self) -> dict[str, Tensor]:
+        own = {"images": self.images, "labels": self.labels, "rows": self.rows}
+        return {**own, **self.columns, **own}  # a column can have one of these names
+
+    def as_dict(self, **names: str) -> dict[str, Tensor]:
+        """Return images, labels and columns by name, for models that are called with keywords.
+
+        The dict has no `rows`, `valid` and `epoch`.
+
+        Args:
+            **names: New names. With ``images="pixel_values"``, the images are the entry "pixel_values". A new name
+                replaces an entry that already has it: with ``mask="labels"``, the masks are the labels.
+
+        Raises:
+            KeyError: If the batch has no tensor of this name.
+
+        Example:
+            >>> loss = model(**batch.as_dict(images="pixel_values")).loss
+        """
+        kept = {name: tensor for name, tensor in self._named().items() if name not in ("rows", *names)}
+        return {**kept, **{new: self[name] for name, new in names.items()}}
 
     def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Batch:
         """Return a batch with every tensor on `device`. Lightning and accelerate call this.
@@ -65,18 +105,39 @@ class Batch:
             device: Target device.
             non_blocking: As in ``torch.Tensor.to``. Default: False.
         """
-        moved = (tensor.to(device, non_blocking=non_blocking) for tensor in self.tensors())
-        images, labels, rows, *others = moved
-        columns = dict(zip(self.columns, others, strict=False))
-        return Batch(images, labels, rows, self.valid, self.epoch, columns, *others[len(columns) :])
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
+
+        return replace(
+            self,
+            images=move(self.images),
+            labels=move(self.labels),
+            rows=move(self.rows),
+            columns={name: move(column) for name, column in self.columns.items()},
+            views=tuple(map(move, self.views)),
+            positions=None if self.positions is None else move(self.positions),
+        )
 
     def tensors(self) -> list[Tensor]:
-        """All tensors of the batch: images, labels, rows, the columns and, if there are any, the positions."""
+        """All tensors of the batch: images, labels, rows, columns, views and, if there are any, positions."""
         positions = [] if self.positions is None else [self.positions]
-        return [self.images, self.labels, self.rows, *self.columns.values(), *positions]
+        return [self.images, self.labels, self.rows, *self.columns.values(), *self.views, *positions]
 
 
 Transform = Callable[[Batch], Batch]
+
+
+def name_of(function: object) -> str:
+    """The name of a function, or of the class of another callable, for messages."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _versions(batch: Batch) -> list[tuple[int, int]]:
+    """What changes when a tensor of the batch is replaced, or when torch writes to it."""
+    return [(id(tensor), tensor._version) for tensor in batch.tensors() if isinstance(tensor, Tensor)]
+
+
 Array = NDArray[np.generic]
 Shape = tuple[int, ...]
 Result = tuple[float, float] | BaseException  # the times of a copying thread (see meter.timed), or its error
@@ -199,6 +260,7 @@ class Delivery:
     def __init__(self, slots: Slots, transform: Transform | None) -> None:
         self.slots = slots
         self._transform = transform
+        self._transform_checked = False
         self.blocks: Pool[mmap.mmap] = Pool(4)  # for a transform on a CPU; an augmented batch needs three
 
     def begin(self) -> None:
@@ -227,10 +289,19 @@ class Delivery:
         batch = Batch(images, self._move(labels), self._move(step.rows), step.valid, step.epoch, moved, positions)
         result, seconds = batch, 0.0
         if self._transform is not None:
+            before = _versions(batch)
             start = time.perf_counter()
             with torch.no_grad(), mark("transform"):
                 result = self._transform(batch)
             seconds = time.perf_counter() - start
+            # Only the first batch counts, because a transform may leave later epochs unchanged on purpose.
+            if not self._transform_checked and result is batch and _versions(batch) == before:
+                raise ValueError(
+                    f"transform {name_of(self._transform)} returned its Batch unchanged. Transforms of torchvision "
+                    "ignore a Batch; for those, use Augment(PerImage(...)). A transform that only looks at a Batch "
+                    "must return dataclasses.replace(batch)"
+                )
+            self._transform_checked = True
         if not isinstance(result, Batch):
             raise TypeError(f"transform returned {type(result).__name__}, expected a Batch (see dataclasses.replace)")
         if wrong := {type(part).__name__ for part in result.tensors() if not isinstance(part, Tensor)}:
@@ -348,6 +419,8 @@ def make_delivery(
     device: torch.device, shape: Shape, prefetch: int, transform: Transform | None, cached: range | Rows | None
 ) -> Delivery:
     """Create the delivery to a device, with slots of `shape`. `cached`: rows to keep in device memory, or None."""
+    if transform is not None:
+        _check_transform(transform)
     target = (HostDevice if device.type == "cpu" else Device)(device)
     if cached is not None:
         return CachedDelivery(shape, target, transform, cached)
@@ -357,13 +430,27 @@ def make_delivery(
     return Delivery(Slots(partial(page_aligned_slot, shape), prefetch + 2), transform)
 
 
+def _check_transform(transform: object) -> None:
+    """Raise TypeError unless `transform` accepts one argument: users pass a step of Augment, or a list of steps."""
+    try:
+        inspect.signature(transform).bind(None)  # type: ignore[arg-type]
+    except ValueError:  # a function of C, whose parameters are unknown
+        return
+    except TypeError:
+        expected = "expected a function with one parameter, a Batch; wrap steps in Augment(...)"
+        raise TypeError(f"transform is {transform!r}, {expected}") from None
+
+
 def find_device(device: str | torch.device) -> torch.device:
     """Return the device with its index.
 
     Raises:
         ValueError: If this machine does not have the device.
     """
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f'device is {device!r}, expected "cpu", "cuda", "cuda:1" or another device of torch') from None
     if device.type == "cpu":
         return device
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import Subset
 
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, find_rank
-from decodeonce.loader.arguments import StoreLike, as_store, whole
+from decodeonce.loader.arguments import StoreLike, advise, as_store, whole
 from decodeonce.loader.augment import Augment
 from decodeonce.loader.buffers import refuse_to_copy
+from decodeonce.loader.dataset import StoreDataset
 from decodeonce.loader.delivery import Batch, Transform, find_device, make_delivery
 from decodeonce.loader.epoch import Epoch, Filler, Position, Positions
 from decodeonce.loader.meter import Meter
@@ -75,8 +78,9 @@ class Loader:
         reader: How to read. "auto" (default): choose by file system and memory; ``stats()`` shows the choice and the
             reason. "pread": one read per run of consecutive rows. "mmap": copy from mapped files; network file systems
             are still read with pread.
-        transform: Function from a ``Batch`` to a ``Batch``, such as ``Augment``. It runs in a thread of the Loader, on
-            the device and a stream of the Loader, without gradients and outside autocast. Default: none.
+        transform: Function from a ``Batch`` to a new ``Batch``, such as ``Augment``. It runs in a thread of the Loader,
+            on the device and a stream of the Loader, without gradients and outside autocast. If it only looks at a
+            batch, it must return ``dataclasses.replace(batch)``. Default: none.
         cache: "device" keeps each row in device memory after its first use, so that its pixels are read and
             transferred once. Batches are the same. Needs a single rank or ``partition="range"``, and memory for all
             rows of the rank. Default: None, no cache.
@@ -94,6 +98,7 @@ class Loader:
 
     Raises:
         ValueError: If arguments are not valid or conflict.
+        TypeError: If an argument is one of torch's DataLoader; the message names the one to pass instead.
         StoreError: If the store is damaged, or is a staged part without this rank's rows. Load a staged part with
             ``partition="range"``.
         Stopped: If the file server is down.
@@ -104,6 +109,7 @@ class Loader:
         >>> loader = Loader("train.store", batch_size=256, weights="balanced")  # rare classes as often as others
     """
 
+    @advise
     def __init__(  # noqa: PLR0913 - the settings are keywords that help() and editors show
         self,
         store: StoreLike,
@@ -125,11 +131,17 @@ class Loader:
         cache: Literal["device"] | None = None,
         verify: bool = False,
     ) -> None:
-        _check_choice("shuffle", shuffle, Shuffle)
-        _check_choice("partition", partition, PartitionKind)
-        _check_choice("tail", tail, Tail)
-        _check_choice("reader", reader, ReaderName)
-        _check_choice("cache", cache, Cache)
+        if isinstance(shuffle, bool):
+            raise TypeError(f'shuffle is {shuffle} as for torch\'s DataLoader; pass "{"full" if shuffle else "none"}"')
+        chosen_from = {
+            "shuffle": Shuffle,
+            "partition": PartitionKind,
+            "tail": Tail,
+            "reader": ReaderName,
+            "cache": Cache,
+        }
+        for name, value in zip(chosen_from, (shuffle, partition, tail, reader, cache), strict=True):
+            _check_choice(name, value, chosen_from[name])
         self.batch_size, self._prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1)
         self._seed, self._shuffle = whole("seed", seed), shuffle
         threads = min(MOST_THREADS, usable_cores()) if threads is None else whole("threads", threads, 1)
@@ -141,7 +153,7 @@ class Loader:
             transform.check_store([column.name for column in self._manifest.columns], len(self._manifest.classes))
 
         chosen = find_rows(rows, len(opened))
-        self.count = len(chosen)
+        self.count, self._chosen = len(chosen), chosen
         self._partition = make_partition(partition, chosen, self.batch_size, self.rank, self.world_size, tail)
         own = self._partition.rows
         advice = 'pass partition="range" and the world size that it was staged for'
@@ -173,7 +185,7 @@ class Loader:
         self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None)
         made, why = make_reader(opened, reader, threads, verify=verify)
         self._reader: Reader | None = made
-        self._choice: dict[str, Any] = {"reader": made.name, "why": why, "threads": threads}
+        self._choice: dict[str, Any] = {"name": made.name, "why": why, "threads": threads}
         self._meter = Meter()
         self._positions = Positions()
         self._filler: Filler | None = None  # of the last epoch; its threads may outlive the epoch
@@ -191,6 +203,12 @@ class Loader:
         ``tqdm(loader, initial=len(loader) - loader.steps_left)``.
         """
         return self._partition.steps()
+
+    @cached_property
+    def dataset(self) -> StoreDataset | Subset[tuple[Any, ...]]:
+        """The rows of the store or the subset, (image, label) each. Trainers take its length as that of an epoch."""
+        rows = StoreDataset(self._root)
+        return rows if isinstance(self._chosen, range) else Subset(rows, self._chosen.tolist())
 
     @property
     def epoch(self) -> int:
@@ -315,29 +333,26 @@ class Loader:
         self._end_epoch("load_state_dict() was called")
         self._positions.now = self._positions.next = position
 
-    def stats(self) -> dict[str, Any]:
-        """Return the choices of the Loader and its counts since it was created.
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """Return the choices of the Loader and its counts since it was created. Fractions have three decimals.
 
         Returns:
-            dict[str, Any]: With these keys:
+            dict[str, dict[str, Any]]: These groups:
 
-            - reader, why, threads: the reader, the reason for it, and the number of threads that copy.
-            - slots: batch buffers allocated in host memory.
-            - cached_rows: rows in device memory.
-            - batches, bytes: batches yielded, and the bytes of their pixels.
-            - seconds: time spent iterating, including the work of the ``for`` body.
-            - samples_per_s, bytes_per_s: rates over `seconds`.
-            - seconds_waited: time that the ``for`` loop waited for batches.
-            - waited_time_share: seconds_waited / seconds, as in ``bottleneck()``.
-            - waited_batch_share: share of batches that were not ready when requested.
-            - queue_depth: batches that were ready when one was requested, on average.
-            - cold_share: share of read-ahead checks that found rows outside the page cache.
-            - seconds_reading, seconds_reading_cpu: time of all copying threads, in total and on a processor.
-            - seconds_transforming: time in calls of the transform.
-            - seconds_sending: time spent waiting for buffers and delivering batches, without the transform.
+            - "reader": its `name`, `why` it was chosen, and the number of `threads` that copy.
+            - "memory": `slots`, batch buffers allocated in host memory, and `cached_rows`, rows in device memory.
+            - "yielded": `batches`, `bytes` of their pixels, `seconds` spent iterating, including the work of the
+              ``for`` body, and the rates over them, `samples_per_s` and `bytes_per_s`.
+            - "waited": `batches` that were not ready when requested, `seconds` that the ``for`` loop waited for them,
+              `time_share` of the time spent iterating, as in ``bottleneck()``, and `queue_depth`, the batches that were
+              ready when one was requested, on average.
+            - "threads": `seconds_reading` and `seconds_reading_cpu`, the time of all copying threads, in total and on
+              a processor; `seconds_transforming`, in calls of the transform; `seconds_sending`, waiting for buffers and
+              delivering batches, without the transform; `cold_share`, the share of read-ahead checks that found rows
+              outside the page cache.
         """
-        slots, cached = self._delivery.slots.made, self._delivery.cached_rows
-        return {**self._choice, "slots": slots, "cached_rows": cached, **self._meter.facts(self._manifest.row_bytes)}
+        memory = {"slots": self._delivery.slots.made, "cached_rows": self._delivery.cached_rows}
+        return {"reader": {**self._choice}, "memory": memory, **self._meter.facts(self._manifest.row_bytes)}
 
     def bottleneck(self) -> str:
         """Return what has limited training so far, as a word and a reason.

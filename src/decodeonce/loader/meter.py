@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from torch.autograd import profiler
 
@@ -57,19 +57,32 @@ class Meter:
         """The share of the iteration's time spent waiting for batches; stats() and bottleneck() report it."""
         return self.seconds_waited / (self.seconds or 1.0)
 
-    def facts(self, row_bytes: int) -> dict[str, float]:
-        """The counts and rates that stats() returns."""
+    def facts(self, row_bytes: int) -> dict[str, dict[str, float]]:
+        """The counts, times and rates that stats() returns, rounded for people: seconds to 1 ms."""
         seconds, batches, nbytes = self.seconds or 1.0, self.batches or 1, self.rows * row_bytes
-        return {
-            **{name: value for name, value in asdict(self).items() if name == "batches" or name.startswith("seconds")},
-            "bytes": nbytes,
-            "samples_per_s": self.rows / seconds,
-            "bytes_per_s": nbytes / seconds,
-            "waited_time_share": self.waited_time_share,
-            "waited_batch_share": self.waits / batches,
-            "queue_depth": self.ready / batches,
-            "cold_share": self.cold / (self.hints or 1),
+        groups = {
+            "yielded": {
+                "batches": self.batches,
+                "bytes": nbytes,
+                "seconds": self.seconds,
+                "samples_per_s": self.rows / seconds,
+                "bytes_per_s": round(nbytes / seconds),
+            },
+            "waited": {
+                "batches": self.waits,
+                "seconds": self.seconds_waited,
+                "time_share": self.waited_time_share,
+                "queue_depth": self.ready / batches,
+            },
+            "threads": {
+                "seconds_reading": self.seconds_reading,
+                "seconds_reading_cpu": self.seconds_reading_cpu,
+                "seconds_transforming": self.seconds_transforming,
+                "seconds_sending": self.seconds_sending,
+                "cold_share": self.cold / (self.hints or 1),
+            },
         }
+        return {group: {name: round(value, 3) for name, value in facts.items()} for group, facts in groups.items()}
 
     def bottleneck(self, threads: int, *, transfers: bool) -> str:
         """What training waits for, in one sentence. `transfers`: whether batches are copied to a device."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from decodeonce.store.layout import ContainerName
+from decodeonce.store.layout import ContainerName, Json
 
 Fit = Literal["crop", "stretch", "pad"]
 Filter = Literal["bilinear", "bicubic", "lanczos", "box"]
@@ -127,7 +127,7 @@ class Recipe:
             raise ValueError("kept boxes cannot be combined with a map: boxes would not follow a map that moves pixels")
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any]) -> Recipe:
+    def from_facts(cls, facts: Json) -> Recipe:
         """Return the recipe written in a plan or manifest: the inverse of `facts`, without the decoders."""
         own = {key: value for key, value in facts.items() if key != "decoders"}
         own["on_damaged"] = own.pop("on_odd")
@@ -157,9 +157,28 @@ class Recipe:
         return facts
 
 
+# The flags of recipe facts that are not named like them.
+_FLAGS = {"container": "format", "on_odd": "on_damaged", "columns": "column", "keep": "keep_boxes", "least": "min_box"}
+_FLAGS |= {"margin": "box_margin", "without": "without_box"}
+
+
+def as_flags(recipe: Mapping[str, object]) -> dict[str, object]:
+    """Return the facts of a recipe by flag, such as {"--size": "192x256"}; "decoders" and other facts have no flag."""
+    facts = dict(recipe)
+    if {"height", "width"} <= facts.keys():
+        height, width = facts.pop("height"), facts.pop("width")
+        facts = {"size": height if height == width else f"{height}x{width}", **facts}
+    if isinstance(size := facts.get("shard_size"), int) and size % 2**30 == 0:
+        facts["shard_size"] = f"{size >> 30}GiB"
+    if facts.get("shuffle_seed", 0) is None:
+        facts["shuffle_seed"] = "none"
+    named = (*Recipe.__dataclass_fields__, *_FLAGS, "size")
+    return {f"--{_FLAGS.get(key, key)}".replace("_", "-") if key in named else key: facts[key] for key in facts}
+
+
 def differences(wanted: Mapping[str, object], planned: Mapping[str, object], *, of: str = "plan") -> list[str]:
-    """List how a recipe differs from that of a plan or store, such as "filter is box, the plan says bilinear"."""
-    found = []
+    """List how a recipe differs from that of a plan or store, such as "--filter is box, the plan says bilinear"."""
+    wanted, planned, found = as_flags(wanted), as_flags(planned), []
     for key in sorted({*wanted, *planned}):
         mine, theirs = wanted.get(key, "absent"), planned.get(key, "absent")
         if isinstance(mine, dict) and isinstance(theirs, dict):

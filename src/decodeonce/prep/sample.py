@@ -11,17 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageDraw
 
 from decodeonce.store import disk
-from decodeonce.store.durable import append, make_folder
+from decodeonce.store.files import append, make_folder
 
 Rng = np.random.Generator
-Values = NDArray[Any]  # float
+Values = np.ndarray  # float
 Size = tuple[int, int]  # width, height in pixels
 Look = tuple[str, str, str, str]  # pattern, color, noun, setting: what the images of a class have in common
 Order = tuple[int, str, Look, str]  # index, path under train/, look, kind of unusual file ("" if ordinary)

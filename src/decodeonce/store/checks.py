@@ -8,10 +8,10 @@ from pathlib import Path
 
 from decodeonce.errors import TRANSIENT_ERRORS, Stopped, StoreError, retry_advice
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
+from decodeonce.store.files import read_regular, reading
+from decodeonce.store.hashing import file_hexdigest, hexdigest
 from decodeonce.store.layout import StorePaths, missing_advice, repair_advice
 from decodeonce.store.manifest import Manifest, Shard, SmallFile
-from decodeonce.store.regular_files import read_regular, reading
 
 
 def unreadable_shard_error(path: Path, error: OSError) -> StoreError | Stopped:
@@ -62,7 +62,7 @@ def check_size(path: Path, expected: int, *, longer_is_fine: bool = False) -> No
 def check_file(path: Path, facts: SmallFile) -> None:
     """Raise StoreError unless a small file has the size and digest that the manifest states."""
     check_size(path, facts.bytes)
-    if (found := file_hexdigest(file_chunks(path))) != facts.xxh3:
+    if (found := file_hexdigest(path)) != facts.xxh3:
         raise StoreError(f"{path}: damaged: xxh3_64 is {found}, expected {facts.xxh3}; {repair_advice(path)}")
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,17 @@ from numpy.typing import NDArray
 from decodeonce.errors import StoreError
 from decodeonce.formatting import quoted
 from decodeonce.store import disk
-from decodeonce.store.durable import empty_folder, make_folder, remove_file, sync_folder, write_atomic
-from decodeonce.store.hashing import file_chunks, file_hexdigest, sign
-from decodeonce.store.layout import StorePaths
+from decodeonce.store.files import (
+    empty_folder,
+    make_folder,
+    read_regular,
+    reading,
+    remove_file,
+    sync_folder,
+    write_atomic,
+)
+from decodeonce.store.hashing import file_hexdigest, sign
+from decodeonce.store.layout import Json, StorePaths
 from decodeonce.store.manifest import (
     BOX_COLUMNS,
     BOX_LABELS,
@@ -33,7 +40,6 @@ from decodeonce.store.manifest import (
     parse_manifest,
     read_manifest,
 )
-from decodeonce.store.regular_files import read_regular, reading
 from decodeonce.store.sharing import CACHE_SECONDS, LOCK, Patience, claimed, locked, on_network
 from decodeonce.store.writer import write_array
 
@@ -108,7 +114,7 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[np.gener
                 is_new = column not in manifest.columns
                 existing = manifest.files.get(file)
                 if is_new and os.path.lexists(target):  # left by a killed call, or the user's own file
-                    existing = SmallFile(target.stat().st_size, file_hexdigest(file_chunks(target)))
+                    existing = SmallFile(target.stat().st_size, file_hexdigest(target))
                 taken = is_new and (file in manifest.files or name in [known.name for known in manifest.columns])
                 if taken or existing not in (None, written):
                     remove = f"prep column remove {quoted(str(paths.root))} {quoted(name)}"
@@ -172,7 +178,7 @@ def _alone(path: str | os.PathLike[str]) -> Iterator[StorePaths]:
 
 
 @contextmanager
-def _changing(paths: StorePaths) -> Iterator[tuple[Manifest, dict[str, Any]]]:
+def _changing(paths: StorePaths) -> Iterator[tuple[Manifest, Json]]:
     """Yield the manifest twice: parsed, and as JSON with unknown keys. No other node changes it meanwhile.
 
     The lock of a network file system may exclude nobody. There, the exclusive creation of a file admits one process at

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
 from decodeonce.errors import StoreError
-from decodeonce.store.regular_files import reading
+from decodeonce.store.files import reading
+from decodeonce.store.layout import Json
 
 # For larger inputs xxhash (4.1) releases the interpreter lock, and a thread that runs Python gives it back only after
 # 5 ms. Next to a thread that never waits, 600 rows of 192 KiB were hashed per second in one piece each, and 114,000 in
@@ -47,10 +47,10 @@ def file_chunks(path: Path, size: int = 1 << 22) -> Iterator[bytes]:
             yield chunk
 
 
-def file_hexdigest(chunks: Iterable[bytes]) -> str:
-    """Hash a file that is given in chunks and return 16 hexadecimal digits."""
+def file_hexdigest(path: Path) -> str:
+    """Hash a file and return 16 hexadecimal digits."""
     state = xxhash.xxh3_64()
-    for chunk in chunks:
+    for chunk in file_chunks(path):
         state.update(chunk)
     return state.hexdigest()
 
@@ -74,7 +74,7 @@ def sign(facts: Mapping[str, object]) -> bytes:
     return canonical({**facts, "digest": digest_of(facts)})
 
 
-def parse_signed(encoded: bytes, path: Path, *, form: str, version: int, advice: str) -> dict[str, Any]:
+def parse_signed(encoded: bytes, path: Path, *, form: str, version: int, advice: str) -> Json:
     """Parse a signed file and check its digest.
 
     Args:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from decodeonce.errors import StoreError
 from decodeonce.formatting import quoted
 from decodeonce.host import network_file_system
 
 ContainerName = Literal["npy", "hdf5"]  # defined here because recipe and command line need it without NumPy
+Json = dict[str, Any]  # the facts of a JSON object, such as store.json
 # Folders that commands create for their own use: in a store, next to an export, next to a store.
 PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|\..+\.export|.+\.jobs", re.DOTALL)
 # The folders inside private folders. The last alternative matches the class folders of an export.

@@ -20,9 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.store.containers import npy_header
+from decodeonce.store.files import read_regular
 from decodeonce.store.hashing import MAX_SIGNED_BYTES, parse_signed, sign
-from decodeonce.store.layout import ContainerName, missing_advice
-from decodeonce.store.regular_files import read_regular
+from decodeonce.store.layout import ContainerName, Json, missing_advice
 
 FORMAT = "decodeonce"
 VERSION = 1
@@ -146,8 +146,8 @@ class Manifest:
     classes: tuple[ImageClass, ...]
     pixel_mean: tuple[float, ...]
     pixel_std: tuple[float, ...]
-    recipe: dict[str, Any]
-    source: dict[str, Any]
+    recipe: Json
+    source: Json
     columns: tuple[Column, ...]
     files: dict[str, SmallFile]
     box_classes: tuple[str, ...] | None = None

@@ -19,9 +19,9 @@ from decodeonce.host import allow_open_files
 from decodeonce.store.checks import check_file, check_not_replaced, check_shard, check_size, unreadable_shard_error
 from decodeonce.store.class_words import with_words
 from decodeonce.store.containers import npy_header
+from decodeonce.store.files import reading
 from decodeonce.store.layout import StorePaths, damaged
-from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass, Manifest, read_manifest, read_part, rows_text
-from decodeonce.store.regular_files import reading
+from decodeonce.store.manifest import BOX_LABELS, ImageClass, Manifest, read_manifest, read_part, rows_text
 from decodeonce.store.table import Samples
 
 Pixels = NDArray[np.uint8]
@@ -140,23 +140,27 @@ class Store:
         return Samples(self.paths.samples, len(self))
 
     @cached_property
-    def columns(self) -> dict[str, NDArray[Any]]:
+    def columns(self) -> dict[str, np.ndarray]:
         """Columns by name, each an array (count, ...), memory-mapped read-only."""
-        columns = {column.name: self.column(column) for column in self.manifest.columns}
-        if columns:
-            check_not_replaced(self.paths.root, self.manifest, self.paths.manifest)
-        return columns
+        return {column.name: self.column(column.name) for column in self.manifest.columns}
 
-    def column(self, column: Column) -> NDArray[Any]:
-        """Map one column, an array (count, ...).
+    def column(self, name: str) -> np.ndarray:
+        """Return one column, an array (count, ...), memory-mapped read-only.
 
         Args:
-            column: An entry of `manifest.columns`.
+            name: Name of the column.
 
         Raises:
-            StoreError: If the file has another dtype or shape, or contains box labels without a class.
+            StoreError: If the store has no such column, or its file has another dtype or shape, or contains box labels
+                without a class.
         """
-        array, names = self._array(column.file, column.dtype, column.shape), self.manifest.box_classes
+        found = {column.name: column for column in self.manifest.columns}
+        if name not in found:
+            expected = f"expected one of its columns: {', '.join(found) or 'none'}"
+            raise StoreError(f"{self.paths.root}: no column {name!r}, {expected}")
+        column, names = found[name], self.manifest.box_classes
+        array = self._array(column.file, column.dtype, column.shape)
+        check_not_replaced(self.paths.root, self.manifest, self.paths.manifest)
         if column.name == BOX_LABELS and names is not None and array.size:
             least, most = int(array.min()), int(array.max())
             if least < -1 or most >= len(names):
@@ -168,7 +172,7 @@ class Store:
         """Copy rows into an array. The same as `images.take`."""
         return self.images.take(rows, out=out)
 
-    def _array(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _array(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         """Map an npy file. Its header must be exactly the one that `npy_header` writes for this dtype and shape."""
         path, whole_shape = self.paths.root / name, (len(self), *shape)
         header = npy_header(whole_shape, dtype)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from decodeonce.store.files import reading
 from decodeonce.store.manifest import ImageClass, overlap
 from decodeonce.store.reader import Store
-from decodeonce.store.regular_files import reading
 from decodeonce.store.table import invalid_sample_error, unescape
 
 _ROWS = re.compile("(-?[0-9]{1,18})?:(-?[0-9]{1,18})?")

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from decodeonce.errors import add_path_to_errors
 from decodeonce.store import disk
-from decodeonce.store.durable import write_at
+from decodeonce.store.files import read_at, write_at
 from decodeonce.store.manifest import Manifest, Shard
-from decodeonce.store.regular_files import read_at
 
 PAGE = 4096
 # Large enough for storage with a high latency, and small enough for the processor's cache: a piece is hashed and

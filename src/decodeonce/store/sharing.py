@@ -25,7 +25,7 @@ from decodeonce.errors import (
 )
 from decodeonce.host import network_file_system
 from decodeonce.store import disk
-from decodeonce.store.durable import make_folder, remove_file
+from decodeonce.store.files import make_folder, remove_file
 from decodeonce.store.layout import StorePaths
 
 LOCK = "lock"  # file name in the locked folder

@@ -7,10 +7,11 @@ going to hold. A resumed call reads the rows that are already there and keeps th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -21,9 +22,12 @@ from decodeonce.formatting import size_text
 from decodeonce.host import allow_open_files, free_space
 from decodeonce.store import disk
 from decodeonce.store.checks import check_file, check_shard
-from decodeonce.store.durable import (
+from decodeonce.store.files import (
     empty_folder,
     make_folder,
+    read_at,
+    read_regular,
+    reading,
     reserve,
     sync_file,
     sync_folder,
@@ -35,7 +39,6 @@ from decodeonce.store.hashing import first_wrong_row
 from decodeonce.store.layout import StorePaths, damaged
 from decodeonce.store.manifest import Manifest, Shard, parse_manifest, part_bytes, read_part, rows_text
 from decodeonce.store.reader import Store, open_store
-from decodeonce.store.regular_files import read_at, read_regular, reading
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer, pieces, rows_per_piece
 from decodeonce.store.sharing import LOCK, locked
 from decodeonce.store.writer import copy_small
@@ -152,24 +155,43 @@ def _make_part(source: Store, paths: StorePaths, rows: range, threads: int, prog
         make_folder(paths.staging)  # fails on a read-only file system, where `locked` does nothing
         write_atomic(paths.claim, [encoded])
     sync_folder(paths.staging)  # even if the claim is older: the process that wrote it may have been killed
-    for name, facts in manifest.files.items():
+
+    def make_small(name: str) -> None:
         try:
-            check_file(paths.root / name, facts)
+            check_file(paths.root / name, manifest.files[name])
         except StoreError:  # missing, or damaged since an earlier attempt
-            copy_small(root / name, paths.root / name, facts, scratch=paths.staging)
-    for shard in manifest.shards:
+            copy_small(root / name, paths.root / name, manifest.files[name], scratch=paths.staging)
+
+    def make_shard(shard: Shard) -> None:
         head, held = check_shard(root / shard.file, shard, manifest.container), shard.held_rows(rows)
         with writing(paths.root / shard.file, os.O_RDWR | os.O_CREAT) as fd:
             disk.ftruncate(fd, shard.bytes)  # a sparse file
             if held:
                 reserve(fd, len(held) * shard.row_bytes, paths.root / shard.file, offset=shard.offset(held.start))
             write_at(fd, head, 0)
+
+    # In threads, because these calls wait for the disk, and because tmpfs reserves page by page, 0.25 s per GB.
+    calls = [
+        *(partial(make_small, name) for name in manifest.files),
+        *(partial(make_shard, s) for s in manifest.shards),
+    ]
+    _in_threads(threads, calls)
     copied = _copy_rows(source, paths, rows, threads, progress, resumed=resumed)
     for shard in manifest.shards:
         sync_file(paths.root / shard.file)
     sync_folder(paths.root)
     _publish(source, paths, encoded)
     return copied
+
+
+def _in_threads(threads: int, calls: Sequence[Callable[[], None]]) -> None:
+    """Run the calls in threads. After an error, start no more of them, and raise it."""
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for done in [pool.submit(call) for call in calls]:
+                done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _publish(source: Store, paths: StorePaths, part: bytes) -> None:

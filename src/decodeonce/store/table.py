@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError, add_path_to_errors
 from decodeonce.store import disk
+from decodeonce.store.files import open_regular, read_at, reading
 from decodeonce.store.layout import damaged
-from decodeonce.store.regular_files import open_regular, read_at, reading
 
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _SPECIAL = re.compile("[\\\\\t\n\r\udc80-\udcff]")

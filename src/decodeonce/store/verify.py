@@ -17,11 +17,11 @@ from decodeonce.errors import StoreError
 from decodeonce.formatting import counted
 from decodeonce.store.checks import check_file, check_shard, check_size
 from decodeonce.store.containers import npy_header
+from decodeonce.store.files import read_at, reading
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest, read_manifest, read_part, rows_text
 from decodeonce.store.reader import Store, runs
-from decodeonce.store.regular_files import read_at, reading
 from decodeonce.store.shard_file import page_aligned_buffer, pieces
 from decodeonce.store.table import read_rejects
 
@@ -184,7 +184,7 @@ def _check_contents(store: Store, name: str) -> None:
             raise StoreError(f"{what}; restore it from a copy of the store, or build the store again") from None
     for column in store.manifest.columns:
         if column.file == name:
-            store.column(column)
+            store.column(column.name)
 
 
 def _wrong_rows(

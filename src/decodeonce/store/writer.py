@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from decodeonce.store import disk
 from decodeonce.store.checks import check_size
 from decodeonce.store.containers import CONTAINERS, npy_header
-from decodeonce.store.durable import remove_file, sync_file, sync_folder, write_at, write_atomic, writing
+from decodeonce.store.files import remove_file, sync_file, sync_folder, write_at, write_atomic, writing
 from decodeonce.store.hashing import file_chunks, hexdigest
 from decodeonce.store.layout import StorePaths, damaged
 from decodeonce.store.manifest import DATA_OFFSET, Manifest, Shard, SmallFile, parse_manifest

@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,8 @@ from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.store import StorePaths
-from decodeonce.store.durable import make_folder, remove_tree
+from decodeonce.store.files import make_folder, remove_tree
+from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 
 RUN_ROWS = 16  # consecutive rows of the sample: a build in the source's order reads neighbors, too
@@ -104,7 +104,7 @@ class SampledSource(Source):
     def top(self) -> Path:
         return self._source.top
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         return self._source.facts()
 
     def classes(self) -> tuple[ImageClass, ...]:
@@ -176,7 +176,7 @@ def list_source(request: BuildRequest, out: Path) -> Listing:
     return scan(request.source, request.expect)
 
 
-def measure_build(request: BuildRequest, seconds: float) -> dict[str, Any]:
+def measure_build(request: BuildRequest, seconds: float) -> Json:
     """Measure everything that `--json` prints, in images/s ("samples"); None means not measured."""
     others = others_share()
     source, recipe, folder = request.source, request.recipe, request.out.absolute().parent
@@ -187,7 +187,11 @@ def measure_build(request: BuildRequest, seconds: float) -> dict[str, Any]:
     free, _ = free_space(folder)
     rows = max(1, min(SCRATCH_BYTES, SCRATCH_BYTES if free is None else free // 4) // recipe.row_bytes)
     entries = fair_sample(source, listing, recipe.shuffle_seed, rows)
-    cold, why_warm = None, f"{source.root} is on a memory file system" if is_in_memory(source.root) else ""
+    cold, why_warm = None, ""
+    if not source.root.exists():
+        why_warm = "SRC is not a file or folder that could be dropped from memory"
+    elif is_in_memory(source.root):
+        why_warm = f"{source.root} is on a memory file system"
     with scratch_folder(folder) as scratch:
         if not why_warm:
             drop_pages({Path(os.fsdecode(source.holder(entry))) for entry in entries})
@@ -221,7 +225,7 @@ def measure_build(request: BuildRequest, seconds: float) -> dict[str, Any]:
     }
 
 
-def build_lines(facts: dict[str, Any]) -> Iterator[str]:
+def build_lines(facts: Json) -> Iterator[str]:
     """Yield the lines of `prep bench build`."""
     yield f"{counted(facts['samples'], 'image')}, listed in {duration_text(facts['listing_s'])}"
     for name in ("cold", "warm"):

@@ -17,6 +17,7 @@ from decodeonce.cli.bench.machine import drop_pages, others_share, others_text
 from decodeonce.formatting import size_text
 from decodeonce.host import available_memory, is_in_memory, network_file_system
 from decodeonce.store import open_store
+from decodeonce.store.layout import Json
 
 WARM_BYTES = 1 << 30  # the most rows, in bytes, that are read into memory
 WARM_UP_BATCHES = 6  # more than a Loader has slots: the first write to a slot of 0.4 GB takes 1.6 s, the next 0.02 s
@@ -36,10 +37,10 @@ class Timed:
     samples_per_s: float
     first_batch_s: float
     bottleneck: str
-    stats: dict[str, Any]
+    stats: Json
 
 
-def measure_load(path: Path, how: Mapping[str, Any], gpu_rate: float, seconds: float) -> dict[str, Any]:
+def measure_load(path: Path, how: Mapping[str, Any], gpu_rate: float, seconds: float) -> Json:
     """Measure everything that `--json` prints, in bytes/s and images/s ("samples"); None means not measured."""
     others, store = others_share(), open_store(path)
     rows, row_bytes, memory = store.rows, store.manifest.row_bytes, available_memory()
@@ -51,7 +52,7 @@ def measure_load(path: Path, how: Mapping[str, Any], gpu_rate: float, seconds: f
         drop_pages(store.paths.root / shard.file for shard in store.manifest.shards)
         cold = timed(rows, seconds=2 * seconds, epochs=1)
         limits.append(int(cold.samples_per_s * row_bytes * 2 * seconds))
-        if cold.stats["cold_share"] < COLD and not network_file_system(path):
+        if cold.stats["threads"]["cold_share"] < COLD and not network_file_system(path):
             cold, why_warm = None, "rows stayed in memory, probably because another process uses them"
     kept = rows[: max(2 * how["batch_size"], min(limits) // row_bytes)]
     timed(kept, seconds=np.inf, epochs=1)  # reads them into memory
@@ -85,7 +86,7 @@ def _limit(timed: Timed, gpu_rate: float) -> str:
     return "training" if gpu_rate <= timed.samples_per_s else timed.bottleneck.partition(":")[0]
 
 
-def _sentence(facts: Mapping[str, Any], cold: Timed | None, warm: Timed) -> str:
+def _sentence(facts: Json, cold: Timed | None, warm: Timed) -> str:
     def limited(timed: Timed) -> str:
         rate = min(facts["gpu_samples_per_s"], timed.samples_per_s)
         return f"limited by {WHAT[_limit(timed, facts['gpu_samples_per_s'])]}, at {rate:,.0f} images/s"
@@ -133,7 +134,7 @@ def _timed(
         return Timed(taken / (now - start), first, loader.bottleneck(), loader.stats())
 
 
-def load_lines(facts: dict[str, Any]) -> Iterator[str]:
+def load_lines(facts: Json) -> Iterator[str]:
     """Yield the lines of `prep bench load`."""
     row_bytes, cold, warm = facts["row_bytes"], facts["loader_cold"], facts["loader_warm"]
     memory = "unknown" if facts["available_memory_bytes"] is None else size_text(facts["available_memory_bytes"])
@@ -149,9 +150,6 @@ def load_lines(facts: dict[str, Any]) -> Iterator[str]:
     for name, timed in (("Loader, cold", cold), ("Loader, rows in memory", warm)):
         if timed:
             yield f"{name}: first batch after {timed['first_batch_s'] * 1e3:,.0f} ms; {timed['bottleneck']}"
-            yield f"  {', '.join(f'{key} {_short(value)}' for key, value in timed['stats'].items())}"
+            for group, values in timed["stats"].items():
+                yield f"  {group}: {', '.join(f'{key} {value}' for key, value in values.items())}"
     yield from others_text(facts["other_programs_share"])
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.store.durable import sync_file
+from decodeonce.store.files import sync_file
 
 LOOK_SECONDS = 0.5
 IDLE = 0.1  # a smaller share of busy cores changes no result by much

@@ -264,7 +264,7 @@ def environment() -> Environment:
     return env
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """Format a value of store.json."""
     if isinstance(value, dict) and value and not any(isinstance(inner, dict | list) for inner in value.values()):
         return legible(", ".join(f"{key} {value_text(inner)}" for key, inner in value.items()), MAX_VALUE)
@@ -284,7 +284,7 @@ def data_uri(image: Image.Image) -> str:
 
 
 def enlarged(
-    sides: NDArray[np.float64], recipe: Mapping[str, Any], height: int, width: int
+    sides: NDArray[np.float64], recipe: Mapping[str, object], height: int, width: int
 ) -> NDArray[np.bool_] | None:
     """Return whether each image was enlarged to become its row, bool (n,); None if that cannot be known.
 

@@ -8,23 +8,20 @@ bits.
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
-from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import whole
-from decodeonce.loader.delivery import Batch
+from decodeonce.loader.augment.rows import Rows
+from decodeonce.loader.delivery import Batch, name_of
 from decodeonce.loader.order import derive_key
 from decodeonce.splitmix import FACTOR_1, FACTOR_2, GOLDEN
 
 _BITS = 24  # the precision of float32
-# An image takes about 0.3 ms, and holds Python's global lock for 0.03 ms. More threads would wait for the lock.
-_MOST_THREADS = 8
 
 
 class Step(Protocol):
@@ -70,6 +67,26 @@ class BoxStep(Step, Protocol):
         """
 
 
+Resampling = Literal["nearest", "bilinear"]
+
+
+@runtime_checkable
+class MapStep(Step, Protocol):
+    """A step that also moves maps, such as masks. If ``Augment`` has `paired` maps, every step must be a MapStep."""
+
+    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
+        """Return `maps` moved as the step moves the images for the same `draws`.
+
+        Args:
+            maps: (B, H, W, C), any dtype, of the size of the images before the step. Do not write to it.
+            draws: The same as in the call of the step.
+            resampling: How to resize: "nearest", which makes no new values, or "bilinear".
+
+        Returns:
+            Tensor: (B, H', W', C), of the size of the images after the step.
+        """
+
+
 @runtime_checkable
 class LabelStep(Step, Protocol):
     """A step that also changes labels, such as ``MixUp``, and the columns that ``Augment`` has as `mixed`."""
@@ -89,6 +106,17 @@ class LabelStep(Step, Protocol):
         """
 
 
+@runtime_checkable
+class RowStep(Step, Protocol):
+    """A step that can also work row by row on a CPU, as all steps of this package do that need one row at a time."""
+
+    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows | None:
+        """Return `rows` with the work of this step added, which gives the same images as a call of the step.
+
+        The result is None if the step has no work for rows of this dtype.
+        """
+
+
 class Augment:
     """Apply augmentation steps in order; pass it to a Loader as `transform`.
 
@@ -103,41 +131,64 @@ class Augment:
 
     If the store has the column "boxes", the boxes move with the images: float32, in pixels, fractional after a resize,
     bit-identical on every device. They are clipped to the image. A box outside of the image becomes zeros at its
-    index, and its entry in "box_labels" becomes -1; "box_count" keeps its value.
+    index, and its entry in "box_labels" becomes -1; "box_count" keeps its value. Columns in `paired` move, too.
 
     Args:
         *steps: Steps from this package, or callables ``(images, draws) -> images`` (see ``Step``). For a store with
             boxes, every step must be a ``BoxStep``. Without steps, images are only permuted.
         seed: Any whole number. Default: 0.
+        paired: Columns of maps, (B, H, W) or (B, H, W, C) of the size of the images, that move with their images, and
+            how to resize them: "nearest" for masks, "bilinear" for maps of numbers. Every step must be a ``MapStep``.
+            Default: none.
         mixed: Columns of soft labels (B, classes), such as the tags of each image as zeros and ones, that ``MixUp``,
             ``CutMix`` and ``OneOf`` mix like the labels, to float32. Default: none.
 
     Raises:
-        ValueError: If a step is not callable or is a class, if steps have different `num_classes`, or if there is
-            `mixed` but no step that mixes. The Loader raises ValueError if the store has boxes that a step does not
-            move, more classes than ``MixUp`` or ``CutMix``, or no such column as in `mixed`.
+        ValueError: If a step is not callable or is a class, if steps have different `num_classes`, if a step does not
+            move `paired` maps, or if there is `mixed` but no step that mixes. The Loader raises ValueError if the store
+            has boxes that a step does not move, more classes than ``MixUp`` or ``CutMix``, or no such column as in
+            `paired` or `mixed`.
 
     Example:
         >>> augment = Augment(RandomResizedCrop(224), RandomFlip(), Normalize("train.store"), seed=0)
         >>> loader = Loader("train.store", batch_size=256, device="cuda", transform=augment)
     """
 
-    def __init__(self, *steps: Step, seed: int = 0, mixed: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        *steps: Step,
+        seed: int = 0,
+        paired: Mapping[str, Resampling] | None = None,
+        mixed: Collection[str] = (),
+    ) -> None:
         for step in steps:
             if isinstance(step, type) or not callable(step):
                 raise ValueError(f"a step is {step!r}, expected a callable object such as RandomFlip()")
         same_width(step for step in steps if hasattr(step, "num_classes"))
         self._steps = steps
         self._seed = whole("seed", seed)
+        self._paired = dict(paired or {})
+        if wrong := [name for name, resampling in self._paired.items() if resampling not in get_args(Resampling)]:
+            raise ValueError(f"paired is {self._paired!r}, expected {wrong[0]!r} to be one of {get_args(Resampling)}")
+        for step in steps if self._paired else ():
+            _as_map_step(step)
         self._mixed = (mixed,) if isinstance(mixed, str) else tuple(mixed)
         if self._mixed and not any(isinstance(step, LabelStep) for step in steps):
             raise ValueError(f"mixed is {mixed!r}, but no step mixes labels; add a step such as MixUp, or remove mixed")
 
+    def __repr__(self) -> str:
+        return (
+            "Augment(\n" + "".join(f"    {part},\n" for part in (*map(repr, self._steps), f"seed={self._seed}")) + ")"
+        )
+
     def check_store(self, columns: Collection[str], classes: int) -> None:
         """Raise ValueError if a step does not support a store with these columns and this number of classes."""
-        if missing := [name for name in self._mixed if name not in columns]:
-            there = ", ".join(sorted(columns)) or "none"
-            raise ValueError(f"mixed has {missing[0]!r}, which is not a column of the store; its columns: {there}")
+        for argument, names in (("paired", self._paired), ("mixed", self._mixed)):
+            if missing := [name for name in names if name not in columns]:
+                there = ", ".join(sorted(columns)) or "none"
+                raise ValueError(
+                    f"{argument} has {missing[0]!r}, which is not a column of the store; its columns: {there}"
+                )
         for step in self._steps:
             if "boxes" in columns:
                 _as_box_step(step)
@@ -147,21 +198,28 @@ class Augment:
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with its images, labels and boxes augmented."""
-        images, labels, columns = batch.images, batch.labels, dict(batch.columns)
+        rows, labels, columns = Rows.of(batch.images), batch.labels, dict(batch.columns)
+        for name in self._paired:
+            columns[name] = _as_maps(name, columns[name], batch.images)
         drawn = batch.rows if batch.positions is None else batch.positions
         for number, step in enumerate(self._steps):
             draws = Draws(derive_key(self._seed, batch.epoch, number), drawn, batch.epoch)
-            (height, width), images = images.shape[1:3], step(images, draws)
+            height, width, _ = rows.shape
+            rows = _apply(step, rows, draws)
+            for name, resampling in self._paired.items():
+                columns[name] = _as_map_step(step).move_maps(columns[name], draws, resampling)
             if isinstance(step, LabelStep):
                 labels = step.mix_labels(labels, draws, height, width)
                 for name in self._mixed:
                     columns[name] = step.mix_labels(_soft(name, columns[name]), draws, height, width)
             if "boxes" in columns:
                 moved = _as_box_step(step).move_boxes(columns["boxes"], draws, height, width)
-                columns["boxes"] = clip_boxes(moved, images.shape[1], images.shape[2])
+                columns["boxes"] = clip_boxes(moved, *rows.shape[:2])
         if {"boxes", "box_labels"} <= columns.keys():
             columns["box_labels"] = columns["box_labels"].masked_fill(~present_boxes(columns["boxes"]), -1)
-        images = images.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+        for name in self._paired:
+            columns[name] = columns[name][..., 0] if batch.columns[name].dim() == 3 else columns[name]
+        images = rows.done().permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
         return dataclasses.replace(batch, images=images, labels=labels, columns=columns)
 
 
@@ -181,6 +239,18 @@ def _soft(name: str, values: Tensor) -> Tensor:
     return values
 
 
+def _apply(step: Step, rows: Rows, draws: Draws) -> Rows:
+    """Apply a step to the rows of a batch: later, row by row, if it can, or else at once."""
+    ours = type(step).__module__.startswith(__package__)  # a subclass of somebody else may have another __call__
+    if ours and rows.images.device.type == "cpu" and isinstance(step, RowStep) and (then := step.on_rows(rows, draws)):
+        return then
+    images = step(rows.done(), draws)
+    if not isinstance(images, Tensor):
+        problem = f"the step {name_of(step)} returned {type(images).__name__}, expected a Tensor"
+        raise TypeError(f"{problem}; for a transform of another library, use PerImage(...) or PerBatch(...)")
+    return Rows.of(images)
+
+
 def _as_box_step(step: Step) -> BoxStep:
     if isinstance(step, BoxStep):
         return step
@@ -190,8 +260,22 @@ def _as_box_step(step: Step) -> BoxStep:
     )
     if isinstance(step, LabelStep):
         problem = "cannot mix boxes; remove the step or use a store without boxes"
-    name = getattr(step, "__name__", type(step).__name__)
-    raise ValueError(f'the store has the column "boxes", but the step {name} of Augment {problem}')
+    raise ValueError(f'the store has the column "boxes", but the step {name_of(step)} of Augment {problem}')
+
+
+def _as_map_step(step: Step) -> MapStep:
+    if isinstance(step, MapStep):
+        return step
+    problem = "does not move maps; make it a class with the method move_maps(self, maps, draws, resampling)"
+    raise ValueError(f"Augment has paired maps, but the step {name_of(step)} {problem}")
+
+
+def _as_maps(name: str, column: Tensor, images: Tensor) -> Tensor:
+    """(B, H, W, C) of a column of maps."""
+    if column.dim() not in (3, 4) or column.shape[:3] != images.shape[:3]:
+        sizes = f"{tuple(column.shape)}, expected (B, H, W) or (B, H, W, C) as images {tuple(images.shape)}"
+        raise ValueError(f"paired has {name!r}, but this column is {sizes}")
+    return column if column.dim() == 4 else column[..., None]
 
 
 def mix_words(words: Tensor) -> Tensor:
@@ -236,9 +320,17 @@ class Draws:
         Returns:
             Tensor: float32 (B, count) in [0, 1), multiples of 2**-24, on the device of the batch.
         """
-        words = mix_words(self.rows ^ _signed(self.key + GOLDEN)) + _signed(GOLDEN)
+        words = self.seeds() + _signed(GOLDEN)
         words = mix_words(words[:, None] ^ torch.arange(count, device=words.device))
         return _shift_right(words, 64 - _BITS).to(torch.float32) * 2.0**-_BITS
+
+    def seeds(self) -> Tensor:
+        """Return a seed for each row, for a random number generator: ``derive_key(seed, epoch, step, row)``.
+
+        Returns:
+            Tensor: int64 (B,), all 64 bits random, on the device of the batch.
+        """
+        return mix_words(self.rows ^ _signed(self.key + GOLDEN))
 
 
 def _signed(word: int) -> int:
@@ -274,20 +366,3 @@ def present_boxes(boxes: Tensor) -> Tensor:
     """(B, K) bool: which boxes are present, that is, have an area."""
     left, top, right, bottom = boxes.unbind(2)
     return (left < right) & (top < bottom)
-
-
-def fill_rows(result: Tensor, fill: Callable[[int], None]) -> Tensor:
-    """Call `fill` with the number of each row of `result`, in torch.get_num_threads() threads, at most 8.
-
-    `fill` must use NumPy for operations that torch would run in several threads. torch's threads spin while they wait
-    for each other. When other processes used the same cores, this took up to 20 times as long as the work itself.
-    """
-    threads = max(1, min(torch.get_num_threads(), len(result), _MOST_THREADS))
-
-    def fill_share(first: int) -> None:
-        for row in range(first, len(result), threads):
-            fill(row)
-
-    with ThreadPoolExecutor(threads) as pool:
-        deque(pool.map(fill_share, range(threads)), maxlen=0)
-    return result

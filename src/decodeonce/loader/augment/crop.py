@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from decodeonce.loader.arguments import whole
-from decodeonce.loader.augment.augment import Draws, constant, fill_rows, map_boxes
-from decodeonce.loader.buffers import recycled
+from decodeonce.loader.augment.augment import Draws, Resampling, constant, map_boxes
+from decodeonce.loader.augment.rows import Rows
 
 FixedSize = int | tuple[int, int]
 Size = FixedSize | Callable[[int], FixedSize]
@@ -67,17 +66,30 @@ def ramp(
     if last_epoch <= first_epoch:
         raise ValueError(f"last_epoch is {last_epoch}, expected an epoch after first_epoch={first_epoch}")
 
-    def size(epoch: int) -> int:
-        if epoch <= first_epoch:
-            return first_size
-        if epoch >= last_epoch:
-            return last_size
-        share = (epoch - first_epoch) / (last_epoch - first_epoch)
-        rounded = round((first_size + share * (last_size - first_size)) / multiple) * multiple
-        least, most = sorted((first_size, last_size))
-        return min(max(rounded, least), most)
+    return _Ramp(first_epoch, first_size, last_epoch, last_size, multiple)
 
-    return size
+
+@dataclass(frozen=True)
+class _Ramp:
+    """What `ramp` returns."""
+
+    first_epoch: int
+    first_size: int
+    last_epoch: int
+    last_size: int
+    multiple: int
+
+    def __repr__(self) -> str:
+        steps = f"{self.first_epoch}, {self.first_size}, {self.last_epoch}, {self.last_size}"
+        return f"ramp({steps}, multiple={self.multiple})"
+
+    def __call__(self, epoch: int) -> int:
+        share = (epoch - self.first_epoch) / (self.last_epoch - self.first_epoch)
+        if not 0 < share < 1:
+            return self.first_size if share <= 0 else self.last_size
+        rounded = round((self.first_size + share * (self.last_size - self.first_size)) / self.multiple) * self.multiple
+        least, most = sorted((self.first_size, self.last_size))
+        return min(max(rounded, least), most)
 
 
 @dataclass(frozen=True)
@@ -100,10 +112,28 @@ class _Crop:
             raise ValueError(f"a crop of {out_height}x{out_width} is larger than the images, {height}x{width}")
         return *self._corner(draws, height - out_height, width - out_width), out_height, out_width
 
+    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows:
+        """Crop the windows of ``__call__`` row by row, without copying pixels."""
+        top, left, height, width = self._window(draws, *rows.shape[:2])
+        count = len(rows.images)
+        tops, lefts = (torch.as_tensor(corner).expand(count, 1)[:, 0].tolist() for corner in (top, left))
+
+        def crop(image: Tensor, row: int, place: Tensor | None) -> Tensor:
+            return image[tops[row] : tops[row] + height, lefts[row] : lefts[row] + width]
+
+        return rows.then(crop, (height, width, rows.shape[2]), rows.dtype)
+
     def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Subtract the corner of each window from its `boxes` (see ``BoxStep``)."""
         top, left, _, _ = self._window(draws, height, width)
         return map_boxes(boxes, lambda x: x - left, lambda y: y - top)
+
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        raise NotImplementedError
+
+    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
+        """Crop the `maps` like the images (see ``MapStep``)."""
+        return self(maps, draws)
 
 
 @dataclass(frozen=True)
@@ -216,8 +246,16 @@ class RandomResizedCrop:
         return torch.cat([corner, size], 1)
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        if images.device.type == "cpu" and (rows := self.on_rows(Rows.of(images), draws)):
+            return rows.done()
         windows = self.windows(draws, images.shape[1], images.shape[2])
-        return resize_windows(images, windows, *size_at(self.size, draws.epoch))
+        return resize_on_device(images, windows, *size_at(self.size, draws.epoch))
+
+    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows | None:
+        """Crop and resize uint8 images row by row."""
+        if rows.dtype != torch.uint8:
+            return None
+        return resize_rows(rows, self.windows(draws, *rows.shape[:2]), *size_at(self.size, draws.epoch))
 
     def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Subtract the corner of each window from its `boxes` and scale them to the new size (see ``BoxStep``)."""
@@ -231,6 +269,13 @@ class RandomResizedCrop:
         )
         return moved.to(boxes.dtype)
 
+    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
+        """Crop and resize the `maps` like the images (see ``MapStep``)."""
+        if resampling == "bilinear":
+            return self(maps, draws)
+        windows = self.windows(draws, maps.shape[1], maps.shape[2])
+        return resize_nearest(maps, windows, *size_at(self.size, draws.epoch))
+
 
 def _whole(numbers: Tensor) -> Tensor:
     """Drop the fractional part."""
@@ -243,8 +288,8 @@ def _check_range(name: str, values: tuple[float, float], most: float) -> None:
         raise ValueError(f"{name} is {values!r}, expected two numbers above 0{bound}, the larger one second")
 
 
-def resize_windows(images: Tensor, windows: Tensor, height: int, width: int) -> Tensor:
-    """Resize a window of each image. uint8 images stay uint8 (rounded); other dtypes become float32.
+def resize_on_device(images: Tensor, windows: Tensor, height: int, width: int) -> Tensor:
+    """Resize a window of each image on any device. uint8 images stay uint8 (rounded); other dtypes become float32.
 
     Args:
         images: (B, H, W, C).
@@ -252,37 +297,39 @@ def resize_windows(images: Tensor, windows: Tensor, height: int, width: int) -> 
         height: Height of the result in pixels.
         width: Width of the result in pixels.
     """
+    levels = _multiply(images, windows, height, width)
     if images.dtype != torch.uint8:
-        return _multiply(images, windows, height, width)
-    if images.device.type == "cpu":
-        return resize_on_cpu(images, windows, height, width)
-    return resize_on_device(images, windows, height, width)
+        return levels
+    # Halves are rounded up, as on a CPU. If torch multiplies float32 at reduced precision, white can become 256, which
+    # is black as uint8.
+    return levels.add_(0.5).clamp_(0, 255).to(torch.uint8, memory_format=torch.contiguous_format)
 
 
-def resize_on_device(images: Tensor, windows: Tensor, height: int, width: int) -> Tensor:
-    """Resize uint8 images on any device; differs from `resize_on_cpu` by at most one level."""
-    levels = _multiply(images, windows, height, width).add_(0.5)  # rounds halves up, as on a CPU
-    # If torch multiplies float32 at reduced precision, white can become 256, which is black as uint8.
-    return levels.clamp_(0, 255).to(torch.uint8, memory_format=torch.contiguous_format)
+def resize_nearest(maps: Tensor, windows: Tensor, height: int, width: int) -> Tensor:
+    """Resize a window of each map by taking the nearest values, as torch's "nearest-exact" and Pillow do."""
+    top, left, box_height, box_width = windows[:, :, None].unbind(1)
+    row, column = (torch.arange(0.5, size, dtype=torch.float64, device=maps.device) for size in (height, width))
+    rows = (top + row * box_height / height).to(torch.int64)
+    columns = (left + column * box_width / width).to(torch.int64)
+    batch = torch.arange(len(maps), device=maps.device)
+    return maps[batch[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def resize_on_cpu(images: Tensor, windows: Tensor, out_height: int, out_width: int) -> Tensor:
-    """Resize uint8 images on a CPU with torch's kernel for uint8.
+def resize_rows(rows: Rows, windows: Tensor, out_height: int, out_width: int) -> Rows:
+    """Resize uint8 images on a CPU with torch's kernel for uint8; differs from `resize_on_device` by at most one level.
 
     Resizing a window from 256x256 to 224x224 takes 0.1 ms; `_multiply` takes 3.1 ms.
     """
-    result = recycled((len(images), out_height, out_width, images.shape[3]), images.dtype)
-    pixels, written = images.numpy(), result.permute(0, 3, 1, 2).numpy()
     places = windows.to(torch.int64).tolist()
 
-    def resize(row: int) -> None:
+    def resize(image: Tensor, row: int, place: Tensor | None) -> Tensor:
         top, left, height, width = places[row]
-        window = np.ascontiguousarray(pixels[row, top : top + height, left : left + width])
         # [None] before permute() gives the strides that torch accepts as channels_last; the result has them too.
-        image = torch.from_numpy(window)[None].permute(0, 3, 1, 2)
-        written[row] = interpolate(image, (out_height, out_width), mode="bilinear", antialias=True).numpy()[0]
+        window = image[top : top + height, left : left + width][None].permute(0, 3, 1, 2)
+        resized = interpolate(window, (out_height, out_width), mode="bilinear", antialias=True)
+        return resized.permute(0, 2, 3, 1)[0]
 
-    return fill_rows(result, resize)
+    return rows.then(resize, (out_height, out_width, rows.shape[2]), rows.dtype)
 
 
 def _multiply(images: Tensor, windows: Tensor, out_height: int, out_width: int) -> Tensor:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decodeonce.loader.augment.augment import Draws, fill_rows
-from decodeonce.loader.buffers import recycled
+from decodeonce.loader.augment.augment import Draws, Resampling
+from decodeonce.loader.augment.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,13 @@ class RandomFlip:
         return draws.uniform(1) < self.p
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        mirror = mirror_on_cpu if images.device.type == "cpu" else mirror_on_device
-        return mirror(images, self._flipped(draws)[:, 0])
+        if images.device.type == "cpu":
+            return self.on_rows(Rows.of(images), draws).done()
+        return mirror_on_device(images, self._flipped(draws)[:, 0])
+
+    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows:
+        """Mirror the images that ``__call__`` mirrors, row by row."""
+        return mirror_rows(rows, self._flipped(draws)[:, 0])
 
     def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Mirror the `boxes` of mirrored images (see ``BoxStep``)."""
@@ -42,22 +47,22 @@ class RandomFlip:
         mirrored = torch.stack([width - right, top, width - left, bottom], 2)
         return torch.where(self._flipped(draws)[:, :, None], mirrored, boxes)
 
+    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
+        """Move the `maps` like the images (see ``MapStep``)."""
+        return self(maps, draws)
+
 
 def mirror_on_device(images: Tensor, flipped: Tensor) -> Tensor:
     """Mirror the images whose entry in `flipped` (B,) is True."""
     return torch.where(flipped[:, None, None, None], images.flip(2), images)
 
 
-def mirror_on_cpu(images: Tensor, flipped: Tensor) -> Tensor:
-    """The same on a CPU: 0.1 ms for a uint8 image of 224x224; torch.where takes 0.24 ms."""
-    images = images.contiguous()
-    result = recycled(images.shape, images.dtype)
-    # View the bytes of a pixel as a single element, so that any dtype works.
-    kind = f"V{images.shape[3] * images.element_size()}"
-    pixels, written = (tensor.view(torch.uint8).numpy().view(kind) for tensor in (images, result))
-    steps = [-1 if mirrored else 1 for mirrored in flipped.tolist()]
+def mirror_rows(rows: Rows, flipped: Tensor) -> Rows:
+    """The same on a CPU."""
+    mirrored = flipped.tolist()
 
-    def mirror(row: int) -> None:
-        written[row] = pixels[row, :, :: steps[row]]
+    def mirror(image: Tensor, row: int, place: Tensor | None) -> Tensor:
+        # torch mirrors uint8 images fast only if they are (1, C, H, W) in channels_last: 0.016 ms for one of 224x224.
+        return image[None].permute(0, 3, 1, 2).flip(3).permute(0, 2, 3, 1)[0] if mirrored[row] else image
 
-    return fill_rows(result, mirror)
+    return rows.then(mirror, rows.shape, rows.dtype)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import whole
-from decodeonce.loader.augment.augment import Draws, constant, fill_rows, same_width
+from decodeonce.loader.augment.augment import Draws, constant, same_width
+from decodeonce.loader.augment.rows import fill_rows
 from decodeonce.loader.buffers import recycled
 
 _SAMPLES = 2**16

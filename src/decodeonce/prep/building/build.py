@@ -6,7 +6,6 @@ import logging
 import mmap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
@@ -30,8 +29,8 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.prep.sources.remote import absolute
 from decodeonce.store import Manifest, StorePaths
-from decodeonce.store.durable import make_folder, sync_folder
-from decodeonce.store.layout import missing_advice
+from decodeonce.store.files import make_folder, sync_folder
+from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.shard_file import PAGE
 from decodeonce.store.sharing import locked, missing_error
 
@@ -77,7 +76,7 @@ def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = No
         return _new_plan(paths, listing, facts)
 
 
-def _stamped_plan(paths: StorePaths, source: Source, recipe: dict[str, Any]) -> Plan | None:
+def _stamped_plan(paths: StorePaths, source: Source, recipe: Json) -> Plan | None:
     """Return the plan if the source's fingerprint is still the same, so that an archive is indexed once."""
     plan = read_plan(paths)
     found = {"kind": source.kind, "root": absolute(source.root), "fingerprint": source.fingerprint()}
@@ -85,7 +84,7 @@ def _stamped_plan(paths: StorePaths, source: Source, recipe: dict[str, Any]) -> 
     return plan if same and plan.facts["recipe"] == recipe else None
 
 
-def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Plan:
+def _new_plan(paths: StorePaths, listing: Listing, facts: Json) -> Plan:
     if paths.journals.is_dir() and any(paths.journals.iterdir()):  # a plan is written before any journal
         advice = f"{missing_advice(paths.build)}remove {quoted(str(paths.root))} and build again"
         what = f"{paths.plan}: missing, although blocks of this build are done; {advice}"

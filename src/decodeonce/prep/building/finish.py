@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.prep.entry import name_bytes, name_text
 from decodeonce.prep.sources.base import DecodedRows
 from decodeonce.store import Column, Manifest, StorePaths
-from decodeonce.store.durable import remove_file, remove_tree, sync_folder
+from decodeonce.store.files import remove_file, remove_tree, sync_folder
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
@@ -122,7 +121,7 @@ class _Finisher:
             raise BuildError(f"{paths.root}: every image was rejected or left out; list them with: {command}")
         self._fill_holes()
         scratch = paths.build  # files that a kill leaves there are removed with it
-        arrays: list[tuple[Path, tuple[int, ...], str, Iterator[NDArray[Any]]]] = [
+        arrays: list[tuple[Path, tuple[int, ...], str, Iterator[np.ndarray]]] = [
             (paths.labels, (), "<i8", self._labels()),
             (paths.checksums, (), "<u8", iter([self._facts["checksum"]])),
         ]
@@ -162,7 +161,7 @@ class _Finisher:
         labels = self._plan.samples.rows["label"]
         return (labels[self._planned[chunk]].astype(np.int64) for chunk in self._chunks())
 
-    def _column(self, column: Column) -> Iterator[NDArray[Any]]:
+    def _column(self, column: Column) -> Iterator[np.ndarray]:
         plan, samples = self._plan, self._plan.samples
         for chunk in self._chunks():
             places = self._planned[chunk]

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, add_path_to_errors
 from decodeonce.store import disk
-from decodeonce.store.durable import append, sync_folder
+from decodeonce.store.files import append, sync_folder
 from decodeonce.store.hashing import hexdigest
 
 # What a build records about a row. All zeros describe a row without pixels.

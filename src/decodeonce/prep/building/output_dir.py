@@ -15,7 +15,7 @@ from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source
 from decodeonce.store import Manifest, StorePaths, disk, open_store
 from decodeonce.store.columns import column_file
-from decodeonce.store.durable import empty_folder, remove_file, reserve, sync_folder
+from decodeonce.store.files import empty_folder, remove_file, reserve, sync_folder
 from decodeonce.store.hashing import canonical
 from decodeonce.store.manifest import DATA_OFFSET
 from decodeonce.store.sharing import LOCK, missing_error

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -40,9 +39,9 @@ from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import Column, ImageClass, Reject, StorePaths
 from decodeonce.store.columns import column_file
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.durable import write_atomic
+from decodeonce.store.files import write_atomic
 from decodeonce.store.hashing import digest_of, sign
-from decodeonce.store.layout import missing_advice
+from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.manifest import DATA_OFFSET
 from decodeonce.store.shard_file import PAGE
 from decodeonce.store.writer import write_array
@@ -153,7 +152,7 @@ class PlannedSamples:
 
     rows: NDArray[np.void]
     names: NDArray[np.uint8]
-    planned: Mapping[str, NDArray[Any]]
+    planned: Mapping[str, np.ndarray]
 
     def entry(self, row: int) -> Entry:
         """Return one sample."""
@@ -330,7 +329,7 @@ class Plan:
         columns: The numeric columns of the source.
     """
 
-    def __init__(self, paths: StorePaths, facts: dict[str, Any]) -> None:
+    def __init__(self, paths: StorePaths, facts: Json) -> None:
         self.paths, self.facts = paths, facts
         self.count = int(facts["count"])
         self.rejects = [Reject(**reject) for reject in facts["rejects"]]
@@ -352,9 +351,9 @@ class Plan:
         planned = enumerate(self.facts["planned"])
         return PlannedSamples(rows, names, {name: self._mapped(self.paths.plan_column(k)) for k, (name, _) in planned})
 
-    def _mapped(self, path: Path) -> NDArray[Any]:
+    def _mapped(self, path: Path) -> np.ndarray:
         try:
-            array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
+            array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
         except ValueError:  # its text would quote the file's content
             raise self._damaged(path) from None
         if len(array) != self.count:
@@ -417,7 +416,7 @@ def read_plan(paths: StorePaths) -> Plan:
     raise BuildError(f"{paths.plan}: damaged; remove {paths.root} and build again")
 
 
-def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> dict[str, Any]:
+def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> Json:
     """Return the content of plan.json, without its digest."""
     block_rows = source.block_rows(len(listing), recipe.row_bytes)
     blocks = Blocks.of(len(listing), recipe.row_bytes, recipe.shard_size, block_rows)
@@ -443,7 +442,7 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
     }
 
 
-def write_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Plan:
+def write_plan(paths: StorePaths, listing: Listing, facts: Json) -> Plan:
     """Write the files of a plan, plan.json last."""
     seed, by_unit = facts["recipe"]["shuffle_seed"], bool(facts["source"]["read_unit"])
     order = row_order(listing, seed, by_unit=by_unit)
@@ -455,7 +454,7 @@ def write_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pl
     return write_facts(paths, facts)
 
 
-def write_facts(paths: StorePaths, facts: dict[str, Any]) -> Plan:
+def write_facts(paths: StorePaths, facts: Json) -> Plan:
     """Write plan.json, which makes the plan exist."""
     write_atomic(paths.plan, [sign(facts)])
     return Plan(paths, facts)
@@ -504,7 +503,7 @@ def row_order(listing: Listing, seed: int | None, *, by_unit: bool) -> NDArray[n
     return np.argsort(ranks[units], kind="stable")
 
 
-def check_matches_plan(plan: Plan, listing: Listing, facts: dict[str, Any]) -> None:
+def check_matches_plan(plan: Plan, listing: Listing, facts: Json) -> None:
     """Raise BuildError unless `facts` match the plan; only the location of the source may differ."""
     out, planned, found = plan.paths.root, plan.facts["source"], facts["source"]
     if plan.facts["recipe"] != facts["recipe"]:

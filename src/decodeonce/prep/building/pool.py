@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,8 +26,8 @@ from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import child_of, wait_for
 from decodeonce.prep.recipe import OnBad, check_choice, differences
 from decodeonce.store import StorePaths
-from decodeonce.store.durable import make_folder
-from decodeonce.store.layout import missing_advice
+from decodeonce.store.files import make_folder
+from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.reader import runs
 
 
@@ -323,7 +322,7 @@ class WorkerPool:
         self._poison: dict[int, str] = {}
         self._idle_deaths = 0
 
-    def run(self) -> Generator[dict[str, Any] | None, None, None]:
+    def run(self) -> Generator[Json | None, None, None]:
         """Decode the blocks; yield the report of each once it is in the journal, and None about once per second.
 
         However the loop ends, all workers are killed and reaped. A killed worker loses only blocks that it has not
@@ -355,7 +354,7 @@ class WorkerPool:
             left = f"stopped after the current blocks, {len(self._queue)} of {count} are left"
             raise Stopped(f"SIGUSR1: {left}; completed blocks are kept; run the same command again to resume")
 
-    def _hear(self, worker: Worker) -> Iterator[dict[str, Any]]:
+    def _hear(self, worker: Worker) -> Iterator[Json]:
         messages = worker.process.receive()
         if messages is None:
             self.workers.remove(worker)
@@ -371,7 +370,7 @@ class WorkerPool:
             else:
                 worker.process.send(self.order(worker))
 
-    def order(self, worker: Worker) -> dict[str, Any] | None:
+    def order(self, worker: Worker) -> Json | None:
         """Return the worker's next order, or None: the worker then ends once its current blocks are durable."""
         others = {other.last for other in self.workers if other is not worker and other.last is not None}
         block = None if _ending else self._queue.next(worker.last, others)

@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.processes.child import Heartbeat, Parent
 from decodeonce.store import StorePaths
 from decodeonce.store.hashing import row_checksum
+from decodeonce.store.layout import Json
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 from decodeonce.store.writer import trim_shards
@@ -134,7 +134,7 @@ class BlockWriter:
         self._journal = journal
         self._shard: ShardFile | None = None
 
-    def write(self, block: Block, record: BlockRecord, buffer: memoryview) -> dict[str, Any]:
+    def write(self, block: Block, record: BlockRecord, buffer: memoryview) -> Json:
         """Make a block durable; return the report for the parent, with the line that it then adds to the journal."""
         size, written = self._plan.recipe.row_bytes, 0
         shard, paths = self._open(block.shard), self._plan.paths
@@ -173,8 +173,8 @@ def runs_between(block: Block, holes: list[int]) -> list[tuple[int, int]]:
 def serve(parent: Parent, plan: Plan, decoder: BlockDecoder, writer: BlockWriter) -> None:
     """Decode the blocks that the parent orders. With two buffers, one block is written while the next is decoded."""
     buffers = [page_aligned_buffer(plan.blocks.block_rows * plan.recipe.row_bytes) for _ in range(2)]
-    pending: Future[dict[str, Any]] | None = None
-    orders = deque[dict[str, Any]]()  # taken ahead, if the source reads ahead
+    pending: Future[Json] | None = None
+    orders = deque[Json]()  # taken ahead, if the source reads ahead
 
     def entries() -> Iterator[Entry]:
         for order in parent.orders():

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from decodeonce.prep.pixels.versions import DISTRIBUTIONS
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import DecodedRows, Source
 from decodeonce.store.hashing import canonical, hexdigest
+from decodeonce.store.layout import Json
 from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass, Manifest, overlap
 from decodeonce.store.select import Selection, labels_of, matching_lines
 from decodeonce.store.table import Reject, read_rejects
@@ -48,12 +48,12 @@ class StoreSource(Source):
         root: Path,
         *,
         stores: Sequence[Sequence[str]],
-        selection: dict[str, Any],
+        selection: Json,
         sort: str | None = None,
         size: Sequence[int] | None = None,
     ) -> None:
         super().__init__(root)
-        self._facts: dict[str, Any] = {"stores": stores, "selection": selection, "sort": sort, "size": size}
+        self._facts: Json = {"stores": stores, "selection": selection, "sort": sort, "size": size}
         self._stores, self._selection, self._sort, self._size = stores, Selection(**selection), sort, size
 
     @cached_property
@@ -164,7 +164,7 @@ class StoreSource(Source):
             values = values * np.array([width, height, width, height])
         return values
 
-    def manifest_facts(self, recipe: dict[str, Any], digest: str) -> dict[str, object]:
+    def manifest_facts(self, recipe: Json, digest: str) -> dict[str, object]:
         """Return the recipe and source of the inputs with the changes of the conversion."""
         manifests, selected = [rows.manifest for rows in self.inputs], self._selected(recipe["shuffle_seed"])
         return {
@@ -228,8 +228,8 @@ def merged_box_classes(stores: Sequence[Manifest]) -> tuple[tuple[str, ...], lis
 
 
 def converted_recipe(
-    found: Sequence[dict[str, Any]], shape: tuple[int, int, int], recipe: dict[str, Any], selected: dict[str, object]
-) -> dict[str, Any]:
+    found: Sequence[Json], shape: tuple[int, int, int], recipe: Json, selected: dict[str, object]
+) -> Json:
     """Return the recipe for store.json: that of the inputs with the changes of the conversion.
 
     `found` are the recipes of the inputs, whose rows have `shape`; keys that other writers added are kept. `recipe` is
@@ -248,7 +248,7 @@ def converted_recipe(
     return {**base, **own}
 
 
-def _with_container(found: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+def _with_container(found: Json, recipe: Json) -> Json:
     """Return a recipe with the container, shard size and libhdf5 version of the conversion."""
     updated = {**found, "container": recipe["container"], "shard_size": recipe["shard_size"]}
     decoders = found.get("decoders", {})
@@ -260,7 +260,7 @@ def _with_container(found: dict[str, Any], recipe: dict[str, Any]) -> dict[str, 
     return updated
 
 
-def converted_source(manifests: Sequence[Manifest], selected: dict[str, object]) -> dict[str, Any]:
+def converted_source(manifests: Sequence[Manifest], selected: dict[str, object]) -> Json:
     """Return the source for store.json: that of a single unselected input, otherwise the digests of all inputs."""
     if len(manifests) == 1 and not selected:
         return manifests[0].source

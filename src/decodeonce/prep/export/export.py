@@ -30,7 +30,7 @@ from decodeonce.prep.processes.child import ChildDied, Parent, run_workers
 from decodeonce.prep.recipe import ExportForm, check_choice
 from decodeonce.store import Sample, Store, disk, open_store
 from decodeonce.store.checks import check_file
-from decodeonce.store.durable import make_folder, remove_file, remove_tree, sync_folder, write_atomic
+from decodeonce.store.files import make_folder, remove_file, remove_tree, sync_folder, write_atomic
 from decodeonce.store.sharing import LOCK, locked
 
 CLASS_LIST = "classes.txt"  # class names in label order, for --classes; not written if a name does not fit on a line

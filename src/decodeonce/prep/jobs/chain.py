@@ -15,7 +15,7 @@ from decodeonce.prep.jobs.pbs import PBS
 from decodeonce.prep.jobs.site import Site
 from decodeonce.prep.jobs.slurm import Slurm
 from decodeonce.store import StorePaths
-from decodeonce.store.durable import make_folder, write_atomic
+from decodeonce.store.files import make_folder, write_atomic
 
 # Plan and finish are one process each, which mostly waits for the file system. On sites that allot memory by cores,
 # this many cores bring enough memory for a plan of tens of millions of samples.

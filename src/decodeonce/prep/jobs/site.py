@@ -5,20 +5,17 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, field, fields
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from decodeonce.errors import BuildError
-
-if TYPE_CHECKING:
-    from importlib.abc import Traversable  # in importlib.resources.abc since Python 3.11
+from decodeonce.store.layout import Json
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+PROFILES = Path(__file__).with_name("sites")  # those that come with decodeonce
 SCHEDULERS = ("slurm", "pbs")
 LISTS = ("directives", "array_directives", "setup", "needs", "advice")
 DEFAULTS = ("account", "queue", "time", "cpus", "mem", "nodes", "max_running")
@@ -66,8 +63,7 @@ class Site:
 
 def site_names() -> list[str]:
     """Return the names of the profiles that come with decodeonce."""
-    found = (entry.name for entry in _profiles().iterdir())
-    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
+    return sorted(path.stem for path in PROFILES.glob("*.toml"))
 
 
 def read_site(site: str) -> Site:
@@ -88,7 +84,7 @@ def read_site(site: str) -> Site:
             raise BuildError(f"{site}: {error}; expected a site profile") from None
     if site not in site_names():
         raise BuildError(f"unknown site {site!r}; expected {', '.join(site_names())}, or the path of your own profile")
-    return parse_site(_profiles().joinpath(f"{site}.toml").read_text("utf-8"), site)
+    return parse_site((PROFILES / f"{site}.toml").read_text("utf-8"), site)
 
 
 def parse_site(text: str, name: str) -> Site:
@@ -97,17 +93,13 @@ def parse_site(text: str, name: str) -> Site:
         facts = tomllib.loads(text)
         _check(facts)
     except (ValueError, TypeError) as error:
-        raise BuildError(f"{name}: {error}; see the profiles in {_profiles()}") from None
+        raise BuildError(f"{name}: {error}; see the profiles in {PROFILES}") from None
     lists = {key: tuple(facts[key]) for key in LISTS if key in facts}
     flag = "--partition" if facts["scheduler"] == "slurm" else "-q"
     return Site(**{"queue_flag": flag, **facts, **lists})
 
 
-def _profiles() -> Traversable:
-    return resources.files("decodeonce.prep.jobs").joinpath("sites")
-
-
-def _check(facts: dict[str, Any]) -> None:
+def _check(facts: Json) -> None:
     known = {entry.name for entry in fields(Site)}
     if unknown := sorted(set(facts) - known):
         raise ValueError(f"unknown key {unknown[0]!r}, expected {', '.join(sorted(known))}")

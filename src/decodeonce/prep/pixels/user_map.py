@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from decodeonce.host import limited_memory
 from decodeonce.prep.entry import LeftOut, Undecodable
 from decodeonce.prep.pixels.geometry import PixelBox
 from decodeonce.prep.recipe import UserMap
-from decodeonce.store.hashing import file_chunks, file_hexdigest
+from decodeonce.store.hashing import file_hexdigest
 
 Pixels = NDArray[np.uint8]
 
@@ -59,34 +59,53 @@ def find_map(name: str) -> UserMap:
         BuildError: The function cannot be imported.
     """
     _, path = _import(name)
-    return UserMap(name, file_hexdigest(file_chunks(path)))
+    return UserMap(name, file_hexdigest(path))
 
 
 def _import(name: str) -> tuple[MapFunction, Path]:
-    """Return the function and the file of its module. The current folder is searched last."""
+    """Return the function and the file of its module."""
+    function = import_function(name, "--map ", Path.cwd())
+    module_name = name.partition(":")[0]
+    path = Path(getattr(sys.modules[module_name], "__file__", None) or "none")
+    if path.suffix != ".py":
+        raise BuildError(f"--map {name}: {module_name} has no source file, expected a module written in Python")
+    return function, path
+
+
+def import_function(name: str, flag: str, folder: Path) -> Callable[..., Any]:
+    """Import a function or class that a user named.
+
+    Args:
+        name: Import path, `package.module:function`.
+        flag: What precedes the name in messages.
+        folder: The folder that is searched last for modules.
+
+    Raises:
+        BuildError: It cannot be imported.
+    """
     module_name, _, function_name = name.partition(":")
     if not all(map(str.isidentifier, [*module_name.split("."), function_name])):
-        raise BuildError(f"--map {name}: expected package.module:function, such as mymap:f for f in ./mymap.py")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+        raise BuildError(f"{flag}{name}: expected package.module:function, such as mymodule:f for f in ./mymodule.py")
+    if module_name == "__main__":
+        raise BuildError(f"{flag}{name}: other processes cannot import __main__; move the function into a module")
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise BuildError(
-            f"--map {name}: {error}; run from the folder that contains {module_name.split('.')[0]}, or set PYTHONPATH"
+            f"{flag}{name}: {error}; run from the folder that contains {module_name.split('.')[0]}, or set PYTHONPATH"
         ) from None
     except Exception as error:  # a user's module may raise anything
         raise BuildError(
-            f"--map {name}: importing {module_name} raised {type(error).__name__}: {error}; "
+            f"{flag}{name}: importing {module_name} raised {type(error).__name__}: {error}; "
             f"reproduce it with: python -c 'import {module_name}'"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise BuildError(f"--map {name}: {module_name} has no function {function_name}")
-    path = Path(getattr(module, "__file__", None) or "none")
-    if path.suffix != ".py":
-        raise BuildError(f"--map {name}: {module_name} has no source file, expected a module written in Python")
-    return function, path
+        raise BuildError(f"{flag}{name}: {module_name} has no function {function_name}")
+    found: Callable[..., Any] = function
+    return found
 
 
 class LoadedMap:
@@ -95,7 +114,7 @@ class LoadedMap:
     def __init__(self, wanted: UserMap) -> None:
         self._name = wanted.function
         self._function, path = _import(wanted.function)
-        found = file_hexdigest(file_chunks(path))
+        found = file_hexdigest(path)
         if found != wanted.xxh3:
             raise BuildError(
                 f"{path}: the map {self._name} changed since the plan (xxh3_64 {found}, planned {wanted.xxh3}); "

@@ -26,6 +26,7 @@ from typing import Any
 
 from decodeonce import errors
 from decodeonce.errors import DecodeonceError
+from decodeonce.store.layout import Json
 
 # `python -m` would put the current folder first on the import path. With Python's default threshold of 700, garbage is
 # collected 60 times while a worker imports its modules, which takes 20 ms of 200.
@@ -129,7 +130,7 @@ class Child:
         with suppress(ConnectionError):
             self.socket.sendall(_encoded(message))
 
-    def receive(self) -> list[dict[str, Any]] | None:
+    def receive(self) -> list[Json] | None:
         """Return the messages that have arrived; call this for a child that `wait_for` returned.
 
         Returns:

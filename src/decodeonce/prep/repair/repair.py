@@ -25,7 +25,7 @@ from decodeonce.store import Report, Sample, Shard, Store, StorePaths, disk, ver
 from decodeonce.store.columns import RESERVED
 from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.disk import LINK
-from decodeonce.store.durable import empty_folder, sync_folder, write_at, write_atomic, writing
+from decodeonce.store.files import empty_folder, sync_folder, write_at, write_atomic, writing
 from decodeonce.store.hashing import hexdigest, row_checksum
 from decodeonce.store.manifest import SmallFile, read_manifest, read_part
 from decodeonce.store.shard_file import ShardFile

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.host import usable_cores
@@ -20,9 +20,10 @@ from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Filter, Recipe, check_choice
 from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
-from decodeonce.prep.sources import KINDS, SOURCES, Source, find_opener
+from decodeonce.prep.sources import KINDS, SOURCES, Source, find_opener, find_registered, has_opener
 from decodeonce.prep.sources.base import WITH_BOXES
 from decodeonce.store.hashing import hexdigest
+from decodeonce.store.layout import Json
 from decodeonce.store.manifest import REBUILD, Manifest, read_manifest
 from decodeonce.store.table import Sample
 
@@ -126,7 +127,7 @@ class ImageRows:
         return Reason(f"{why}; {versions_to_install(self._manifest) or COPY}", sample.source)
 
 
-def reopen_source(manifest: Manifest, src: str, options: Mapping[str, Any]) -> Source:
+def reopen_source(manifest: Manifest, src: str, options: Mapping[str, object]) -> Source:
     """Open SRC as the source of a store, to find its images by name. Their digests are checked, so links are followed.
 
     Args:
@@ -139,13 +140,14 @@ def reopen_source(manifest: Manifest, src: str, options: Mapping[str, Any]) -> S
     """
     recorded = str(manifest.source.get("kind")).removesuffix(WITH_BOXES)
     # imagenet-tar is one of the forms that the opener of imagenet detects.
-    openers = [kind for kind in (recorded, recorded.partition("-")[0]) if kind in KINDS]
+    openers = [kind for kind in (recorded, recorded.partition("-")[0]) if has_opener(kind)]
     # Selected and merged stores do not name the kinds of their inputs.
-    kind = str(options.get("kind", openers[0] if openers else "imagenet"))
-    if kind not in KINDS:
+    kind = openers[0] if openers else "imagenet" if recorded in ("None", *SOURCES) else recorded
+    if "kind" in options and not has_opener(kind := str(options["kind"])):
         raise BuildError(f"kind={kind}: no such kind of source, expected one of {', '.join(KINDS)}")
-    given: dict[str, Any] = {"classes": [cls.name for cls in manifest.classes]} if openers else {}
-    if not SOURCES[kind].suffixes and not os.path.exists(src):  # otherwise it may be a pattern
+    given: dict[str, object] = {"classes": [cls.name for cls in manifest.classes]} if openers else {}
+    registered = find_registered(kind)
+    if registered.is_path and not registered.suffixes and not os.path.exists(src):  # otherwise it may be a pattern
         raise BuildError(f"{src}: no such file or folder; expected the source that the store was built from")
     opener = find_opener(kind)
     hints = get_type_hints(opener)
@@ -163,7 +165,7 @@ def reopen_source(manifest: Manifest, src: str, options: Mapping[str, Any]) -> S
         raise BuildError(f"{src}: cannot be opened as {kind}: {error}; pass the flags of the build") from None
 
 
-def recipes_of(facts: dict[str, Any]) -> list[Recipe]:
+def recipes_of(facts: Json) -> list[Recipe]:
     """Return the recipes that made a store's rows: several for a merged store, none if rows were resized."""
     if isinstance(joined := facts.get("joined"), list) and "resized_from" not in facts:
         return list(dict.fromkeys(recipe for one in joined for recipe in recipes_of(one)))

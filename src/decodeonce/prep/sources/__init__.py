@@ -1,17 +1,29 @@
-"""The kinds of input that a build can read. A plan names a source by kind, root and facts."""
+"""The kinds of input that a build can read. A plan names a source by kind, root and facts.
+
+A package that declares the entry point `KIND = "module:NAME"` in the group `decodeonce.sources`, where NAME is a
+`Registered`, adds a kind. It is imported only when its kind is used or when a help lists all kinds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from decodeonce.errors import BuildError
 from decodeonce.lazy import lazy_imports
+from decodeonce.store.layout import Json
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from decodeonce.prep.sources.base import Source as Source
     from decodeonce.prep.sources.boxed import BoxedSource as BoxedSource
+    from decodeonce.prep.sources.dataset import DatasetSource as DatasetSource
+    from decodeonce.prep.sources.dataset import open_dataset as open_dataset
     from decodeonce.prep.sources.file_list import ListSource as ListSource
     from decodeonce.prep.sources.file_list import open_list as open_list
     from decodeonce.prep.sources.folder import FolderSource as FolderSource
@@ -34,11 +46,13 @@ class Registered(NamedTuple):
             becomes the flag --root of this kind. The first paragraph of the opener's docstring is the help text of
             `prep build KIND`.
         suffixes: Suffixes of the files that the source reads, so that SRC may be a pattern; default none.
+        is_path: Whether SRC is the path of a file or folder, or a pattern of paths; default True.
     """
 
     source: str
     opener: str = ""
     suffixes: tuple[str, ...] = ()
+    is_path: bool = True
 
 
 _HERE = "decodeonce.prep.sources"
@@ -53,18 +67,75 @@ SOURCES = {
         f"{_HERE}.webdataset:WebdatasetSource", f"{_HERE}.webdataset:open_webdataset", (".tar", ".tar.gz", ".tgz")
     ),
     "parquet": Registered(f"{_HERE}.parquet:ParquetSource", f"{_HERE}.parquet:open_parquet", (".parquet",)),
+    "dataset": Registered(f"{_HERE}.dataset:DatasetSource", f"{_HERE}.dataset:open_dataset", is_path=False),
     "store": Registered("decodeonce.prep.convert.source:StoreSource"),
 }
 KINDS = tuple(kind for kind, registered in SOURCES.items() if registered.opener)  # those that have a command
+PLUGINS = "decodeonce.sources"  # the group of entry points
 __getattr__, __dir__ = lazy_imports(__name__, __file__)
 
 
-def open_source(kind: str, root: Path, facts: dict[str, Any]) -> Source:
+@cache
+def plugins() -> dict[str, EntryPoint]:
+    """Return the entry points of other packages by kind. Finding them takes milliseconds, and imports no package."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=PLUGINS) if point.name not in SOURCES}
+
+
+@contextmanager
+def plugin_errors(kind: str) -> Iterator[None]:
+    """Turn any error of a package that adds a kind into BuildError, so that it affects only this kind."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # code of another package may raise anything
+        if kind not in plugins() or isinstance(error, BuildError):
+            raise
+        package = plugins()[kind].dist
+        name, what = package.name if package else plugins()[kind].value, f"{type(error).__name__}: {error}"
+        problem = f"the package {name}, which adds this kind of source, cannot be used: {what}"
+        raise BuildError(f"{kind}: {problem}; update or uninstall it") from error
+
+
+def has_opener(kind: str) -> bool:
+    """Return whether `prep build` has this kind."""
+    return bool(SOURCES[kind].opener) if kind in SOURCES else kind in plugins()
+
+
+def find_registered(kind: str) -> Registered:
+    """Return the registration of a kind, which may be that of another package.
+
+    Raises:
+        BuildError: If no package adds this kind, or the package that does cannot be imported.
+    """
+    if kind in SOURCES:
+        return SOURCES[kind]
+    if kind not in plugins():
+        raise BuildError(f"no package adds the kind of source {kind!r}; install the one that was used for the build")
+    with plugin_errors(kind):
+        _check_single(kind)
+        found = plugins()[kind].load()
+        if not isinstance(found, Registered):
+            raise TypeError(f"{plugins()[kind].value} is a {type(found).__name__}, expected a Registered")
+        return found
+
+
+def _check_single(kind: str) -> None:
+    from importlib.metadata import entry_points
+
+    places = {
+        f"{point.dist.name if point.dist else '?'} ({point.value})" for point in entry_points(group=PLUGINS, name=kind)
+    }
+    if len(places) > 1:
+        raise BuildError(f"{kind}: several packages add this kind: {', '.join(sorted(places))}; uninstall all but one")
+
+
+def open_source(kind: str, root: Path, facts: Json) -> Source:
     """Make the source that a plan names."""
     from decodeonce.prep.sources.base import WITH_BOXES
 
     if not kind.endswith(WITH_BOXES):
-        source: Source = _load(SOURCES[kind].source)(root, **facts)
+        source: Source = _load(kind, find_registered(kind).source)(root, **facts)
         return source
     from decodeonce.prep.sources.boxed import BoxedSource
 
@@ -72,11 +143,12 @@ def open_source(kind: str, root: Path, facts: dict[str, Any]) -> Source:
 
 
 def find_opener(kind: str) -> Callable[..., Source]:
-    """Return the function that opens SRC as one of `KINDS`."""
-    opener: Callable[..., Source] = _load(SOURCES[kind].opener)
+    """Return the function that opens SRC as a kind that has a command."""
+    opener: Callable[..., Source] = _load(kind, find_registered(kind).opener)
     return opener
 
 
-def _load(path: str) -> Any:
-    module, name = path.split(":")
-    return getattr(import_module(module), name)
+def _load(kind: str, path: str) -> Any:
+    with plugin_errors(kind):
+        module, name = path.split(":")
+        return getattr(import_module(module), name)

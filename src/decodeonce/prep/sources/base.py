@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, RowMaker
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.remote import is_url
+from decodeonce.store.layout import Json
 from decodeonce.store.manifest import Column, ImageClass
 from decodeonce.store.table import Reject
 
@@ -36,7 +36,7 @@ class DecodedRows:
     recipe: Recipe
     samples: NDArray[np.void]
     facts: NDArray[np.void]
-    planned: Mapping[str, NDArray[Any]]
+    planned: Mapping[str, np.ndarray]
 
 
 class Source(ABC):
@@ -133,7 +133,7 @@ class Source(ABC):
         return []
 
     @abstractmethod
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         """Return the keyword arguments that make this source again from its class and root.
 
         Called after `entries`, so the result may include what the listing found, such as file sizes. It must be
@@ -141,7 +141,7 @@ class Source(ABC):
         calls it.
         """
 
-    def fingerprint(self) -> Any:
+    def fingerprint(self) -> object:
         """Return a value that changes whenever the listing would change; default None if only listing can tell.
 
         Called before and after `entries`, with the same result, so it must not list the source. It must be
@@ -185,7 +185,7 @@ class Source(ABC):
             Undecodable: If these bytes alone are damaged. The text is the reason in rejects.tsv.
         """
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Json:
         """Return the arguments of the opener that `prep repair` needs besides SRC, without paths; default none.
 
         They are recorded in store.json, must be JSON-serializable, and must not depend on the machine.
@@ -210,7 +210,7 @@ class Source(ABC):
         """Return further columns of the store whose values come from `column_values`; default none."""
         return []
 
-    def column_values(self, column: Column, rows: DecodedRows) -> NDArray[Any]:
+    def column_values(self, column: Column, rows: DecodedRows) -> np.ndarray:
         """Return the values of one of `columns` for these rows.
 
         Returns:
@@ -218,7 +218,7 @@ class Source(ABC):
         """
         raise NotImplementedError
 
-    def manifest_facts(self, recipe: dict[str, Any], digest: str) -> dict[str, Any]:
+    def manifest_facts(self, recipe: Json, digest: str) -> Json:
         """Return the keys that store.json gets from the source, at least `recipe` and `source`.
 
         Args:

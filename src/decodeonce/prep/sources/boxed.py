@@ -45,6 +45,7 @@ from decodeonce.prep.recipe import BoxOrigin, BoxRules, Recipe
 from decodeonce.prep.sources.base import WITH_BOXES, DecodedRows, Source
 from decodeonce.prep.sources.files import parallel_map, stem_of
 from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
+from decodeonce.store.layout import Json
 from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
 
 SUFFIX = b".xml"
@@ -103,7 +104,7 @@ class BoxedSource(Source):
         self._start()
 
     @classmethod
-    def from_facts(cls, source: Source, facts: dict[str, Any]) -> BoxedSource:
+    def from_facts(cls, source: Source, facts: Json) -> BoxedSource:
         """Make this source again from its inner source and `facts`."""
         boxed = cls(source, Path(facts["boxes"]), BoxRules(**facts["rules"]))
         boxed._numbers = {name: number for number, name in enumerate(facts["names"])}
@@ -128,11 +129,11 @@ class BoxedSource(Source):
         seen = [f"{what}: {times} (first {first})" for what, (times, first) in self._seen.items()]
         return [*self.source.warnings(self._samples), *seen]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         own = {"boxes": str(self.boxes), "rules": asdict(self.rules), "names": list(self._numbers)}
         return {"source": self.source.facts(), **own}
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Json:
         return self.source.options()
 
     def classes(self) -> tuple[ImageClass, ...]:
@@ -184,7 +185,7 @@ class BoxedSource(Source):
         ]
         return [*self.source.columns(), *(kept if keep else [])]
 
-    def column_values(self, column: Column, rows: DecodedRows) -> NDArray[Any]:
+    def column_values(self, column: Column, rows: DecodedRows) -> np.ndarray:
         """Return the values of a column. Boxes are moved with their image; those outside the row are left out."""
         if column.name not in BOX_COLUMNS:
             return self.source.column_values(column, rows)
@@ -196,10 +197,10 @@ class BoxedSource(Source):
             label_of = {name: label for label, name in enumerate(sorted(self._numbers))}
             labels = np.array([*map(label_of.__getitem__, self._numbers), -1])  # the number -1 gives the label -1
             return _packed(labels[rows.planned[NUMBERS]], present, -1)
-        counts: NDArray[Any] = present.sum(1)
+        counts: np.ndarray = present.sum(1)
         return counts
 
-    def manifest_facts(self, recipe: dict[str, Any], digest: str) -> dict[str, Any]:
+    def manifest_facts(self, recipe: Json, digest: str) -> Json:
         """Return the keys that every source gives, and the classes of kept boxes. Complete after `entries` has run."""
         facts = super().manifest_facts(recipe, digest)
         return {**facts, "box_classes": sorted(self._numbers)} if self.rules.keep else facts
@@ -307,7 +308,7 @@ def _placed(rows: DecodedRows) -> NDArray[np.float64]:
     return placed.clip(0, 2 * (recipe.width, recipe.height))
 
 
-def _packed(values: NDArray[Any], present: NDArray[np.bool_], absent: int) -> NDArray[Any]:
+def _packed(values: np.ndarray, present: NDArray[np.bool_], absent: int) -> np.ndarray:
     """Return the values (n, K, ...) with those of present boxes first in each row, padded with `absent`."""
     packed = np.full_like(values, absent)
     packed[np.sort(present)[:, ::-1]] = values[present]
@@ -398,7 +399,7 @@ class CocoAnnotations:
                 found = _parse_json(opened)
             self._categories = {_field(each, "id"): _name(each, "name") for each in _listed(found, "categories")}
             self.names = tuple(self._categories.values())
-            objects: dict[Any, list[dict[str, Any]]] = {}
+            objects: dict[Any, list[Json]] = {}
             for each in _listed(found, "annotations"):
                 objects.setdefault(_field(each, "image_id"), []).append(each)
             for image in _listed(found, "images"):
@@ -420,7 +421,7 @@ class CocoAnnotations:
         """Return the names of the images whose stem is not in `stems`, sorted."""
         return [name_text(stem) for stem in sorted(self._found.keys() - stems)]
 
-    def _annotation(self, image: dict[str, Any], name: str, objects: list[dict[str, Any]]) -> Annotation:
+    def _annotation(self, image: Json, name: str, objects: list[Json]) -> Annotation:
         kept = [each for each in objects if not (each.get("iscrowd") or each.get("ignore"))]
         if len(kept) < len(objects):
             self._note("objects with iscrowd or ignore, skipped", name, len(objects) - len(kept))
@@ -432,7 +433,7 @@ class CocoAnnotations:
         except ValueError as error:
             return Annotation(problem=f"{self._file.name}: {error}")
 
-    def _object(self, found: dict[str, Any], width: float, height: float) -> tuple[str, Edges]:
+    def _object(self, found: Json, width: float, height: float) -> tuple[str, Edges]:
         if (category := _field(found, "category_id")) not in self._categories:
             raise ValueError(f"an object has category_id {category!r}, which is not in its categories")
         x, y, across, down = _numbers(found.get("bbox"), "bbox", 4)
@@ -442,7 +443,7 @@ class CocoAnnotations:
 
 
 def _parse_json(file: BinaryIO) -> Any:
-    def without_outline(found: dict[str, Any]) -> dict[str, Any]:
+    def without_outline(found: Json) -> Json:
         found.pop("segmentation", None)  # most of the file
         return found
 
@@ -452,20 +453,20 @@ def _parse_json(file: BinaryIO) -> Any:
         raise ValueError(f"not JSON: {error}") from None
 
 
-def _listed(found: Any, key: str) -> list[dict[str, Any]]:
+def _listed(found: Any, key: str) -> list[Json]:
     values = found.get(key) if isinstance(found, dict) else None
     if not isinstance(values, list) or not all(isinstance(each, dict) for each in values):
         raise ValueError(f'it has no list "{key}" of objects')
     return values
 
 
-def _field(found: dict[str, Any], key: str) -> int | str:
+def _field(found: Json, key: str) -> int | str:
     if not isinstance(value := found.get(key), int | str):
         raise ValueError(f"{key} is {value!r}, expected a number or a text")
     return value
 
 
-def _name(found: dict[str, Any], key: str) -> str:
+def _name(found: Json, key: str) -> str:
     if not isinstance(value := found.get(key), str) or not value.strip():
         raise ValueError(f"{key} is {value!r}, expected a name")
     name_bytes(value)  # raises an error for lone surrogates, which JSON can contain

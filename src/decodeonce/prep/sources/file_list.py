@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import xxhash
 
@@ -19,6 +19,7 @@ from decodeonce.prep.sources.files import named_entries, read_file, stat_entries
 from decodeonce.prep.sources.folder import IMAGE_SUFFIXES
 from decodeonce.prep.sources.labels import LabelledSource, parse_value
 from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
+from decodeonce.store.layout import Json
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "target", "category")
@@ -67,7 +68,7 @@ class ListSource(LabelledSource):
         name = self.file.name if self.file.parent == self.root else self.file
         return f"list {name} ({find_layout(self.file, self.column_names)})"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         own = {"file": str(self.file), "column": list(self.column_names), "follow_links": self._links.follow}
         return {**super().facts(), **own}
 
@@ -267,8 +268,8 @@ def _check_text(file: Path) -> None:
 def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and fields of each line that is not blank."""
     # Only \n ends a line: paths may contain the other characters that Python treats as line ends.
-    encoding: dict[str, Any] = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": "\n"}
-    with expecting(file, EXPECTED), open(open_regular(file), **encoding) as text:
+    open_text = partial(open, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
+    with expecting(file, EXPECTED), open_text(open_regular(file)) as text:
         for number, line in enumerate(iter(partial(text.readline, MAX_LINE + 1), ""), 1):
             if len(line) > MAX_LINE:
                 raise BuildError(f"{file}: a line has more than {MAX_LINE} characters; expected a path and a label")

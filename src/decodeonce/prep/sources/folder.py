@@ -8,7 +8,7 @@ import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from decodeonce.errors import BuildError, failure_from
 from decodeonce.formatting import counted, quoted
@@ -16,6 +16,7 @@ from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import mode_of, named_entries, read_file, stat_entries
 from decodeonce.prep.sources.safe_open import Links, expecting, read_small
+from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
@@ -43,9 +44,12 @@ class FolderSource(Source):
         root: The folder that holds the class folders.
         classes: Folder names in label order. Default None: all class folders, sorted by their bytes.
         follow_links: Whether links may lead out of `root`. Default False: such a link is rejected.
+        splits_as_classes: Whether folders named like splits, such as "train" and "val", may be classes although they
+            contain folders. Default False: they raise BuildError. Has no effect with `classes`.
 
     Raises:
-        BuildError: If `root` cannot be read or has no class folders. `entries` raises it if `classes` lacks a folder.
+        BuildError: If `root` cannot be read, has no class folders or seems to contain splits. `entries` raises it if
+            `classes` lacks a folder.
 
     Example:
         >>> source = FolderSource(Path("imagenet/val"))
@@ -54,18 +58,23 @@ class FolderSource(Source):
 
     kind = "folder"
 
-    def __init__(self, root: Path, *, classes: Sequence[str] | None = None, follow_links: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        classes: Sequence[str] | None = None,
+        follow_links: bool = False,
+        splits_as_classes: bool = False,
+    ) -> None:
         super().__init__(root)
         self._links = Links(root, follow=follow_links)
-        self._names_given = classes is not None
         self._names = ClassList(classes) if classes is not None else class_folders(root)
         if not self._names:
             raise BuildError(f"{root}: contains no folders; expected {root}/<class>/<image>, one folder per class")
+        if classes is None and not splits_as_classes:
+            _check_no_splits(root, self._names, self._links)
 
-    def warnings(self, samples: int) -> list[str]:
-        return [] if self._names_given else _split_warnings(self.root, self._names, self._links)
-
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         return {"classes": self._names, "follow_links": self._links.follow}
 
     def classes(self) -> tuple[ImageClass, ...]:
@@ -112,18 +121,19 @@ def _to_walk(item: os.DirEntry[bytes]) -> bool:
     return item.is_dir(follow_symlinks=False) and not item.name.lower().endswith(SUFFIXES)
 
 
-def _split_warnings(root: Path, names: Sequence[str], links: Links) -> list[str]:
-    """Return a warning if these class folders of `root` look like splits, with the command that was probably meant."""
+def _check_no_splits(root: Path, names: Sequence[str], links: Links) -> None:
+    """Raise BuildError if these class folders of `root` look like splits."""
     splits = [name for name in names if name.lower() in SPLITS]
     if len(splits) < min(2, len(names)):  # a single "train" among other classes is a vehicle
-        return []
+        return
     split = root / min(splits, key=lambda name: SPLITS.index(name.lower()))
     held = [] if links.folder_leads_outside(os.fsencode(split)) else class_folders(split)
     if not held:
-        return []
+        return
     contents = f"{split.name} contains {counted(len(held), 'folder')} (first {quoted(held[0])})"
     command = f"prep build folder {quoted(str(split))} OUT"
-    return [f"{', '.join(splits)} may be splits, not classes: {contents}; if so, run: {command}"]
+    found = f"{root}: contains splits instead of classes ({', '.join(splits)}): {contents}"
+    raise BuildError(f"{found}; run: {command}; if these are classes, pass --splits-as-classes")
 
 
 def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> None:
@@ -152,21 +162,31 @@ def class_folders(top: Path) -> list[str]:
     return [name_text(name) for name in sorted(names)]
 
 
-def open_folder(src: str | Path, *, classes: Sequence[str] | None = None, follow_links: bool = False) -> FolderSource:
+def open_folder(
+    src: str | Path,
+    *,
+    classes: Sequence[str] | None = None,
+    follow_links: bool = False,
+    splits_as_classes: Annotated[
+        bool, "Build a store whose classes are folders such as train and val, although they contain folders."
+    ] = False,
+) -> FolderSource:
     """Read a folder per class. SRC holds <class>/.../<image>.
 
     Args:
         src: The folder that holds the class folders.
         classes: Folder names in label order. Default None: all class folders, sorted by their bytes.
         follow_links: Whether links may lead out of `src`. Default False: such a link is rejected.
+        splits_as_classes: Whether folders named like splits may be classes although they contain folders. Default
+            False: they raise BuildError.
 
     Raises:
-        BuildError: If `src` cannot be read or has no class folders.
+        BuildError: If `src` cannot be read, has no class folders or seems to contain splits.
 
     Example:
         >>> build(open_folder("imagenet/val"), Path("val.store"), Recipe(height=224, width=224))
     """
-    return FolderSource(Path(src), classes=classes, follow_links=follow_links)
+    return FolderSource(Path(src), classes=classes, follow_links=follow_links, splits_as_classes=splits_as_classes)
 
 
 def read_class_list(path: Path) -> ClassList:

@@ -232,18 +232,21 @@ def source_file(root: Path, name: str, links: Links | None = None) -> SourceFile
     return SourceFile(name, facts.st_size, mtime_of(facts))
 
 
+FileFacts = tuple[str, int, int]  # a SourceFile, or what JSON makes of it, a list
+
+
 class SourceFiles:
     """The numbered files of a source. Reading raises BuildError if a file is missing or has changed.
 
     Up to `OPEN_FILES` files stay open. Only `opened` may be used by several threads; below a URL, all methods may.
     """
 
-    def __init__(self, root: Path, files: Iterable[Any]) -> None:
+    def __init__(self, root: Path, files: Iterable[FileFacts]) -> None:
         self._root = root
         self.files = [SourceFile(*file) for file in files]
         self._open: OrderedDict[int, Holder] = OrderedDict()
 
-    def facts(self) -> list[list[Any]]:
+    def facts(self) -> list[list[str | int]]:
         """Return the files as lists, for JSON."""
         return [list(file) for file in self.files]
 

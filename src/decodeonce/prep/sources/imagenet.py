@@ -23,9 +23,10 @@ from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, so
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import mode_of, named_entries, parallel_map, read_file, stat_entries
 from decodeonce.prep.sources.folder import SUFFIXES, WNID, check_classes, class_folders, list_folders
-from decodeonce.prep.sources.holders import Member, SourceFile, SourceFiles, open_holder, source_file
+from decodeonce.prep.sources.holders import FileFacts, Member, SourceFile, SourceFiles, open_holder, source_file
 from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
 from decodeonce.prep.sources.safe_open import Links
+from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 
 Split = Literal["train", "val"]
@@ -288,10 +289,10 @@ class ImagenetSplit(Source):
             warnings.append(f"{samples:,} of the {whole:,} images of ILSVRC2012 {self.split} are present")
         return warnings
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Json:
         return {"split": self.split}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         return {"split": self.split, "classes": self._names, "words": self._words}
 
     def classes(self) -> tuple[ImageClass, ...]:
@@ -316,7 +317,7 @@ class ImagenetSource(ImagenetSplit):
     def form(self) -> str:
         return f"class folders in {self.folder or self.top}"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         return {**super().facts(), "folder": self.folder, "follow_links": self._links.follow}
 
     def present_classes(self) -> list[str]:
@@ -364,12 +365,12 @@ def is_image_name(name: bytes) -> bool:
 class ArchiveSource(ImagenetSplit):
     """A split in files that hold many images each. `files` are their names, sizes in bytes and mtimes in ns."""
 
-    def __init__(self, root: Path, *, files: Iterable[Any], **facts: Any) -> None:
+    def __init__(self, root: Path, *, files: Iterable[FileFacts], **facts: Any) -> None:
         super().__init__(root, **facts)
         self._files = SourceFiles(root, files)
 
     @abstractmethod
-    def parts(self) -> Mapping[str, Any]:
+    def parts(self) -> Mapping[str, object]:
         """Return what holds the images of each class; with the name "", what holds those in one folder."""
 
     @abstractmethod
@@ -384,10 +385,10 @@ class ArchiveSource(ImagenetSplit):
     def is_flat(self) -> bool:
         return self.split == "val" and "" in self.parts()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         return {**super().facts(), "files": self._files.facts()}
 
-    def fingerprint(self) -> Any:
+    def fingerprint(self) -> object:
         return {**self.facts(), "labels": self.labels.digest if self.is_flat else ""}
 
     def present_classes(self) -> list[str]:
@@ -427,7 +428,7 @@ class ImagenetTarSource(ArchiveSource):
         super().__init__(root, **facts)
         self._apart = apart
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         return {**super().facts(), "apart": self._apart}
 
     @property

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
@@ -19,6 +18,7 @@ from decodeonce.prep.entry import Value, name_bytes
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.folder import ClassList, check_no_duplicates
 from decodeonce.store.columns import column_file
+from decodeonce.store.layout import Json
 from decodeonce.store.manifest import Column, ImageClass
 
 MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
@@ -47,7 +47,7 @@ class LabelledSource(Source):
         self._names: list[str] | None = self._requested
         self._numbers: dict[str, int] = {}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         return {"classes": [cls.name for cls in self.classes()]}
 
     def classes(self) -> tuple[ImageClass, ...]:
@@ -162,11 +162,11 @@ class NumberColumn:
     def __iter__(self) -> Iterator[Value]:
         return (value.tolist() for value in self.to_array())
 
-    def to_array(self) -> NDArray[Any]:
+    def to_array(self) -> np.ndarray:
         """Return the values as int64 or float64."""
         return np.frombuffer(self._held, np.dtype(self._held.typecode)).reshape(-1, *(self._shape or ()))
 
-    def to_column(self) -> tuple[Column, NDArray[Any]]:
+    def to_column(self) -> tuple[Column, np.ndarray]:
         """Return the column of the store, and its values as int64 or float64."""
         values = self.to_array()
         fits = self._held.typecode == "d" and np.abs(values).max() <= WHOLE_IN_FLOAT32

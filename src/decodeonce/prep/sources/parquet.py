@@ -22,10 +22,11 @@ from decodeonce.prep.entry import Entry, Undecodable, name_bytes
 from decodeonce.prep.processes.isolated import MEMORY_BYTES, Isolated, answer_questions
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, parallel_map, size_problem
-from decodeonce.prep.sources.holders import Holder, HolderFile, SourceFiles, source_file
+from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, SourceFiles, source_file
 from decodeonce.prep.sources.labels import LabelledSource
 from decodeonce.prep.sources.patterns import check_one_split, describe_files, find_files
 from decodeonce.prep.sources.remote import as_path, is_url
+from decodeonce.store.layout import Json
 
 MAX_FOOTER_BYTES = 1 << 26  # the footer is read whole; with 10,000 row groups of three columns it has about 4 MB
 MAX_GROUP_BYTES = 8 << 30  # size of a row group according to its metadata; a worker holds one
@@ -51,8 +52,9 @@ EXPECTED = {
     "label": ("labels", "integers or strings"),
 }
 EXPECTED_NUMBERS = "expected integers, floats or booleans, or lists of these"
+Arrow = Any  # an object of pyarrow, which has no type hints
 # Label, path of the image, whether there is an image, and the values of the columns of numbers.
-Row = tuple[str | None, str | None, bool, Sequence[Any]]
+Row = tuple[str | None, str | None, bool, Sequence[object]]
 
 
 class Columns(NamedTuple):
@@ -90,7 +92,7 @@ class ParquetSource(LabelledSource):
         self,
         root: Path,
         *,
-        files: Iterable[Any],
+        files: Iterable[FileFacts],
         columns: Sequence[Any],
         groups: Sequence[int] = (),
         classes: Sequence[str] | None = None,
@@ -100,7 +102,7 @@ class ParquetSource(LabelledSource):
         self._files = SourceFiles(root, files)
         self._groups = list(groups)  # row groups per file
         self._table: tuple[int, Table] | None = None
-        self._images: tuple[int, Any] | None = None
+        self._images: tuple[int, Arrow] | None = None
 
     @property
     def top(self) -> Path:
@@ -112,11 +114,11 @@ class ParquetSource(LabelledSource):
         files, columns = describe_files([file.name for file in self._files.files], "Parquet file"), self._columns
         return f"{files}, images from {columns.image}, labels from {columns.label}"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         facts = {**super().facts(), "files": self._files.facts(), "columns": [*self._columns]}
         return {**facts, "groups": self._groups}
 
-    def fingerprint(self) -> Any:
+    def fingerprint(self) -> object:
         return [self._files.facts(), [*self._columns], self._requested]
 
     def entries(self) -> Iterator[Entry]:
@@ -137,7 +139,7 @@ class ParquetSource(LabelledSource):
     def holder(self, entry: Entry) -> bytes:
         return self._files.path(self._locate(entry.unit)[0])
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Json:
         return {"image_column": self._columns.image, "label_column": self._columns.label}
 
     def _locate(self, unit: int) -> tuple[int, int]:
@@ -178,7 +180,7 @@ class ParquetSource(LabelledSource):
                 yield Entry(name_bytes(text), of_class, 0, mtime_ns, problem, unit, place, values=values)
                 place += 1
 
-    def _ask(self, what: str, number: int, **facts: Any) -> Any:
+    def _ask(self, what: str, number: int, **facts: object) -> Any:
         return ask_about(self._files, number, what, columns=self._columns, **facts)
 
 
@@ -221,7 +223,7 @@ def open_parquet(
     return ParquetSource(root, files=files.files, columns=columns, classes=classes)
 
 
-def pyarrow() -> Any:
+def pyarrow() -> Arrow:
     """Import pyarrow and pyarrow.parquet; raise BuildError if pyarrow is not installed."""
     try:
         import pyarrow.parquet
@@ -242,7 +244,7 @@ class Table:
         with reading(self.path):
             self.file = pyarrow().parquet.ParquetFile(HolderFile(holder))
 
-    def read(self, group: int, columns: list[str]) -> Any:
+    def read(self, group: int, columns: list[str]) -> Arrow:
         """Read some columns of a row group as a pyarrow.Table; raise Stopped or BuildError on failure."""
         size = self.file.metadata.row_group(group).total_byte_size
         what, advice = f"{self.path}: row group {group}", "rewrite the file with smaller row groups"
@@ -275,7 +277,7 @@ class Table:
         return list(zip(labels, paths, has_image, zip(*numbers, strict=True) if numbers else [()] * count, strict=True))
 
 
-def _null_count(group: Any, name: str) -> int:
+def _null_count(group: Arrow, name: str) -> int:
     """Return the number of nulls in a leaf column according to its statistics; 0 without statistics."""
     leaves = (group.column(number) for number in range(group.num_columns))
     statistics = next((leaf.statistics for leaf in leaves if leaf.path_in_schema == name), None)
@@ -296,12 +298,12 @@ def reading(what: str) -> Iterator[None]:
         raise BuildError(f"{what}: {found}; {expected}") from None
 
 
-def column(table: Any, name: str) -> Any:
+def column(table: Arrow, name: str) -> Arrow:
     """Return a column of a pyarrow.Table; "a.b" is the field b of the column a."""
     return table[name] if name in table.column_names else table.select([name.rpartition(".")[0]]).flatten()[name]
 
 
-def image_at(images: Any, place: int) -> bytes:
+def image_at(images: Arrow, place: int) -> bytes:
     """Return the bytes in a row of a column of images; raise Undecodable if there are none or too many."""
     image = images[place].as_py() if place < len(images) else None
     if image is None:
@@ -311,7 +313,7 @@ def image_at(images: Any, place: int) -> bytes:
     return bytes(image)
 
 
-def find_columns(path: str, schema: Any, *, image: str = "", label: str = "", numbers: Sequence[str] = ()) -> Columns:
+def find_columns(path: str, schema: Arrow, *, image: str = "", label: str = "", numbers: Sequence[str] = ()) -> Columns:
     """Return the columns of images and labels of a schema, by type and name, or the ones passed as `image` and `label`.
 
     `numbers` are the columns of numbers to keep. Raise BuildError if a column is missing, ambiguous or of another type.
@@ -331,7 +333,7 @@ def find_columns(path: str, schema: Any, *, image: str = "", label: str = "", nu
     return Columns(*images[chosen], _choose(path, schema, "label", known, label), list(numbers))
 
 
-def _check_numbers(path: str, schema: Any, name: str) -> None:
+def _check_numbers(path: str, schema: Arrow, name: str) -> None:
     fields = [field for field in schema if field.name == name]
     if len(fields) != 1:
         raise BuildError(f"{path}: --column {name}: no such column; {_describe_columns(schema)}")
@@ -341,11 +343,11 @@ def _check_numbers(path: str, schema: Any, name: str) -> None:
         raise BuildError(f"{path}: --column {name}: has type {fields[0].type}; {EXPECTED_NUMBERS}{text}")
 
 
-def _describe_columns(schema: Any) -> str:
+def _describe_columns(schema: Arrow) -> str:
     return "the columns are " + ", ".join(f"{field.name} ({field.type})" for field in schema)
 
 
-def _choose(path: str, schema: Any, what: str, found: list[str], named: str) -> str:
+def _choose(path: str, schema: Arrow, what: str, found: list[str], named: str) -> str:
     """Return the only column in `found`; raise BuildError if there is none or several. `named` is the user's choice."""
     if len(found) == 1:
         return found[0]
@@ -357,7 +359,7 @@ def _choose(path: str, schema: Any, what: str, found: list[str], named: str) -> 
     raise BuildError(f"{path}: {problem}; choose one with --{what}-column; {columns}")
 
 
-def _image_leaves(field: Any) -> tuple[str, str] | None:
+def _image_leaves(field: Arrow) -> tuple[str, str] | None:
     """Return the leaf columns with an image's bytes and path ("" for none), or None for a column of other content."""
     if str(field.type) in BINARY:
         return field.name, ""
@@ -367,11 +369,11 @@ def _image_leaves(field: Any) -> tuple[str, str] | None:
     return f"{field.name}.bytes", f"{field.name}.path" if "path" in inner else ""
 
 
-def _is_label(kind: Any) -> bool:
+def _is_label(kind: Arrow) -> bool:
     return str(kind.value_type if str(kind).startswith("dictionary<") else kind) in INTEGERS | TEXT
 
 
-def class_names(schema: Any, label: str) -> list[str] | None:
+def class_names(schema: Arrow, label: str) -> list[str] | None:
     """Return the names in Hugging Face's ClassLabel of a column, from the schema's metadata; None without one."""
     try:
         known = json.loads((schema.metadata or {})[b"huggingface"])
@@ -384,17 +386,17 @@ def class_names(schema: Any, label: str) -> list[str] | None:
 
 
 _reader = Isolated(__name__)
-_table: tuple[list[Any], SourceFiles, Table] | None = None  # the file of the last question
-_rows: tuple[list[Any], int, list[Row]] | None = None
+_table: tuple[FileFacts, SourceFiles, Table] | None = None  # the file of the last question
+_rows: tuple[FileFacts, int, list[Row]] | None = None
 
 
-def ask_about(files: SourceFiles, number: int, ask: str, **facts: Any) -> Any:
+def ask_about(files: SourceFiles, number: int, ask: str, **facts: object) -> Any:
     """Call `answer` for a file in the separate process."""
     path, (_, *as_listed) = os.fsdecode(files.path(number)), files.files[number]
     return _reader.ask(path, ask=ask, file=[path, *as_listed], **facts)
 
 
-def answer(ask: str, file: list[Any], **facts: Any) -> Any:
+def answer(ask: str, file: FileFacts, **facts: object) -> Any:
     """Answer one of `QUESTIONS` about a file (path, size, mtime_ns); raise BuildError if it is damaged."""
     try:
         with reading(file[0]):
@@ -404,7 +406,7 @@ def answer(ask: str, file: list[Any], **facts: Any) -> Any:
         raise BuildError(f"{file[0]}: {problem}; rewrite the file with smaller row groups") from None
 
 
-def _opened(file: list[Any]) -> Table:
+def _opened(file: FileFacts) -> Table:
     global _table, _rows
     if _table is None or _table[0] != file:
         if _table is not None:
@@ -415,11 +417,11 @@ def _opened(file: list[Any]) -> Table:
     return _table[2]
 
 
-def _columns(file: list[Any], **asked: Any) -> Columns:
+def _columns(file: FileFacts, **asked: str) -> Columns:
     return find_columns(file[0], _opened(file).file.schema_arrow, **asked)
 
 
-def _facts(file: list[Any], columns: list[Any]) -> dict[str, Any]:
+def _facts(file: FileFacts, columns: list[Any]) -> Json:
     """Return the rows of each row group, the class names and the labels; raise BuildError if a column is missing."""
     table, (image, path, label, numbers) = _opened(file).file, Columns(*columns)
     leaves = {table.schema.column(number).path for number in range(len(table.schema))}
@@ -442,7 +444,7 @@ def _facts(file: list[Any], columns: list[Any]) -> dict[str, Any]:
     return {"rows": rows, "names": class_names(table.schema_arrow, label), "labels": list(labels)}
 
 
-def _rows_from(file: list[Any], columns: list[Any], group: int, first: int) -> list[Row]:
+def _rows_from(file: FileFacts, columns: list[Any], group: int, first: int) -> list[Row]:
     global _rows
     table = _opened(file)
     if _rows is None or _rows[:2] != (file, group):

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.host import network_file_system, usable_cores
@@ -25,6 +25,7 @@ from decodeonce.prep.sources.archives import list_tar
 from decodeonce.prep.sources.files import STAT_THREADS, parallel_map
 from decodeonce.prep.sources.holders import (
     GZIP_MAGIC,
+    FileFacts,
     GzipStream,
     Holder,
     Member,
@@ -35,6 +36,7 @@ from decodeonce.prep.sources.labels import LabelledSource, NumberColumn, number_
 from decodeonce.prep.sources.patterns import describe_files, find_files
 from decodeonce.prep.sources.remote import CONNECTIONS, is_url
 from decodeonce.prep.sources.safe_open import expecting
+from decodeonce.store.layout import Json
 
 SUFFIXES = SOURCES["webdataset"].suffixes
 IMAGE_SUFFIXES = (b"jpg", b"jpeg", b"png")
@@ -66,7 +68,7 @@ class WebdatasetSource(LabelledSource):
         self,
         root: Path,
         *,
-        files: Iterable[Any],
+        files: Iterable[FileFacts],
         gzipped: Sequence[int] = (),
         classes: Sequence[str] | None = None,
         column: Sequence[str] | None = None,
@@ -89,11 +91,11 @@ class WebdatasetSource(LabelledSource):
         labels = f"labels from {label_from}" if label_from else "no labels in the first shard"
         return f"{describe_files([file.name for file in self._files.files], 'shard')}, {labels}"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         own = {"gzipped": sorted(self._gzipped), "column": list(self.column_names)}
         return {**super().facts(), "files": self._files.facts(), **own}
 
-    def fingerprint(self) -> Any:
+    def fingerprint(self) -> object:
         return [self._files.facts(), sorted(self._gzipped), self._requested, *self.column_names]
 
     def entries(self) -> Iterator[Entry]:
@@ -208,7 +210,7 @@ class TarSample(NamedTuple):
     member: Member
     label: str
     label_from: str
-    values: Sequence[Any] = ()
+    values: Sequence[object] = ()
 
 
 def read_samples(tar: Holder, columns: Sequence[str] = ()) -> Iterator[TarSample]:
@@ -249,7 +251,7 @@ def _label(suffix: bytes, data: bytes) -> str:
     return "" if _LONE.search(label) else label
 
 
-def _fields(data: bytes) -> dict[str, Any]:
+def _fields(data: bytes) -> Json:
     """Return the object in a sample's json; {} if it is not an object."""
     try:
         facts = json.loads(data)

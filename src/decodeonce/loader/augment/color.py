@@ -1,0 +1,313 @@
+"""Change colors and erase: ColorJitter, RandomGrayscale, Solarize, GaussianBlur and RandomErasing.
+
+The names and arguments are those of torchvision, and so are the results, within one level. (For uint8, torchvision's
+ColorJitter drops fractions several times; the result here is that for floats, rounded once.) Each image has its own
+random numbers. In PerImage, torchvision's take 2 to 10 times as long on a CPU (bench/color.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from decodeonce.loader.augment.augment import Draws, Resampling, constant
+from decodeonce.loader.augment.crop import RandomResizedCrop
+from decodeonce.loader.augment.rows import fill_rows
+from decodeonce.loader.buffers import recycled
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Base of the steps: change an image with probability `p`. No pixel moves."""
+
+    p: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise ValueError(f"p is {self.p!r}, expected a probability, 0 to 1")
+
+    def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
+        """Return `boxes` unchanged, because no pixel moves (see ``BoxStep``)."""
+        return boxes
+
+    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
+        """Return `maps` unchanged, because no pixel moves (see ``MapStep``)."""
+        return maps
+
+    def _check(self, images: Tensor) -> None:
+        if images.dtype != torch.uint8 or images.shape[3] != 3:
+            found = f"{images.shape[3]} of {images.dtype}"
+            name = type(self).__name__
+            raise ValueError(f"{name} needs images with 3 channels of uint8, got {found}; put it before Normalize")
+
+    def _apply(self, change: Callable[..., Tensor], images: Tensor, uniform: Tensor, *drawn: Tensor) -> Tensor:
+        """Apply `change(images, *drawn)` to the images with a `uniform` (B,) below p."""
+        apply = by_row if images.device.type == "cpu" else by_batch
+        return apply(change, images, uniform < self.p, *drawn)
+
+
+def by_batch(change: Callable[..., Tensor], images: Tensor, chosen: Tensor, *drawn: Tensor) -> Tensor:
+    """Apply `change` to all images at once, and choose afterwards."""
+    return torch.where(chosen[:, None, None, None], change(images, *drawn), images)
+
+
+def by_row(change: Callable[..., Tensor], images: Tensor, chosen: Tensor, *drawn: Tensor) -> Tensor:
+    """The same on a CPU: apply `change` to chosen images, one at a time."""
+    result, is_chosen = recycled(images.shape, images.dtype), chosen.tolist()
+
+    def fill(row: int) -> None:
+        one = slice(row, row + 1)
+        result[one] = change(images[one], *(each[one] for each in drawn)) if is_chosen[row] else images[one]
+
+    return fill_rows(result, fill)
+
+
+@dataclass(frozen=True)
+class ColorJitter(_Change):
+    """Change brightness, contrast, saturation and hue in random order, as torchvision's ColorJitter. uint8 only.
+
+    Args:
+        brightness: The factor is drawn from 1 - brightness to 1 + brightness, at least 0, or from a range (low, high).
+            Default: 0, unchanged. `contrast` and `saturation` are the same.
+        contrast: See `brightness`.
+        saturation: See `brightness`.
+        hue: The shift is drawn from -hue to hue, or from a range, within -0.5 to 0.5. Default: 0.
+        p: Probability that an image is changed. Default: 1.0.
+
+    Raises:
+        ValueError: If an argument is not valid or, at the first batch, if images are not uint8 with 3 channels.
+
+    Example:
+        >>> augment = Augment(RandomResizedCrop(224), ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8), Normalize("imagenet"))
+    """
+
+    brightness: float | Range = 0.0
+    contrast: float | Range = 0.0
+    saturation: float | Range = 0.0
+    hue: float | Range = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self._ranges
+
+    @property
+    def _ranges(self) -> tuple[Range, ...]:
+        factors = (
+            _range(name, getattr(self, name), 1, 0, math.inf) for name in ("brightness", "contrast", "saturation")
+        )
+        return *factors, _range("hue", self.hue, 0, -0.5, 0.5)
+
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        self._check(images)
+        uniform, ranges = draws.uniform(9), self._ranges
+        used = [number for number, values in enumerate(ranges) if values != (_NEUTRAL[number],) * 2]
+        factors = torch.stack([low + uniform[:, i] * (high - low) for i, (low, high) in enumerate(ranges)], 1)
+        order = uniform[:, 4:8].argsort(1)
+
+        def jitter(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
+            planes = images.permute(3, 0, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+            for kind in order.unbind(1):
+                planes = _adjust(planes, factors[:, :, None, None], kind, used)
+            return (planes + 0.5).to(torch.uint8).permute(1, 2, 3, 0)
+
+        return self._apply(jitter, images, uniform[:, 8], factors, order)
+
+
+def _range(name: str, value: float | Range, middle: float, least: float, most: float) -> Range:
+    low, high = value if isinstance(value, tuple) else (max(middle - value, least), middle + value)
+    if not least <= low <= high <= most or math.isinf(high):
+        raise ValueError(f"{name} is {value!r}, expected a number or a range (low, high) within {least} to {most}")
+    return low, high
+
+
+def _adjust(planes: Tensor, factors: Tensor, kind: Tensor, used: list[int]) -> Tensor:
+    """Apply adjustment number `kind` (B,) to planes (3, B, H, W) in 0..255."""
+    if planes.device.type == "cpu" and len(kind) == 1:  # on a device, int() would wait
+        number = int(kind)
+        return _ADJUST[number](planes, factors[:, number]) if number in used else planes
+    result = planes
+    for number in used:
+        changed = _ADJUST[number](planes, factors[:, number])
+        result = torch.where((kind == number)[:, None, None], changed, result)
+    return result
+
+
+def _brightness(planes: Tensor, factor: Tensor) -> Tensor:
+    return (planes * factor).clamp_(0, 255)
+
+
+def _contrast(planes: Tensor, factor: Tensor) -> Tensor:
+    return torch.lerp(_gray(*planes).mean((1, 2), keepdim=True), planes, factor).clamp_(0, 255)
+
+
+def _saturation(planes: Tensor, factor: Tensor) -> Tensor:
+    return torch.lerp(_gray(*planes), planes, factor).clamp_(0, 255)
+
+
+def _hue(planes: Tensor, shift: Tensor) -> Tensor:
+    """Rotate the hue. The result is that of HSV, in the form of max - spread * min(place, 4 - place)."""
+    red, green, blue = planes
+    most, least = planes.amax(0), planes.amin(0)
+    spread = most - least
+    divisor = torch.where(spread == 0, 1, spread)
+    others = torch.where(most == green, (blue - red) / divisor + 2, (red - green) / divisor + 4)
+    sixths = torch.where(most == red, (green - blue) / divisor, others).add_(6 * shift)
+    places = [torch.remainder(sixths + start, 6) for start in (5, 3, 1)]
+    return torch.stack([most - spread * torch.minimum(place, 4 - place).clamp_(0, 1) for place in places])
+
+
+_ADJUST = (_brightness, _contrast, _saturation, _hue)
+_NEUTRAL = (1, 1, 1, 0)
+
+
+def _gray(red: Tensor, green: Tensor, blue: Tensor) -> Tensor:
+    return (red * 0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114)
+
+
+@dataclass(frozen=True)
+class RandomGrayscale(_Change):
+    """Make an image gray with probability `p`, as torchvision's RandomGrayscale. uint8 with 3 channels only.
+
+    Args:
+        p: Probability that an image becomes gray. Default: 0.1.
+
+    Raises:
+        ValueError: If `p` is not a probability or, at the first batch, if images are not uint8 with 3 channels.
+    """
+
+    p: float = 0.1
+
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        self._check(images)
+        return self._apply(_to_gray, images, draws.uniform(1)[:, 0])
+
+
+def _to_gray(images: Tensor) -> Tensor:
+    return _gray(*images.unbind(3)).to(torch.uint8)[:, :, :, None].expand(images.shape)
+
+
+@dataclass(frozen=True)
+class Solarize(_Change):
+    """Invert the values of an image that are at least `threshold`, as torchvision's RandomSolarize. uint8 only.
+
+    Args:
+        threshold: 0 to 255. Default: 128.
+        p: Probability that an image is changed. Default: 1.0.
+
+    Raises:
+        ValueError: If an argument is not valid or, at the first batch, if images are not uint8 with 3 channels.
+    """
+
+    threshold: float = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.threshold <= 255:
+            raise ValueError(f"threshold is {self.threshold!r}, expected 0 to 255")
+
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        self._check(images)
+
+        def solarize(images: Tensor) -> Tensor:
+            return torch.where(images >= self.threshold, 255 - images, images)
+
+        return self._apply(solarize, images, draws.uniform(1)[:, 0])
+
+
+@dataclass(frozen=True)
+class GaussianBlur(_Change):
+    """Blur an image, as torchvision's GaussianBlur. uint8 with 3 channels only.
+
+    Args:
+        kernel_size: Pixels that are averaged in each direction, an odd number. Images must be larger than half of it.
+        sigma: Range (low, high) of the standard deviation in pixels, which is drawn for each image; above 0.
+        p: Probability that an image is changed. Default: 1.0.
+
+    Raises:
+        ValueError: If an argument is not valid or, at the first batch, if images are not uint8 with 3 channels.
+    """
+
+    kernel_size: int
+    sigma: Range = (0.1, 2.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel_size < 1 or self.kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size is {self.kernel_size!r}, expected an odd number above 0")
+        if not 0 < self.sigma[0] <= self.sigma[1] < math.inf:
+            raise ValueError(f"sigma is {self.sigma!r}, expected two numbers above 0, the larger one second")
+
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        self._check(images)
+        uniform, (low, high) = draws.uniform(2), self.sigma
+        reach, most = self.kernel_size // 2, 2 * min(images.shape[1:3]) - 1
+        if self.kernel_size > most:
+            size = f"{images.shape[2]}x{images.shape[1]}"
+            raise ValueError(f"kernel_size is {self.kernel_size}, expected at most {most} for images of {size}")
+        offsets = torch.arange(-reach, reach + 1, dtype=torch.float32, device=images.device)
+        sigma = low + uniform[:, :1] * (high - low)
+        return self._apply(_blur, images, uniform[:, 1], (-0.5 * (offsets / sigma) ** 2).softmax(1))
+
+
+def _blur(images: Tensor, weights: Tensor) -> Tensor:
+    """Average with weights (B, kernel_size), first columns, then lines. Edges are reflected."""
+    blurred, reach = images.to(torch.float32), weights.shape[1] // 2
+    for dim in (1, 2):
+        size = images.shape[dim]
+        places = torch.arange(-reach, size + reach, device=images.device).abs()
+        padded = blurred.index_select(dim, (size - 1) - (size - 1 - places).abs())
+        blurred = torch.zeros_like(blurred)
+        for first, weight in enumerate(weights[:, :, None, None, None].unbind(1)):
+            blurred.addcmul_(padded.narrow(dim, first, size), weight)
+    return blurred.add_(0.5).clamp_(0, 255).to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class RandomErasing(_Change):
+    """Fill a random rectangle of an image, as torchvision's RandomErasing. Works for any dtype and channels.
+
+    Args:
+        p: Probability that an image is changed. Default: 0.5.
+        scale: Smallest and largest share of the image area. Default: (0.02, 0.33).
+        ratio: Smallest and largest height / width, uniform on a logarithmic scale. Default: (0.3, 3.3).
+        value: What to fill it with, in the unit of the images: one number, or one per channel. Default: 0, which is the
+            mean after ``Normalize``.
+
+    Raises:
+        ValueError: If an argument is not valid.
+    """
+
+    p: float = 0.5
+    scale: Range = (0.02, 0.33)
+    ratio: Range = (0.3, 3.3)
+    value: float | tuple[float, ...] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
+            raise ValueError(f"ratio is {self.ratio!r}, expected two numbers above 0, the larger one second")
+        _ = self._crop
+
+    @property
+    def _crop(self) -> RandomResizedCrop:
+        """Draws windows in the same way, but with ratios of width to height."""
+        return RandomResizedCrop(1, scale=self.scale, ratio=(1 / self.ratio[1], 1 / self.ratio[0]))
+
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        values = self.value if isinstance(self.value, tuple) else (self.value,)
+        fill = constant(values, images.dtype, images.device)
+
+        def erase(images: Tensor, windows: Tensor) -> Tensor:
+            top, left, height, width = windows[:, :, None].unbind(1)
+            row, column = (torch.arange(size, device=images.device) for size in images.shape[1:3])
+            rows, columns = (row >= top) & (row < top + height), (column >= left) & (column < left + width)
+            return torch.where(rows[:, :, None, None] & columns[:, None, :, None], fill, images)
+
+        windows = self._crop.windows(draws, images.shape[1], images.shape[2])
+        return self._apply(erase, images, draws.uniform(23)[:, 22], windows)

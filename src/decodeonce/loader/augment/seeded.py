@@ -1,0 +1,105 @@
+"""Seed the random numbers of code that draws from the global generators of torch, NumPy and Python, in one thread.
+
+Setting and restoring the global generators would not do: the user's threads draw from them at the same time. They would
+change the images, and the images would change what they draw.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from functools import cache, wraps
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class _Own(threading.local):
+    """The generators that replace the global ones in this thread."""
+
+    python: random.Random | None = None
+    numpy: np.random.RandomState | None = None
+
+
+_own = _Own()
+
+
+class Seeded(TorchDispatchMode):
+    """While it is entered, this thread draws from generators of its own. Call `seed` before each use of them.
+
+    torch calls a TorchDispatchMode only in the thread that entered it. It adds 10 us to a call of torch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        follow_threads()
+        self._seed = 0
+        self._python, self._numpy = random.Random(0), np.random.RandomState(0)
+        self._torch: dict[torch.device, torch.Generator] = {}
+
+    def seed(self, seed: int) -> None:
+        """Seed all generators with 64 bits."""
+        self._seed = seed % 2**64
+        self._python.seed(self._seed)
+        self._numpy.seed([self._seed % 2**32, self._seed >> 32])
+        for generator in self._torch.values():
+            generator.manual_seed(self._seed)
+
+    def __enter__(self) -> Any:
+        _own.python, _own.numpy = self._python, self._numpy
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        _own.python = _own.numpy = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("generator") is None and (drawing := _with_generator(func)) is not None:
+            device = next((a.device for a in args if isinstance(a, Tensor)), None) or kwargs.get("device") or "cpu"
+            func, kwargs = drawing, {**kwargs, "generator": self._generator(torch.device(device))}
+        return func(*args, **kwargs)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._torch:
+            self._torch[device] = torch.Generator(device)
+            self._torch[device].manual_seed(self._seed)
+        return self._torch[device]
+
+
+@cache
+def _with_generator(func: Any) -> Any:
+    """The form of a random operator of torch that accepts a generator; None if there is none, or it is not random."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return None
+    if any(argument.name == "generator" for argument in func._schema.arguments):
+        return func
+    name = "generator" if func._overloadname == "default" else f"{func._overloadname}_generator"
+    return getattr(func.overloadpacket, name, None)
+
+
+def follow_threads() -> None:
+    """Let the functions of `random` and `numpy.random` use the generators of their thread, if it has its own.
+
+    Both modules offer the methods of a hidden generator as functions. There is no other way to replace it in a thread.
+    In other threads, the functions do what they did before. Any thread can call this, and again.
+    """
+    for module, hidden, kind in ((random, random._inst, "python"), (np.random, np.random.mtrand._rand, "numpy")):
+        for name, function in list(vars(module).items()):
+            if getattr(function, "__self__", None) is hidden:
+                setattr(module, name, _by_thread(module, name, function, kind))
+
+
+def _by_thread(module: ModuleType, name: str, function: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    @wraps(function)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        own = getattr(_own, kind)
+        return (function if own is None else getattr(own, name))(*args, **kwargs)
+
+    draw.__module__, draw.__qualname__ = module.__name__, name  # so that it can be pickled
+    return draw

@@ -1,0 +1,59 @@
+"""Several augmented views of each image: Views."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+from decodeonce.loader.augment.augment import Augment, LabelStep
+from decodeonce.loader.delivery import Batch, name_of
+from decodeonce.loader.order import derive_key
+
+
+class Views:
+    """Augment each image several times; pass it to a Loader as `transform`. Each row is read once.
+
+    Called with a ``Batch``, it returns one whose ``batch.views`` are the images of each ``Augment``, in order. Each
+    view has its own random numbers, also if the same ``Augment`` is passed several times. They depend on the seed of
+    the ``Augment``, the number of the view, epoch and row. Labels and columns stay those of the store, boxes too.
+
+    Args:
+        *augments: An ``Augment`` for each view, without ``MixUp`` and ``CutMix``.
+        images: If True, ``batch.images`` are the images of the store. Default: False, it has no rows, so that its
+            memory can be reused.
+
+    Raises:
+        ValueError: If an argument is not an ``Augment``, mixes labels or moves `paired` maps.
+
+    Example:
+        >>> small = Augment(RandomResizedCrop(96, scale=(0.05, 0.4)), RandomFlip(), normalize)
+        >>> loader = Loader("train.store", batch_size=64, transform=Views(large, large, *[small] * 8))
+        >>> for batch in loader:
+        ...     loss = dino(batch.views)
+    """
+
+    def __init__(self, *augments: Augment, images: bool = False) -> None:
+        if not augments or not all(isinstance(augment, Augment) for augment in augments):
+            raise ValueError(f"the views are {augments!r}, expected an Augment(...) for each view")
+        if mixing := [name_of(step) for augment in augments for step in augment._steps if isinstance(step, LabelStep)]:
+            raise ValueError(f"{mixing[0]} mixes labels, and the views of an image share its label; remove the step")
+        if paired := [name for augment in augments for name in augment._paired]:
+            raise ValueError(f"a view has the paired map {paired[0]!r}, but Views changes no columns; remove paired")
+        self.augments = tuple(map(_with_own_draws, augments, range(len(augments))))
+        self.images = images
+
+    def __repr__(self) -> str:
+        return f"Views({', '.join(map(repr, self.augments))}, images={self.images})"
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch with its views."""
+        plain = dataclasses.replace(batch, columns={})  # no boxes to move
+        views = tuple(augment(plain).images for augment in self.augments)
+        images = batch.images if self.images else batch.images.new_empty((0, *batch.images.shape[1:]))
+        return dataclasses.replace(batch, images=images, views=views)
+
+
+def _with_own_draws(augment: Augment, number: int) -> Augment:
+    other = copy.copy(augment)
+    other._seed = derive_key(augment._seed, number)
+    return other

@@ -1,0 +1,439 @@
+"""Any dataset with a length and numbered samples, such as those of PyTorch, torchvision and Hugging Face.
+
+The dataset is named by the function or class that makes it. Every process imports and calls it, so nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from decodeonce.errors import BuildError, DecodeonceError, raise_file_system_failure
+from decodeonce.formatting import counted
+from decodeonce.host import limited_memory, usable_cores
+from decodeonce.prep.entry import Entry, Undecodable
+from decodeonce.prep.pixels.user_map import import_function
+from decodeonce.prep.processes.child import ChildDied, Parent, run_workers
+from decodeonce.prep.sources.files import size_problem
+from decodeonce.prep.sources.folder import ClassList, check_no_duplicates
+from decodeonce.prep.sources.labels import LabelledSource
+from decodeonce.prep.sources.parquet import class_names as names_in_schema
+from decodeonce.prep.sources.parquet import column, find_columns
+
+SAMPLES_AT_ONCE = 64  # that a process lists before it reports them
+TABLE_ROWS_AT_ONCE = 1 << 14  # of a Hugging Face dataset, whose listing reads no images
+EXPECTED_IMAGE = "expected a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W, 3), or the bytes of an image file"
+EXPECTED_DATASET = "expected an object with len() and [index], where dataset[0] is (image, label)"
+
+
+class Sample(NamedTuple):
+    """A sample of a dataset.
+
+    Attributes:
+        data: The bytes of an image file; b"" if only the other values were read.
+        label: The class number or name as text; None without a label.
+        numbers: Values of columns by name.
+    """
+
+    data: bytes
+    label: str | None
+    numbers: Mapping[str, Any]
+
+
+class IndexedDataset:
+    """A dataset whose samples are (image, label) or (image, label, {"column": numbers}).
+
+    Attributes:
+        class_names: The dataset's `classes`; None if it has none.
+        columns: The names of the first sample's columns.
+        fingerprint: A text that changes with the dataset; "" if only reading all samples tells.
+        description: What the dataset is, in words.
+    """
+
+    samples_at_once = SAMPLES_AT_ONCE
+    fingerprint = ""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.class_names = _texts(getattr(dataset, "classes", None))
+        self.description = f"{counted(len(dataset), 'sample')}, which are read once to list them and once for the rows"
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    @cached_property
+    def columns(self) -> list[str]:
+        return list(self.read(0).numbers)
+
+    def read(self, index: int) -> Sample:
+        """Return a sample; raise Undecodable if it is not one, or whatever the dataset raises."""
+        item = self._dataset[index]
+        if not isinstance(item, tuple | list) or len(item) not in (2, 3):
+            found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
+            raise Undecodable(f"found a {found}, expected (image, label) or (image, label, {{'column': numbers}})")
+        image, label, numbers = (*item, {})[:3]
+        if not isinstance(numbers, Mapping):
+            raise Undecodable(f"third value is a {type(numbers).__name__}, expected {{'column': numbers}}")
+        return Sample(encoded(image), _label_text(label), json.loads(json.dumps(dict(numbers), default=_plain)))
+
+
+class HuggingFaceDataset:
+    """A `datasets.Dataset`, read as Arrow tables, so that images stay encoded.
+
+    Args:
+        dataset: The dataset.
+        name: Its name in messages.
+        asked: The arguments of `parquet.find_columns`.
+    """
+
+    samples_at_once = TABLE_ROWS_AT_ONCE
+
+    def __init__(self, dataset: Any, name: str, **asked: Any) -> None:
+        if dataset.format["type"] == "custom":
+            advice = "wrap the dataset in a class whose samples are (image, label), or remove the transform"
+            raise BuildError(f"{name}: the dataset has a transform, which cannot be applied to a table; {advice}")
+        self._chosen = find_columns(name, dataset.features.arrow_schema, **asked)
+        image, _, label, numbers = self._chosen
+        self._images = dataset.select_columns([image.partition(".")[0]]).with_format("arrow")
+        self._others = dataset.select_columns([label, *numbers]).with_format("arrow")
+        self.columns = list(numbers)
+        self.class_names = names_in_schema(dataset.features.arrow_schema, label)
+        self.fingerprint = str(dataset._fingerprint)
+        self.description = f"{counted(len(dataset), 'sample')}, images from {image}, labels from {label}"
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def read(self, index: int) -> Sample:
+        """Return a sample; raise Undecodable if it has no image, or what reading the image's file raises."""
+        row = self._images[index : index + 1]
+        data = column(row, self._chosen.image)[0].as_py()
+        if data is None and self._chosen.path:
+            path = column(row, self._chosen.path)[0].as_py()
+            data = Path(path).read_bytes() if path else None
+        [sample] = self.listed(index, index + 1)
+        return sample._replace(data=encoded(data))
+
+    def listed(self, first: int, last: int) -> Iterator[Sample]:
+        """Yield the samples [first, last) without their images."""
+        rows = self._others[first:last]
+        labels, *numbers = (column(rows, name).to_pylist() for name in (self._chosen.label, *self.columns))
+        for label, *values in zip(labels, *numbers, strict=True):
+            text = None if label is None else str(label)
+            yield Sample(b"", text, dict(zip(self.columns, values, strict=True)))
+
+
+class DatasetSource(LabelledSource):
+    """The samples of a dataset that a function or class returns.
+
+    Listing reads every sample once, in several processes, because only the samples tell their labels. Of a Hugging Face
+    dataset it reads only the labels. A sample is named by its index. A sample whose reading raises an exception is a
+    reject. A sample that differs from the listed one is an error.
+
+    Args:
+        root: Import path of the function or class, `package.module:function`. It is called without arguments. Modules
+            are also searched in the folder before it, by default the current one.
+        classes: Class names in label order. Default None: those of the dataset, or they follow from the labels.
+        column: Names of columns of numbers to keep. Default None: those of the first sample; none of a Hugging Face
+            dataset.
+        image_column: Name of a Hugging Face dataset's column of images; default "": the only one.
+        label_column: Name of a Hugging Face dataset's column of labels; default "": the only one.
+        length: Number of samples when the source was made; default None: it is made now.
+        fingerprint: The fingerprint of the Hugging Face dataset at that time.
+
+    Raises:
+        BuildError: If the dataset cannot be imported or made, or is not one.
+
+    Example:
+        >>> build(DatasetSource("mypackage.data:train"), Path("train.store"), Recipe(height=224, width=224))
+    """
+
+    kind = "dataset"
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        classes: Sequence[str] | None = None,
+        column: Sequence[str] | None = None,
+        image_column: str = "",
+        label_column: str = "",
+        length: int | None = None,
+        fingerprint: str = "",
+    ) -> None:
+        self._made_from, self._name = Path(root), Path(root).name
+        self._asked = {"image_column": image_column, "label_column": label_column}
+        self._length, self._fingerprint = length, fingerprint
+        self._wanted = column
+        if length is None:
+            self._length, self._fingerprint = len(self._dataset), self._dataset.fingerprint
+            column = self._first_columns() if column is None else column
+            if classes is None and (names := self._dataset.class_names) is not None:
+                classes = ClassList(names, f"the classes of {self._name}")
+                check_no_duplicates(classes)
+        super().__init__(Path(root), classes, column)
+
+    @property
+    def found(self) -> str:
+        return self._dataset.description
+
+    def facts(self) -> dict[str, Any]:
+        return {**self._own_facts(), **super().facts()}
+
+    def _own_facts(self) -> dict[str, Any]:
+        own = {"column": list(self.column_names), "length": self._length, "fingerprint": self._fingerprint}
+        return {**self._asked, **own, "classes": self._requested}
+
+    def fingerprint(self) -> Any:
+        return self._own_facts() if self._fingerprint else None
+
+    def options(self) -> dict[str, Any]:
+        return {name: value for name, value in self._asked.items() if value}
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield every sample in the order of the indices, after all of them have been listed."""
+        listed = dict(self._list_in_processes())
+        seen: dict[str, str] = {}
+        for first in sorted(listed):
+            for index, (label, *_) in enumerate(json.loads(listed[first]), first):
+                if label:
+                    seen.setdefault(label, f"{self._name}[{index}]")
+        self._learn(seen)
+        for first in sorted(listed):
+            for index, (label, numbers, size, version, problem) in enumerate(json.loads(listed[first]), first):
+                number, unlabelled = (0, "") if problem else self._class_of(label)
+                problem = problem or unlabelled
+                values = () if problem else self._checked(map(numbers.get, self.column_names), f"{self._name}[{index}]")
+                yield Entry(b"%d" % index, number, size, version, problem, place=index, values=values)
+
+    def _list_in_processes(self) -> list[tuple[int, str]]:
+        """Return what `listed` returns for parts of the dataset, as JSON, each with its first index."""
+        assert self._length is not None
+        step, found = self._dataset.samples_at_once, list[tuple[int, str]]()
+        parts = [(first, min(first + step, self._length)) for first in range(0, self._length, step)]
+        task = [str(self.root.absolute()), self._own_facts()]
+        try:
+            run_workers(
+                __name__, min(usable_cores(), len(parts)), task, iter(parts), lambda part: found.append((*part,))
+            )
+        except ChildDied as died:
+            raise BuildError(f"{self._name}: {died} while it listed the dataset; see the messages above") from None
+        return found
+
+    def listed(self, first: int, last: int) -> str:
+        """Return label, columns, size, version and problem of the samples [first, last), as JSON."""
+        rows: list[Any] = []
+        with limited_memory(None):
+            samples = self._dataset.listed(first, last) if isinstance(self._dataset, HuggingFaceDataset) else None
+            for index in range(first, last):
+                try:
+                    sample = next(samples) if samples else self._sample(index)
+                    numbers = {name: sample.numbers.get(name) for name in self.column_names}
+                    rows.append((sample.label, numbers, len(sample.data), self._version(sample), ""))
+                except Undecodable as problem:
+                    rows.append((None, {}, 0, 0, str(problem)))
+        return json.dumps(rows)
+
+    def read(self, entry: Entry) -> bytes:
+        with limited_memory(None):  # a dataset may keep much memory
+            sample = self._sample(entry.place)
+        if entry.mtime_ns not in (0, self._version(sample)):
+            raise BuildError(
+                f"{self._name}[{entry.place}]: differs from the sample that was listed; expected the same image, label "
+                "and columns each time: remove random transforms from the dataset; if its data changed, remove OUT and "
+                "build again"
+            )
+        return sample.data
+
+    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
+        assert self._length is not None
+        for name in sorted(names):
+            if name.isdigit() and int(name) < self._length:
+                yield Entry(name, 0, 0, 0, place=int(name))
+
+    def _sample(self, index: int) -> Sample:
+        """Return a sample; raise Undecodable if the dataset raises an exception that may be the sample's fault."""
+        try:
+            sample = self._dataset.read(index)
+            problem = size_problem(len(sample.data))
+        except (DecodeonceError, Undecodable, MemoryError):
+            raise
+        except Exception as error:  # a user's dataset may raise anything, which must not end the build
+            if isinstance(error, OSError):
+                raise_file_system_failure(error, f"{self._name}[{index}]")
+            raise Undecodable(f"{type(error).__name__}: {error}") from None
+        if problem:
+            raise Undecodable(problem)
+        return sample
+
+    def _version(self, sample: Sample) -> int:
+        """Return a number that takes the place of a file's mtime: it changes with the sample or the fingerprint."""
+        facts = json.dumps([self._fingerprint, sample.label, sample.numbers])
+        hashed = xxhash.xxh3_64(facts.encode())
+        if not self._fingerprint:
+            hashed.update(sample.data)
+        return hashed.intdigest() >> 1 | 1  # fits int64; 0 means unknown
+
+    def _first_columns(self) -> list[str]:
+        """Return the columns of the first sample; none if there is no sample or it cannot be read."""
+        try:
+            return self._dataset.columns if len(self._dataset) else []
+        except Exception:  # a user's dataset may raise anything; listing reports it
+            return []
+
+    @cached_property
+    def _dataset(self) -> IndexedDataset | HuggingFaceDataset:
+        """The dataset, which is made on first use."""
+        function = import_function(self._name, "", self._made_from.absolute().parent)
+        try:
+            with limited_memory(None):
+                dataset = self._opened(function())
+                length = len(dataset)
+        except DecodeonceError:
+            raise
+        except Exception as error:  # a user's function may raise anything
+            if isinstance(error, OSError):
+                raise_file_system_failure(error, self._name)
+            module, _, called = self._name.partition(":")
+            again = f"python -c 'import {module}; {module}.{called}()'"
+            raise BuildError(
+                f"{self._name}: calling it raised {type(error).__name__}: {error}; reproduce it with: {again}"
+            ) from error
+        if self._length is not None and (length, dataset.fingerprint) != (self._length, self._fingerprint):
+            now, then = f"{length} samples {dataset.fingerprint}", f"{self._length} samples {self._fingerprint}"
+            advice = "pass a seed to random splits; if its data changed, remove OUT and build again"
+            raise BuildError(
+                f"{self._name}: changed since the plan was made (now {now.strip()}; then {then.strip()}); it must be "
+                f"the same in every process: {advice}"
+            )
+        return dataset
+
+    def _opened(self, dataset: Any) -> IndexedDataset | HuggingFaceDataset:
+        if isinstance(dataset, Mapping):
+            splits = ", ".join(map(str, dataset))
+            raise BuildError(f"{self._name}: returned a dictionary of {splits}; return one of its datasets")
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise BuildError(f"{self._name}: returned a {type(dataset).__name__}; {EXPECTED_DATASET}")
+        if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
+            asked = {"image": self._asked["image_column"], "label": self._asked["label_column"]}
+            return HuggingFaceDataset(dataset, self._name, **asked, numbers=self._wanted or ())
+        return IndexedDataset(dataset)
+
+
+def open_dataset(
+    src: str | Path,
+    *,
+    image_column: Annotated[
+        str, "Read images from this column of a Hugging Face dataset. (default: the only one)", "NAME"
+    ] = "",
+    label_column: Annotated[
+        str, "Read labels from this column of a Hugging Face dataset. (default: the only one)", "NAME"
+    ] = "",
+    column: Annotated[
+        list[str] | None,
+        "Keep this column of numbers; repeatable. (default: those of the first sample; none of a Hugging Face dataset)",
+        "NAME",
+    ] = None,
+    classes: Sequence[str] | None = None,
+    follow_links: bool = False,
+) -> DatasetSource:
+    """Read a dataset of PyTorch, torchvision or Hugging Face. SRC is package.module:function.
+
+    Args:
+        src: Import path of a function or class that returns the dataset, as for `DatasetSource`.
+        image_column: Name of a Hugging Face dataset's column of images; default "": the only one.
+        label_column: Name of a Hugging Face dataset's column of labels; default "": the only one.
+        column: Names of columns of numbers to keep. Default None: those of the first sample; none of a Hugging Face
+            dataset.
+        classes: Class names in label order. Default None: those of the dataset, or they follow from the labels.
+        follow_links: Has no effect, because the dataset reads its own files.
+
+    Raises:
+        BuildError: If the dataset cannot be imported or made, or is not one.
+
+    Example:
+        >>> source = open_dataset("mypackage.data:train")
+    """
+    return DatasetSource(src, classes=classes, column=column, image_column=image_column, label_column=label_column)
+
+
+def encoded(image: object) -> bytes:
+    """Return the bytes of an image file: the given ones, or the pixels of an image or array as PPM or PGM.
+
+    Raises:
+        Undecodable: If it is none of these, or cannot be converted.
+    """
+    from PIL import Image
+
+    if isinstance(image, bytes | bytearray | memoryview):
+        return bytes(image)
+    if isinstance(image, Image.Image):
+        return _netpbm(_pixels(image))
+    if (
+        isinstance(image, np.ndarray)
+        and image.dtype == np.uint8
+        and (image.ndim == 2 or image.shape[2:] in ((1,), (3,)))
+    ):
+        return _netpbm(image)
+    found = (
+        f"{image.dtype} {image.shape}" if hasattr(image, "dtype") and hasattr(image, "shape") else type(image).__name__
+    )
+    raise Undecodable(f"image is {found}, {EXPECTED_IMAGE}")
+
+
+def _pixels(image: Any) -> NDArray[Any]:
+    """Return the pixels of a PIL image: 8 or 16 bits of grey, or RGB."""
+    from decodeonce.prep.pixels.decode import REJECTED_MODES
+
+    if image.mode == "I" or image.mode in REJECTED_MODES:
+        raise Undecodable(REJECTED_MODES.get(image.mode, "32-bit pixels, of no known range"))
+    kept = image.mode == "L" or image.mode.startswith("I;16")
+    return np.asarray(image if kept else image.convert("RGB"))
+
+
+def _netpbm(pixels: NDArray[Any]) -> bytes:
+    """Return 8-bit grey, 16-bit grey or RGB pixels as a PGM or PPM file."""
+    kind, deep = "6" if pixels.shape[2:] == (3,) else "5", pixels.dtype != np.uint8
+    header = f"P{kind}\n{pixels.shape[1]} {pixels.shape[0]}\n{65535 if deep else 255}\n"
+    return header.encode() + (pixels.astype(">u2") if deep else pixels).tobytes()
+
+
+def _label_text(label: object) -> str | None:
+    """Return a label as LabelledSource takes it; raise Undecodable if it is neither a number nor a text."""
+    if label is None or isinstance(label, str):
+        return label
+    try:
+        return str(operator.index(label))  # type: ignore[arg-type]
+    except TypeError:
+        raise Undecodable(f"label is {label!r:.80}, expected a class number or name") from None
+
+
+def _texts(names: object) -> list[str] | None:
+    """Return the class names of a dataset, or None. torchvision's ImageNet has a tuple of words for each class."""
+    if not isinstance(names, list | tuple) or not names:
+        return None
+    texts = [", ".join(map(str, name)) if isinstance(name, tuple) else name for name in names]
+    return texts if all(isinstance(text, str) for text in texts) else None
+
+
+def _plain(value: Any) -> Any:
+    """Return an array, tensor or number of NumPy or torch as JSON can hold it; other objects as text."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
+
+
+def main(arguments: list[str]) -> int:
+    """List the parts of a dataset that the parent orders."""
+    with Parent(arguments) as parent:
+        root, facts = parent.receive()
+        source = DatasetSource(root, **facts)
+        for first, last in parent.orders():
+            parent.report((first, source.listed(first, last)))
+    return 0

@@ -1,0 +1,148 @@
+"""Packages that add sources: the example for LMDB, and broken ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.repair.repair import repair_store
+from decodeonce.prep.sources import FolderSource, find_opener, plugins
+from decodeonce.store import open_store
+from tests.command import prep
+from tests.forms.all_forms import PICS, WNIDS
+from tests.forms.folder import write_folder
+from tests.images import make_tree, tree_bytes
+from tests.packages import NOT_DEV
+from tests.plugins import example_installed, installed, write_package
+from tests.prep.building import build_in_process
+
+RECIPE = Recipe(height=24, width=20)
+FLAGS = ("--size", "24x20", "--shuffle-seed", "none")
+BROKEN = {
+    "raising": "raise RuntimeError('this package is old')",
+    "exiting": "raise SystemExit(3)",
+    "without": "",
+    "other": "REGISTERED = 3",
+    "missing": "from decodeonce.prep.sources import Registered as R\nREGISTERED = R('missing:S', 'missing:open_it')",
+    "clashing": """
+from typing import Annotated
+from decodeonce.prep.sources import Registered
+REGISTERED = Registered("clashing:S", "clashing:open_it")
+def open_it(src, *, size: Annotated[str, 'Clashes with --size.'] = '', classes=None, follow_links=False): ...
+""",
+}
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Iterator[None]:
+    for name, code in BROKEN.items():
+        write_package(tmp_path / "packages", name, {name: f"{name}:REGISTERED"}, code or "pass")
+    write_package(tmp_path / "packages", "thief", {"folder": "thief:REGISTERED"}, "raise RuntimeError('used')")
+    with installed(tmp_path / "packages"):
+        yield
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("raising", "RuntimeError: this package is old"),
+        ("exiting", "SystemExit: 3"),
+        ("without", "AttributeError: module 'without' has no attribute 'REGISTERED'"),
+        ("other", "TypeError: other:REGISTERED is a int, expected a Registered"),
+        ("missing", "AttributeError: module 'missing' has no attribute 'open_it'"),
+        ("clashing", "ValueError: duplicate parameter name: 'size'"),
+    ],
+)
+def test_broken_package_breaks_only_its_command(tmp_path: Path, name: str, problem: str) -> None:
+    sentence = f"{name}: the package {name}, which adds this kind of source, cannot be used: {problem}; update or"
+    failed = prep("build", name, "SRC", tmp_path / "out", "--size", 8)
+    assert (failed.returncode, failed.stderr.count("\n")) == (1, 1), failed
+    assert sentence in failed.stderr
+    listed = prep("build", "--help", COLUMNS="9999")
+    assert listed.returncode == 0
+    assert problem in listed.stdout
+    assert "imagenet" in listed.stdout
+    tree = make_tree(tmp_path / "src", classes=2, per_class=2)
+    built = prep("build", "folder", tree / "train", tmp_path / "out", "--size", 8)  # not by the package `thief`
+    assert "4 rows written" in built.stdout, built
+
+
+def test_kind_of_two_packages_is_refused(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        write_package(tmp_path / "packages", name, {"twice": f"{name}:REGISTERED"}, "raise RuntimeError('used')")
+    with installed(tmp_path / "packages"):
+        failed = prep("build", "twice", "SRC", tmp_path / "out", "--size", 8)
+    assert failed.returncode == 1
+    assert "several packages add this kind: first (first:REGISTERED), second (second:REGISTERED)" in failed.stderr
+
+
+def test_packages_are_not_searched_for_own_kinds(tmp_path: Path) -> None:
+    plugins.cache_clear()
+    prep("build", "folder", tmp_path / "nowhere", tmp_path / "out")
+    assert plugins.cache_info().currsize == 0
+    prep("build", "movies", tmp_path / "nowhere", tmp_path / "out")
+    assert plugins.cache_info().currsize == 1
+
+
+def test_store_of_a_package_that_is_missing_names_it(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="no package adds the kind of source 'movies'; install the one that"):
+        find_opener("movies")
+
+
+def write_databases(root: Path) -> list[bytes]:
+    """Write the images as LSUN has them; return the images in the order of the source."""
+    lmdb = pytest.importorskip("lmdb", reason=NOT_DEV.format("lmdb"))
+    images: list[bytes] = []
+    for wnid in WNIDS:
+        (root / f"{wnid}_train_lmdb").mkdir(parents=True)
+        with (
+            lmdb.open(str(root / f"{wnid}_train_lmdb"), map_size=1 << 24) as database,
+            database.begin(write=True) as table,
+        ):
+            by_key = {hashlib.sha1(pic.data).hexdigest().encode(): pic.data for pic in PICS if pic.wnid == wnid}
+            for key, data in by_key.items():
+                table.put(key, data)
+            images += [by_key[key] for key in sorted(by_key)]
+    return images
+
+
+def test_example_package_reads_lmdb(tmp_path: Path) -> None:
+    src, out = tmp_path / "lsun", tmp_path / "out"
+    images = write_databases(src)
+    with example_installed(tmp_path / "packages"):
+        assert "Read LMDB databases of images, one per class." in prep("build", "--help", COLUMNS="9999").stdout
+        assert "--split" in prep("plan", "lmdb", "--help").stdout
+        built = prep("build", "lmdb", src, out, *FLAGS)
+        assert "10 rows written, 0 images skipped, 0 unusual images kept" in built.stdout, built
+        store = open_store(out)
+        photos = [pic._replace(stem=f"{images.index(pic.data):02}") for pic in PICS]
+        wanted = build_in_process(FolderSource(write_folder(tmp_path / "photos", photos)), tmp_path / "folder", RECIPE)
+        np.testing.assert_array_equal(store.images[:], open_store(wanted).images[:])
+        np.testing.assert_array_equal(store.labels, open_store(wanted).labels)
+        before = tree_bytes(out)
+        rows = np.load(out / "images-00000.npy", mmap_mode="r+")
+        rows[[0, 9]] ^= 1
+        rows.flush()
+        assert repair_store(out, src).repaired_rows == 2
+        assert tree_bytes(out) == before
+        assert '"samples": 10' in prep("bench", "build", "lmdb", src, tmp_path / "bench", "--json").stdout
+        assert (
+            prep("submit", "slurm", "build", "lmdb", src, tmp_path / "jobs", "--tasks", 2, "--cpus", 2).returncode == 0
+        )
+        assert "already finished" in prep("build", "lmdb", src, out, *FLAGS).stdout
+        prep("plan", "lmdb", src, tmp_path / "planned", *FLAGS)
+        (src / f"{WNIDS[1]}_train_lmdb" / "data.mdb").touch()
+        changed = prep("work", tmp_path / "planned")
+        assert (changed.returncode, "data.mdb: changed since the plan was made" in changed.stderr) == (1, True), changed
+    rows[0] ^= 1
+    rows.flush()
+    missing = prep("repair", out, "--from", src)
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert "no package adds the kind of source 'lmdb'; install the one that was used for the build" in missing.stderr

@@ -1,0 +1,203 @@
+"""Views gives several augmented views of each row, the same after a kill and with any number of ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from decodeonce import Batch, Loader
+from decodeonce.loader.augment import (
+    Augment,
+    Draws,
+    MixUp,
+    Normalize,
+    PerImage,
+    RandomFlip,
+    RandomResizedCrop,
+    Views,
+)
+from tests.conftest import COUNT
+from tests.loader.meta_device import batch_of, run_on_device
+from tests.stores import random_images
+
+BATCH = 12
+ANY: Any = RandomFlip()
+
+
+def shuffled(image: Tensor) -> Tensor:
+    return image.flatten()[torch.randperm(image.numel())].view(image.shape)
+
+
+def make_views() -> Views:
+    """2 + 8 views, as for DINO: small ones are made with one Augment."""
+    large = Augment(RandomResizedCrop(6), RandomFlip(), PerImage(shuffled), Normalize("imagenet"), seed=4)
+    small = Augment(RandomResizedCrop(3, scale=(0.05, 0.4)), RandomFlip(), seed=4)
+    return Views(large, large, *[small] * 8)
+
+
+Seen = dict[int, list[Tensor]]
+
+
+def by_row(batches: Iterable[Batch]) -> Seen:
+    return {
+        row: [view[place] for view in batch.views]
+        for batch in batches
+        for place, row in enumerate(batch.rows[: batch.valid].tolist())
+    }
+
+
+def assert_same(first: Seen, second: Seen) -> None:
+    assert first.keys() == second.keys()
+    for row, views in first.items():
+        assert len(views) == len(second[row])
+        assert all(map(torch.equal, views, second[row]))
+
+
+@pytest.fixture(scope="module")
+def expected(store: Path) -> Seen:
+    """The views of epoch 1 without a stop, in one batch."""
+    with Loader(store, batch_size=COUNT, transform=make_views()) as loader:
+        loader.set_epoch(1)
+        return by_row(loader)
+
+
+def test_views_have_their_own_draws() -> None:
+    images = torch.from_numpy(random_images(64, shape=(8, 6, 3)))
+    batch, augment = batch_of(images), Augment(RandomFlip(), seed=4)
+    views = Views(augment, augment, augment, images=True)(batch).views
+    flipped = torch.stack([(view != images.permute(0, 3, 1, 2)).flatten(1).any(1) for view in views])
+    assert len(set(map(tuple, flipped.tolist()))) == 3
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert 15 < (flipped[one] != flipped[other]).sum() < 49
+    again = Views(augment, augment)(batch).views
+    assert all(map(torch.equal, again, views))
+    assert not torch.equal(Views(Augment(RandomFlip(), seed=5))(batch).views[0], views[0])
+
+
+def test_a_view_equals_its_augment_except_for_the_draws() -> None:
+    batch = batch_of(torch.from_numpy(random_images(9, shape=(8, 6, 3))))
+    mirrored, normalized = Views(Augment(RandomFlip(1.0)), Augment(Normalize("imagenet")))(batch).views
+    assert torch.equal(mirrored, Augment(RandomFlip(1.0))(batch).images)
+    assert torch.equal(normalized, Augment(Normalize("imagenet"))(batch).images)
+    assert normalized.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_images_are_delivered_only_if_asked_for(store: Path, images: NDArray[np.uint8]) -> None:
+    with Loader(store, batch_size=BATCH, transform=make_views()) as loader:
+        batch = next(iter(loader))
+        assert batch.images.shape == (0, 8, 6, 3)
+        assert [tuple(view.shape) for view in batch.views] == 2 * [(BATCH, 3, 6, 6)] + 8 * [(BATCH, 3, 3, 3)]
+    with Loader(store, batch_size=BATCH, transform=Views(Augment(RandomFlip()), images=True)) as loader:
+        batch = next(iter(loader))
+        assert np.array_equal(batch.images, images[batch.rows])
+
+
+def test_each_row_is_read_once(store: Path, images: NDArray[np.uint8]) -> None:
+    with Loader(store, batch_size=BATCH, transform=make_views()) as loader:
+        assert len(by_row(loader)) == COUNT
+        assert loader.stats()["yielded"]["bytes"] == images.nbytes
+
+
+def test_labels_and_columns_stay_those_of_the_store() -> None:
+    batch = batch_of(torch.from_numpy(random_images(9, shape=(8, 6, 3))))
+    batch.columns["boxes"] = torch.ones(9, 2, 4)
+    result = Views(Augment(RandomResizedCrop(4), lambda images, draws: images))(batch)
+    assert result.labels is batch.labels
+    assert result.columns["boxes"] is batch.columns["boxes"]
+
+
+def test_views_move_with_their_batch() -> None:
+    batch = run_on_device(Views(Augment(RandomResizedCrop(4), RandomFlip()), Augment(Normalize("imagenet"))))
+    assert [view.device.type for view in batch.views] == ["meta"] * 2
+    assert [view.shape for view in batch.views] == [(9, 3, 4, 4), (9, 3, 8, 6)]
+    on_host = make_views()(batch_of(torch.zeros((9, 8, 6, 3), dtype=torch.uint8)))
+    assert {tensor.device.type for tensor in on_host.to("meta").tensors()} == {"meta"}
+    assert len(on_host.to("meta").views) == 10
+    assert len(on_host.tensors()) == 13
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_step_can_be_resumed_with_another_number_of_ranks(store: Path, expected: Seen, world_size: int) -> None:
+    with Loader(store, batch_size=BATCH, transform=make_views()) as loader:
+        loader.set_epoch(1)
+        batches, found = iter(loader), {}
+        for _ in range(COUNT // BATCH - 1):
+            found.update(by_row([next(batches)]))
+            rest: Seen = {}
+            for rank in range(world_size):
+                with Loader(
+                    store, batch_size=BATCH // world_size, rank=rank, world_size=world_size, transform=make_views()
+                ) as resumed:
+                    resumed.load_state_dict(loader.state_dict())
+                    rest.update(by_row(resumed))
+            assert_same({**found, **rest}, expected)
+
+
+KILLED = """
+import os, signal, sys
+import torch
+from decodeonce import Loader
+from tests.loader.test_views import BATCH, by_row, make_views
+
+store, checkpoint, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3])
+loaders = [
+    Loader(store, batch_size=BATCH // ranks, rank=rank, world_size=ranks, transform=make_views())
+    for rank in range(ranks)
+]
+for loader in loaders:
+    if os.path.exists(checkpoint):
+        loader.load_state_dict(torch.load(checkpoint))
+    else:
+        loader.set_epoch(1)
+epochs = [iter(loader) for loader in loaders]
+seen = by_row(map(next, epochs))
+torch.save(seen, f"{checkpoint}.{loaders[0].steps_left}")
+torch.save(loaders[0].state_dict(), f"{checkpoint}.new")
+os.replace(f"{checkpoint}.new", checkpoint)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.timeout(300)  # starts five processes
+def test_processes_killed_after_every_step_give_the_same_views(store: Path, expected: Seen, tmp_path: Path) -> None:
+    checkpoint, found = tmp_path / "checkpoint", {}
+    for left, ranks in zip(reversed(range(COUNT // BATCH)), (1, 2, 3, 2, 1), strict=True):
+        command = [sys.executable, "-c", KILLED, str(store), str(checkpoint), str(ranks)]
+        assert subprocess.run(command, timeout=100, check=False).returncode == -9
+        found.update(torch.load(f"{checkpoint}.{left}"))
+    assert_same(found, expected)
+
+
+def test_padding_and_epochs_draw_as_without_views(store: Path) -> None:
+    seen: list[int] = []
+
+    def keep(images: Tensor, draws: Draws) -> Tensor:
+        seen.append(draws.epoch)
+        return images
+
+    with Loader(store, batch_size=COUNT - 1, tail="pad", transform=Views(Augment(keep), Augment())) as loader:
+        assert [len(batch.views[1]) for batch in (*loader, *loader)] == [COUNT - 1] * 4
+    assert seen == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Views(), "expected an Augment"),
+        (lambda: Views(ANY), r"the views are \(RandomFlip\(p=0.5\),\), expected an Augment"),
+        (lambda: Views(Augment(RandomFlip(), paired={"mask": "nearest"})), "a view has the paired map 'mask'"),
+        (lambda: Views(Augment(), Augment(MixUp(1.0, 3))), "MixUp mixes labels, and the views of an image share"),
+    ],
+)
+def test_wrong_views_are_rejected(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,396 @@
+"""Sources that are datasets: torch's, torchvision's and Hugging Face's, named by the function that makes them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bench.peers.harness.environments import TORCHVISION
+from decodeonce.errors import BuildError, Stopped
+from decodeonce.prep.building import make_plan
+from decodeonce.prep.entry import Entry, Undecodable
+from decodeonce.prep.pixels.decode import Decoder
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import DatasetSource, FolderSource, open_dataset
+from decodeonce.prep.sources.dataset import encoded
+from decodeonce.store import open_store
+from decodeonce.store.manifest import read_manifest
+from decodeonce.store.table import read_rejects
+from tests.command import prep
+from tests.docs.pages import ROOT, blocks
+from tests.forms.all_forms import PICS
+from tests.forms.folder import write_folder
+from tests.images import encoded as encoded_image
+from tests.images import jpeg, tree_bytes
+from tests.packages import NOT_DEV
+from tests.prep.building import build_in_process
+
+RECIPE = Recipe(height=24, width=20)
+PHOTOS = """
+from pathlib import Path
+import numpy as np
+from PIL import Image
+
+paths = sorted(Path(__file__).with_name("photos").rglob("*.JPEG"))
+
+class Photos:
+    classes = sorted({path.parent.name for path in paths})
+
+    def __len__(self):
+        return len(paths)
+
+    def image(self, path):
+        return path.read_bytes()
+
+    def __getitem__(self, index):
+        return self.image(paths[index]), self.classes.index(paths[index].parent.name)
+
+class Opened(Photos):
+    def image(self, path):
+        return Image.open(path)
+
+class Converted(Photos):  # as torchvision's ImageFolder
+    def image(self, path):
+        with path.open("rb") as file:
+            return Image.open(file).convert("RGB")
+
+class Arrays(Photos):
+    def image(self, path):
+        return np.asarray(Image.open(path).convert("RGB"))
+"""
+DATASET = """
+import os
+import numpy as np
+
+class Dataset:
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        item = self.items[index]
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+def grey(level, height=8, width=8):
+    return np.full((height, width), level, np.uint8)
+
+"""
+Write = Callable[[str], Path]
+_numbers = count()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Return a function that writes a module and returns its path without suffix."""
+
+    def written(text: str) -> Path:
+        path = tmp_path / f"data_of_a_user_{next(_numbers)}"
+        path.with_suffix(".py").write_text(text)
+        return path
+
+    return written
+
+
+def source_of(write: Write, items: str, **options: object) -> DatasetSource:
+    """Return the source of a Dataset of these items."""
+    return open_dataset(f"{write(f'{DATASET}def make(): return Dataset({items})')}:make", **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "photos", [*PICS, PICS[0]._replace(stem="grey", data=jpeg(50, 40, mode="L"))])
+
+
+def check_equal(out: Path, folder: Path, *, encoded: bool) -> None:
+    """Check that two stores have the same rows, labels and classes, and the same digests if images were `encoded`."""
+    found, wanted = open_store(out), open_store(folder)
+    np.testing.assert_array_equal(found.images[:], wanted.images[:])
+    np.testing.assert_array_equal(found.labels, wanted.labels)
+    assert [cls.name for cls in found.classes] == [cls.name for cls in wanted.classes]
+    if encoded:
+        assert [sample.digest for sample in found.samples] == [sample.digest for sample in wanted.samples]
+
+
+@pytest.mark.parametrize("name", ["Photos", "Opened", "Converted", "Arrays"])
+def test_rows_equal_those_of_the_folder(write: Write, photos: Path, tmp_path: Path, name: str) -> None:
+    wanted = build_in_process(FolderSource(photos), tmp_path / "folder", RECIPE)
+    out = build_in_process(DatasetSource(f"{write(PHOTOS)}:{name}"), tmp_path / "out", RECIPE)
+    check_equal(out, wanted, encoded=name == "Photos")
+    assert read_manifest(out / "store.json").source["kind"] == "dataset"
+
+
+def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets", reason=NOT_DEV.format("datasets"))
+    names = sorted(path.name for path in photos.iterdir())
+    paths = [path for name in names for path in sorted((photos / name).iterdir())]
+    features = datasets.Features(
+        image=datasets.Image(), label=datasets.ClassLabel(names=names), score=datasets.Value("int32")
+    )
+    columns: dict[str, list[Any]] = {
+        "image": [
+            {"bytes": path.read_bytes(), "path": path.name} if number else str(path)
+            for number, path in enumerate(paths)
+        ],
+        "label": [path.parent.name for path in paths],
+        "score": list(range(len(paths))),
+    }
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "photos-hf")
+    monkeypatch.chdir(tmp_path)
+    module = write_page_module(tmp_path)
+    wanted = build_in_process(FolderSource(photos), tmp_path / "folder", RECIPE)
+    source = open_dataset(f"{module}:hugging_face", column=["score"])
+    assert source.found == f"{len(paths)} samples, images from image.bytes, labels from label"
+    out = build_in_process(source, tmp_path / "out", RECIPE)
+    check_equal(out, wanted, encoded=True)
+    assert open_store(out).columns["score"].tolist() == list(range(len(paths)))
+
+    plan = make_plan(open_dataset(f"{module}:hugging_face"), tmp_path / "plan", RECIPE)
+    columns["score"][0] = 7
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "photos-hf")
+    with pytest.raises(BuildError, match=r"mydata_\d+:hugging_face: changed since the plan was made \(now 11 samples "):
+        plan.source().read(plan.samples.entry(0))
+    with pytest.raises(BuildError, match="the source changed since the plan: 11 changed"):
+        make_plan(open_dataset(f"{module}:hugging_face"), tmp_path / "plan", RECIPE)
+    (tmp_path / "split.py").write_text(SPLIT)
+    with pytest.raises(BuildError, match=r"split:f: changed since the plan .* pass a seed to random splits"):
+        list(open_dataset(f"{tmp_path}/split:f").entries())
+    transformed = (
+        "def f():\n import datasets\n return datasets.load_from_disk('photos-hf').with_transform(lambda batch: batch)"
+    )
+    (tmp_path / "transformed.py").write_text(transformed)
+    with pytest.raises(BuildError, match=r"transformed:f: the dataset has a transform, .* wrap the dataset in a class"):
+        open_dataset(f"{tmp_path}/transformed:f")
+
+
+def write_page_module(folder: Path, before: str = "") -> Path:
+    """Write the module of docs/how-to/own-dataset.md below the text `before`; return its path without suffix."""
+    [text] = [block.text for block in blocks(ROOT / "docs/how-to/own-dataset.md") if "# mydata.py" in block.text]
+    path = folder / f"mydata_{next(_numbers)}"
+    path.with_suffix(".py").write_text(before + text)
+    return path
+
+
+SPLIT = """
+def f():
+    from datasets import load_from_disk
+    return load_from_disk("photos-hf").train_test_split(0.2)["train"]
+"""
+# With a torch for CPUs, the usual wheel of torchvision can be imported only if these operators are defined.
+OPERATORS = """
+import torch
+if torch.version.cuda is None:
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_page_builds_from_torchvision(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("-m", "pip", "install", "-q", "--no-deps", "--target", tmp_path / "packages", TORCHVISION)
+    subprocess.run([sys.executable, *command], check=True)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.chdir(tmp_path)
+    module = write_page_module(tmp_path, OPERATORS)
+    wanted = build_in_process(FolderSource(photos), tmp_path / "folder", RECIPE)
+    for name in ("image_folder", "image_files"):
+        out = build_in_process(DatasetSource(f"{module}:{name}"), tmp_path / name, RECIPE)
+        check_equal(out, wanted, encoded=name == "image_files")
+
+
+def test_every_kind_of_image_becomes_its_pixels() -> None:
+    rng = np.random.default_rng(0)
+    rgb, grey, deep = (
+        rng.integers(0, 256, (5, 7, 3), np.uint8),
+        rng.integers(0, 256, (5, 7), np.uint8),
+        rng.integers(0, 65536, (5, 7), np.uint16),
+    )
+    decoder = Decoder(Recipe(height=5, width=7))
+    kinds: list[tuple[object, np.ndarray[Any, Any], str]] = [
+        (rgb, rgb, ""),
+        (rgb[:, ::-1], rgb[:, ::-1], ""),
+        (grey, grey, "grey"),
+        (grey[..., None], grey, "grey"),
+        (memoryview(encoded_image(Image.fromarray(rgb), "PNG")), rgb, ""),
+        (Image.fromarray(rgb), rgb, ""),
+        (Image.fromarray(grey), grey, "grey"),
+        (Image.fromarray(deep), deep >> 8, "16 bit"),
+        (Image.fromarray(grey).convert("1"), np.asarray(Image.fromarray(grey).convert("1").convert("L")), ""),
+        *(
+            (image, np.asarray(image.convert("RGB")), "")
+            for image in map(Image.fromarray(rgb).convert, ("P", "RGBA", "CMYK"))
+        ),
+    ]
+    for image, pixels, unusual in kinds:
+        row = decoder.row(encoded(image), Entry(b"0", 0, 0, 0))
+        wanted = pixels if pixels.ndim == 3 else np.stack([pixels] * 3, axis=2)
+        np.testing.assert_array_equal(np.frombuffer(row.pixels, np.uint8).reshape(5, 7, 3), wanted)
+        assert row.unusual == unusual
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        (None, "image is NoneType, expected a PIL image, a uint8 array"),
+        (np.zeros((3, 4, 4), np.uint8), r"image is uint8 \(3, 4, 4\), expected"),
+        (np.zeros((4, 4, 3), np.float32), r"image is float32 \(4, 4, 3\), expected"),
+        (Image.new("F", (4, 4)), "floating point pixels, of no known range"),
+        (Image.new("I", (4, 4)), "32-bit pixels, of no known range"),
+    ],
+)
+def test_other_images_are_refused(image: object, reason: str) -> None:
+    with pytest.raises(Undecodable, match=reason):
+        encoded(image)
+
+
+def test_index_that_cannot_become_a_row_is_a_reject_by_name(write: Write, tmp_path: Path) -> None:
+    items = """[
+        (grey(1), 0), KeyError("five"), (b"", 0), (b"no image", 0), (grey(2), None), (grey(2), -1), (grey(2), 0.5),
+        grey(3), (grey(4), 0, {}, 1), (grey(4), 0, 7), FileNotFoundError(2, "gone"), (grey(5), np.int64(1))]"""
+    out = build_in_process(source_of(write, items), tmp_path / "out", RECIPE)
+    reasons = {
+        reject.source: reject.reason for reject in read_rejects(out / "rejects.tsv") if reject.action == "rejected"
+    }
+    assert reasons == {
+        "1": "KeyError: 'five'",
+        "2": "empty file",
+        "3": reasons["3"],
+        "4": "no label",
+        "5": "label -1, expected 0 or more",
+        "6": "label is 0.5, expected a class number or name",
+        "7": "found a ndarray, expected (image, label) or (image, label, {'column': numbers})",
+        "8": "found a tuple of 4, expected (image, label) or (image, label, {'column': numbers})",
+        "9": "third value is a int, expected {'column': numbers}",
+        "10": "FileNotFoundError: [Errno 2] gone",
+    }
+    assert [sample.source for sample in open_store(out).samples] in (["0", "11"], ["11", "0"])
+
+
+def test_failing_file_system_stops_the_build_and_rejects_nothing(write: Write) -> None:
+    source = source_of(write, """[(grey(1), 0), OSError(116, "Stale file handle")]""")
+    with pytest.raises(Stopped, match=r":make\[1\]: Stale file handle; run the same command again"):
+        list(source.entries())
+    denied = source_of(write, """[(grey(1), 0), PermissionError(13, "Permission denied")]""")
+    with pytest.raises(BuildError, match=r":make\[1\]: Permission denied; change its permissions"):
+        list(denied.entries())
+
+
+def test_crash_while_listing_is_named(write: Write) -> None:
+    crashing = "class Crashing(Dataset):\n    def __getitem__(self, index): os._exit(9) if index else None\n"
+    module = write(f"{DATASET}{crashing}def make(): return Crashing([0, 1])")
+    source = DatasetSource(f"{module}:make")
+    with pytest.raises(BuildError, match=r":make: a worker process died \(exit status 9\) while it listed the dataset"):
+        list(source.entries())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("(grey(1), 0), (grey(2), 1)", r"changed since the plan was made \(now 2 samples; then 3 samples\)"),
+        ("(grey(1), 0), (grey(9), 1), (grey(3), 1)", r"make\[1\]: differs from the sample that was listed"),
+        ("(grey(1), 0), (grey(2), 0), (grey(3), 1)", r"make\[1\]: differs from the sample that was listed"),
+        (
+            "(grey(1), 0), (grey(2), 1, {'score': 3}), (grey(3), 1)",
+            r"make\[1\]: differs from the sample that was listed",
+        ),
+    ],
+)
+def test_dataset_that_changes_is_noticed(write: Write, tmp_path: Path, change: str, message: str) -> None:
+    module = write(f"{DATASET}def make(): return Dataset(eval(open(__file__ + '.items').read()))")
+    items = Path(f"{module}.py.items")
+    items.write_text("[(grey(1), 0), (grey(2), 1), (grey(3), 1)]")
+    plan = make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", Recipe(height=8, width=8))
+    make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", Recipe(height=8, width=8))  # nothing has changed
+    items.write_text(f"[{change}]")
+    with pytest.raises(BuildError, match=message):
+        plan.source().read(plan.samples.entry(1))
+    with pytest.raises(BuildError, match=r"the source changed since the plan: 1 (gone|changed)"):
+        make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", Recipe(height=8, width=8))
+
+
+def test_columns_and_labels(write: Write, tmp_path: Path) -> None:
+    items = """[(grey(n), name, {"score": np.float32(n / 2), "tokens": np.array([n, n]), "other": 1})
+                for n, name in enumerate(["cat", "dog", "cat"])]"""
+    out = build_in_process(source_of(write, items), tmp_path / "out", Recipe(height=8, width=8))
+    store = open_store(out)
+    assert [cls.name for cls in store.classes] == ["cat", "dog"]
+    assert store.labels.tolist() == [0, 1, 0]
+    assert store.columns["score"].tolist() == [0, 0.5, 1]
+    assert store.columns["tokens"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert sorted(store.columns) == ["other", "score", "tokens"]
+    source = source_of(write, items, column=["score"], classes=["dog", "cat"])
+    assert [(entry.label, entry.values) for entry in source.entries()] == [(1, (0.0,)), (0, (0.5,)), (1, (1.0,))]
+    with pytest.raises(BuildError, match=r"make\[1\]: column 'score': found nothing, expected a number"):
+        list(source_of(write, "[(grey(0), 0, {'score': 1}), (grey(1), 0)]").entries())
+    module = write(f"{DATASET}def make(): data = Dataset([]); data.classes = [('cat',), ('cat',)]; return data")
+    with pytest.raises(BuildError, match=r"the classes of .*:make contains 'cat' twice"):
+        DatasetSource(f"{module}:make")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "def make(): raise RuntimeError('no data here')",
+            "calling it raised RuntimeError: no data here; reproduce it with",
+        ),
+        ("def make(size): ...", "calling it raised TypeError: make.. missing 1 required positional argument"),
+        ("def make(): return iter([])", "returned a list_iterator; expected an object with len.. and .index."),
+        (
+            "def make(): return {'train': [], 'val': []}",
+            "returned a dictionary of train, val; return one of its datasets",
+        ),
+        ("make = 3", "has no function make"),
+        ("import no_such_module", "No module named 'no_such_module'; run from the folder that contains"),
+        ("1 / 0", "raised ZeroDivisionError: division by zero; reproduce it with: python -c 'import data_of"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(write: Write, text: str, message: str) -> None:
+    with pytest.raises(BuildError, match=message):
+        DatasetSource(f"{write(text)}:make")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("data.py", "expected package.module:function"), ("__main__:f", "cannot import __main__")]
+)
+def test_name_that_is_no_function_is_refused(name: str, message: str) -> None:
+    with pytest.raises(BuildError, match=message):
+        open_dataset(name)
+
+
+def test_commands_work_with_a_dataset(write: Write, photos: Path, tmp_path: Path) -> None:
+    name = f"{write(PHOTOS).name}:Photos"
+    build_in_process(FolderSource(photos), tmp_path / "folder", RECIPE)
+    done = prep("build", "dataset", name, "out", "--size", "24x20", "--shuffle-seed", "none", cwd=tmp_path)
+    assert (done.returncode, "11 rows written, 0 images skipped, 1 unusual image kept" in done.stdout) == (0, True)
+    check_equal(tmp_path / "out", tmp_path / "folder", encoded=True)
+    before = tree_bytes(tmp_path / "out")
+    assert (
+        "already finished"
+        in prep("build", "dataset", name, "out", "--size", "24x20", "--shuffle-seed", "none", cwd=tmp_path).stdout
+    )
+    images = np.load(tmp_path / "out/images-00000.npy", mmap_mode="r+")
+    images[[0, 4]] ^= 1
+    images.flush()
+    repaired = prep("repair", tmp_path / "out", "--from", tmp_path / name)  # from another folder
+    assert "repaired 2 rows; 11 rows intact" in repaired.stdout, repaired
+    assert tree_bytes(tmp_path / "out") == before
+    assert prep("verify", tmp_path / "out").returncode == 0
+    measured = prep("bench", "build", "dataset", name, "bench", "--json", cwd=tmp_path)
+    assert json.loads(measured.stdout)["why_not_cold"].startswith("SRC is not a file or folder"), measured
+    written = prep("submit", "slurm", "build", "dataset", name, "jobs", "--tasks", 2, "--cpus", 2, cwd=tmp_path)
+    assert written.returncode == 0, written
+    assert f"plan dataset {name} jobs" in (tmp_path / "jobs.jobs/plan.slurm").read_text()

@@ -1,0 +1,27 @@
+"""Import the libraries of transforms that tests and benchmarks compare with or apply."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import torch
+
+
+def load(name: str) -> Any:
+    """Import a module of torchvision, kornia or albumentations; ImportError if it is not installed."""
+    os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # otherwise it asks the network for a newer release
+    if name.startswith("torchvision") and not torch.version.cuda:
+        _define_operators()
+    return importlib.import_module(name)
+
+
+def _define_operators() -> None:
+    """Let PyPI's torchvision, which is built for CUDA, be imported with a CPU build of torch.
+
+    Its operators cannot be loaded then, and the import fails at the first one that it looks up. No transform uses them.
+    """
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
