@@ -130,10 +130,16 @@ def proxy(s3: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     """A proxy before the S3 server; its clients are the file systems that a test makes."""
     with Proxy(endpoint) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-        remote._file_system.cache_clear()
+        forget_server()
         thread = Thread(target=server.serve_forever)
         thread.start()
         yield server
         server.shutdown()
         thread.join()
+    forget_server()
+
+
+def forget_server() -> None:
+    """Forget the file system and the signed URLs of an endpoint, which are kept for the life of a process."""
     remote._file_system.cache_clear()
+    remote._signed.cache_clear()
