@@ -122,7 +122,7 @@ def unpacked(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_sdist_contains_exactly_the_sources(built: Built, unpacked: Path) -> None:
     packed = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
-    expected = {name for name in built.sources if name == ".dockerignore" or not name.startswith(".")}
+    expected = {name for name in built.sources if name in (".dockerignore", ".relint.yml") or not name.startswith(".")}
     assert {name for name in packed if not name.startswith(GENERATED)} == expected
     for name in expected:
         assert (unpacked / name).read_bytes() == (built.tree / name).read_bytes(), name

@@ -6,22 +6,22 @@ import importlib
 import os
 from typing import Any
 
-import torch
-
 
 def load(name: str) -> Any:
     """Import a module of torchvision, kornia or albumentations; ImportError if it is not installed."""
     os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # otherwise it asks the network for a newer release
-    if name.startswith("torchvision") and not torch.version.cuda:
-        _define_operators()
+    if name.startswith("torchvision"):
+        define_operators()
     return importlib.import_module(name)
 
 
-def _define_operators() -> None:
+def define_operators() -> None:
     """Let PyPI's torchvision, which is built for CUDA, be imported with a CPU build of torch.
 
     Its operators cannot be loaded then, and the import fails at the first one that it looks up. No transform uses them.
     """
-    for name in ("nms", "qnms"):
+    import torch
+
+    for name in () if torch.version.cuda else ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

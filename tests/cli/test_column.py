@@ -102,4 +102,4 @@ def test_build_keeps_named_columns(tmp_path: Path) -> None:
         assert prep("build", kind, source, out, *flags).stdout.endswith("already finished, nothing to do\n")
         other = prep("build", kind, source, out, "--size", "16", "--column", "ids")
         assert other.returncode == 1
-        assert "columns is ['ids'], the store says ['score', 'ids']" in other.stderr
+        assert "--column is ['ids'], the store says ['score', 'ids']" in other.stderr

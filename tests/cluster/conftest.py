@@ -37,6 +37,12 @@ def cluster(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     running.close()
 
 
+@pytest.fixture(autouse=True)
+def _nodes_are_up(request: pytest.FixtureRequest) -> None:
+    if "cluster" in request.fixturenames:
+        request.getfixturevalue("cluster").restart_crashed()
+
+
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ImageNet tree whose build takes a few seconds."""

@@ -35,9 +35,9 @@ def main() -> None:
 
 
 def start(log: Path, command: list[str]) -> int:
-    """Start a program that writes its output to a log; return its process id."""
+    """Start a program that writes its output to a log; return its process id. If it dumps core, it does so there."""
     with log.open("ab") as output:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output).pid
+        return subprocess.Popen(command, cwd=log.parent, stdin=subprocess.DEVNULL, stdout=output, stderr=output).pid
 
 
 def reap() -> None:

@@ -207,6 +207,13 @@ class Cluster:
         self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         until(lambda: self._idle_nodes() == len(NODES), self._logs)
 
+    def restart_crashed(self) -> None:
+        """Restart the nodes whose slurmd has crashed: 22.05 of Debian does so now and then when steps are cancelled."""
+        for node, pid in list(self._slurmd.items()):
+            if not Path(f"/proc/{pid}").exists():
+                self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=crashed")
+                self.resume(node)
+
     def output(self) -> str:
         """Return the output of all jobs so far."""
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')}" for path in sorted(self.jobs.glob("*.out")))

@@ -23,6 +23,7 @@ from decodeonce import Loader, open_store
 from decodeonce.loader.augment import (
     Augment,
     CenterCrop,
+    CutMix,
     Draws,
     Normalize,
     RandomCrop,
@@ -390,14 +391,19 @@ def test_normalize_with_imagenet_statistics(dtype: torch.dtype, tolerance: float
 
 def test_normalize_with_statistics_of_torchvision() -> None:
     images, (mean, std) = noise(10, 8, 6), ([0.5, 0.25, 0.0], [0.5, 1.0, 0.25])
-    result = Normalize((mean, std))(images, draws_of(10)).double().numpy()
-    np.testing.assert_allclose(result, normalized(images / 255, tuple(mean), tuple(std)), rtol=1e-6, atol=2e-6)
+    for statistics in ((mean, std), [mean, std]):
+        result = Normalize(statistics)(images, draws_of(10)).double().numpy()
+        np.testing.assert_allclose(result, normalized(images / 255, tuple(mean), tuple(std)), rtol=1e-6, atol=2e-6)
 
 
 def test_repr_of_augment_has_a_line_per_step() -> None:
     step = Normalize("imagenet", dtype=torch.float16)
     line = "Normalize(((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), dtype=torch.float16)"
     assert repr(Augment(RandomFlip(), step, seed=3)) == f"Augment(\n    RandomFlip(p=0.5),\n    {line},\n    seed=3,\n)"
+    mixed = Augment(CutMix(1.0, 3), mixed=["tags"])
+    assert repr(mixed).endswith("    CutMix(alpha=1.0, num_classes=3, p=1.0),\n    seed=0,\n    mixed=('tags',),\n)")
+    paired = Augment(paired={"mask": "nearest"})
+    assert repr(paired) == "Augment(\n    seed=0,\n    paired={'mask': 'nearest'},\n)"
 
 
 def test_normalize_with_statistics_of_a_store(store: Path, images: NDArray[np.uint8]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -47,3 +48,11 @@ def test_repr_is_one_line_of_shapes(tmp_path: Path) -> None:
     assert repr(batches[1]) == (
         f"<Batch images float32 (40, 3, 32, 32), labels int64 (40,), boxes float32 (40, 20, 4); {rows}>"
     )
+
+
+def test_repr_counts_views_of_each_shape() -> None:
+    large, small = torch.zeros(3, 3, 8, 8), torch.zeros(3, 3, 4, 4)
+    batch = dataclasses.replace(BATCH, images=IMAGES[:0], columns={}, views=(large, large, *[small] * 8))
+    views = "2 views of float32 (3, 3, 8, 8), 8 views of float32 (3, 3, 4, 4)"
+    assert repr(batch) == f"<Batch labels int64 (4,), {views}; 3 of 4 rows valid, epoch 2, on cpu>"
+    assert "<Batch images uint8 (4, 8, 6, 3), labels" in repr(dataclasses.replace(batch, images=IMAGES))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,17 +17,22 @@ from decodeonce.loader.augment import (
     GaussianBlur,
     Normalize,
     RandomErasing,
+    RandomFlip,
     RandomGrayscale,
     RandomResizedCrop,
     Solarize,
     Step,
     color,
+    rows,
 )
+from decodeonce.loader.augment.rows import Rows, fill_rows
+from decodeonce.loader.order import derive_key
 from tests.libraries import library
 from tests.loader.meta_device import batch_of, run_on_device
 from tests.stores import random_images
 
 COUNT = 48
+WRONG: Any = "random"
 STEPS: list[Step] = [
     ColorJitter(0.4, 0.4, 0.4, 0.1),
     ColorJitter(brightness=(0.5, 2.0), hue=(-0.5, 0.5), p=0.5),
@@ -49,11 +55,15 @@ def draws_of(images: Tensor, key: int = 3) -> Draws:
     return Draws(key, torch.arange(len(images)))
 
 
+def rows_by_batch(change: Callable[..., Tensor], given: Rows, chosen: Tensor, *drawn: Tensor) -> Rows:
+    return Rows.of(color.by_batch(change, given.images, chosen, *drawn))
+
+
 @pytest.fixture(params=["rows", "batch"])
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test with the code for CPUs, and with that for devices."""
     if request.param == "batch":
-        monkeypatch.setattr(color, "by_row", color.by_batch)
+        monkeypatch.setattr(color, "by_row", rows_by_batch)
 
 
 def largest_difference(found: Tensor, expected: Tensor) -> float:
@@ -162,6 +172,17 @@ def test_erasing_equals_torchvision() -> None:
     assert ratios.max() > 2.5
 
 
+def test_lists_and_one_sigma_are_accepted_as_by_torchvision() -> None:
+    pair, fill, sigma, images = cast("Any", [0.5, 2.0]), cast("Any", [1, np.float32(2), 3]), 1.5, noise()
+    for step, same in (
+        (ColorJitter(pair, hue=0.1), ColorJitter((0.5, 2.0), hue=0.1)),
+        (RandomErasing(value=fill), RandomErasing(value=(1, 2, 3))),
+        (GaussianBlur(5, sigma), GaussianBlur(5, (sigma, sigma))),
+        (GaussianBlur(5, pair), GaussianBlur(5, (0.5, 2.0))),
+    ):
+        assert torch.equal(step(images, draws_of(images)), same(images, draws_of(images)))
+
+
 def test_erasing_fills_floats_after_normalize() -> None:
     batch = batch_of(noise())
     found = Augment(Normalize("imagenet"), RandomErasing(1.0))(batch).images
@@ -176,9 +197,38 @@ def test_code_for_cpus_and_devices_differs_by_at_most_one_level(step: Step, monk
     images = noise()
     before, on_cpu = images.clone(), step(images, draws_of(images))
     assert torch.equal(images, before)
-    monkeypatch.setattr(color, "by_row", color.by_batch)
+    monkeypatch.setattr(color, "by_row", rows_by_batch)
     assert largest_difference(step(images, draws_of(images)), on_cpu) <= 1
     assert on_cpu.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("size", [9, 30])
+def test_steps_in_one_pass_give_the_same_images_as_one_after_the_other(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+
+    def count(result: Tensor, fill: Callable[[int], object]) -> Tensor:
+        passes.append(1)
+        return fill_rows(result, fill)
+
+    monkeypatch.setattr(rows, "fill_rows", count)
+    steps: list[Step] = [
+        *STEPS,
+        RandomResizedCrop(size),
+        RandomFlip(),
+        *STEPS,
+        Normalize("imagenet"),
+        RandomErasing(0.5),
+    ]
+    batch = batch_of(noise())
+    found = Augment(*steps, seed=5)(batch).images
+    assert len(passes) == 1
+    expected = batch.images
+    for number, step in enumerate(steps):
+        expected = step(expected, Draws(derive_key(5, batch.epoch, number), batch.rows, batch.epoch))
+    assert len(passes) == 1 + len(steps)
+    assert torch.equal(lines(found), expected)
 
 
 @pytest.mark.parametrize("step", STEPS, ids=repr)
@@ -216,6 +266,8 @@ def test_steps_run_on_a_device_without_waiting(step: Step) -> None:
         (lambda: GaussianBlur(3, (0, 1)), r"sigma is \(0, 1\), expected two numbers above 0"),
         (lambda: RandomErasing(scale=(0, 2)), r"scale is \(0, 2\)"),
         (lambda: RandomErasing(ratio=(3, 2)), r"ratio is \(3, 2\)"),
+        (lambda: RandomErasing(value=WRONG), "value is 'random', expected a number, or one per channel"),
+        (lambda: GaussianBlur(WRONG), "kernel_size is 'random', expected an odd number"),
         (lambda: ColorJitter(0.1)(noise().float(), draws_of(noise())), r"uint8, got 3 of torch.float32; put it before"),
         (lambda: Solarize()(noise()[..., :1], draws_of(noise())), "Solarize needs images with 3 channels of uint8"),
         (lambda: GaussianBlur(23)(noise(), draws_of(noise())), "kernel_size is 23, expected at most 21 for images of"),

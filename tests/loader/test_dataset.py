@@ -107,6 +107,8 @@ def test_loader_names_its_own_word_for_each_argument_of_data_loader(store: Path)
     for word in words | {"in_order"}:  # torch 2.6 has no in_order
         with pytest.raises(TypeError, match=f"Loader has no such arguments of torch's DataLoader; {word}: pass "):
             Loader(store, batch_size=4, **dict[str, Any]({word: 1}))
+    with pytest.raises(TypeError, match="sampler: pass weights to draw rows by weight, rows for a subset, or shuffle"):
+        Loader(store, batch_size=4, **dict[str, Any](sampler=None))
     given: dict[str, Any] = {"num_workers": 8, "drop_last": True}
     with pytest.raises(TypeError, match='num_workers: pass threads; drop_last: pass tail="drop"'):
         Loader(store, batch_size=4, **given)

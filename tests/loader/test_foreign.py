@@ -470,6 +470,15 @@ def test_torchvision(store: Path, name: str, takes: Any) -> None:
     check_step(store, lambda: PerImage(getattr(v2, name)(), takes=takes))
 
 
+def test_arrays_that_torchvision_ignores_are_refused() -> None:
+    v2 = library("torchvision.transforms.v2")
+    for transform in (v2.RandomHorizontalFlip(1.0), v2.Compose([v2.ColorJitter(0.4)])):
+        with pytest.raises(ValueError, match=r'PerImage: .* ignores arrays, as torchvision does; pass takes="tensor"'):
+            Augment(PerImage(transform, takes="numpy"))(batch_of(noise(9)))
+    mirror = PerImage(v2.Compose([v2.ToImage(), v2.RandomHorizontalFlip(1.0)]), takes="numpy")
+    assert torch.equal(Augment(mirror)(batch_of(noise(9))).images, noise(9).flip(2).permute(0, 3, 1, 2))
+
+
 def test_albumentations(store: Path) -> None:
     a = library("albumentations")
     check_step(store, lambda: PerImage(a.Compose([a.HorizontalFlip(), a.ColorJitter(p=1.0), a.GaussNoise(p=1.0)])))

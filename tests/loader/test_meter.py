@@ -48,7 +48,7 @@ def test_bottleneck_sentences(beginning: str) -> None:
 
 def test_bottleneck_names_a_slow_transform_with_the_share_from_stats(store: Path) -> None:
     def slow(batch: Batch) -> Batch:
-        end = time.perf_counter() + 0.01
+        end = time.perf_counter() + 0.1  # stats() gives milliseconds, and the share below is of a few batches
         while time.perf_counter() < end:
             pass
         return replace(batch)
@@ -60,7 +60,7 @@ def test_bottleneck_names_a_slow_transform_with_the_share_from_stats(store: Path
     assert share == pytest.approx(stats["waited"]["seconds"] / seconds, abs=0.01)
     assert message.startswith(f"transform: {share:.0%} of {seconds:.1f} s was spent waiting")
     assert message.endswith("smaller rows (prep convert --size), more cores, a GPU")
-    assert 0.03 <= stats["threads"]["seconds_transforming"] <= seconds
+    assert 0.3 <= stats["threads"]["seconds_transforming"] <= seconds
 
 
 def test_loader_names_its_bottleneck(store: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -145,6 +145,8 @@ def test_errors_name_the_problem() -> None:
         Augment(MixUp(1.0, 3), paired={"mask": "nearest"})
     with pytest.raises(ValueError, match=r"expected 'mask' to be one of \('nearest', 'bilinear'\)"):
         Augment(paired=WRONG)
+    with pytest.raises(ValueError, match=r"paired is \['mask'\], expected how to resize each map, such as \{"):
+        Augment(paired=cast("Any", ["mask"]))
     augment = Augment(RandomFlip(), paired={"mask": "nearest"})
     with pytest.raises(ValueError, match=r"'mask', but this column is \(40, 3\), expected \(B, H, W\) or"):
         augment(batch_with(noise(), mask=torch.zeros(COUNT, 3)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.augment import Augment
+from decodeonce.loader.augment import Augment, MixUp, Normalize, PerImage, RandomFlip
 from tests.conftest import COUNT
 from tests.libraries import library
 from tests.loader.meta_device import batch_of
@@ -31,6 +32,13 @@ def test_transform_that_returns_its_batch_unchanged_is_refused(store: Path) -> N
         message = r"transform PassesUnknownTypes returned its Batch unchanged\. .* use Augment\(PerImage\(\.\.\.\)\)"
         with pytest.raises(ValueError, match=message):
             next(iter(loader))
+
+
+@pytest.mark.parametrize("step", [RandomFlip(), Normalize("imagenet"), MixUp(0.2, 3), PerImage(PassesUnknownTypes())])
+def test_step_without_augment_is_refused(store: Path, step: Any) -> None:
+    message = f"transform is {step!r}, expected a function with one parameter, a Batch; wrap steps in Augment(...)"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        Loader(store, batch_size=4, transform=step)
 
 
 def test_transform_may_only_look_if_it_returns_a_new_batch(store: Path, images: NDArray[np.uint8]) -> None:

@@ -1,9 +1,7 @@
-"""Views gives several augmented views of each row, the same after a kill and with any number of ranks."""
+"""Views gives several augmented views of each row, the same after a resume and with any number of ranks."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -91,6 +89,11 @@ def test_a_view_equals_its_augment_except_for_the_draws() -> None:
     assert normalized.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_repr_has_the_seeds_that_were_given() -> None:
+    view = Augment(RandomFlip(), seed=4)
+    assert repr(Views(view, view)) == f"Views({view!r}, {view!r}, images=False)"
+
+
 def test_images_are_delivered_only_if_asked_for(store: Path, images: NDArray[np.uint8]) -> None:
     with Loader(store, batch_size=BATCH, transform=make_views()) as loader:
         batch = next(iter(loader))
@@ -140,41 +143,6 @@ def test_every_step_can_be_resumed_with_another_number_of_ranks(store: Path, exp
                     resumed.load_state_dict(loader.state_dict())
                     rest.update(by_row(resumed))
             assert_same({**found, **rest}, expected)
-
-
-KILLED = """
-import os, signal, sys
-import torch
-from decodeonce import Loader
-from tests.loader.test_views import BATCH, by_row, make_views
-
-store, checkpoint, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3])
-loaders = [
-    Loader(store, batch_size=BATCH // ranks, rank=rank, world_size=ranks, transform=make_views())
-    for rank in range(ranks)
-]
-for loader in loaders:
-    if os.path.exists(checkpoint):
-        loader.load_state_dict(torch.load(checkpoint))
-    else:
-        loader.set_epoch(1)
-epochs = [iter(loader) for loader in loaders]
-seen = by_row(map(next, epochs))
-torch.save(seen, f"{checkpoint}.{loaders[0].steps_left}")
-torch.save(loaders[0].state_dict(), f"{checkpoint}.new")
-os.replace(f"{checkpoint}.new", checkpoint)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.timeout(300)  # starts five processes
-def test_processes_killed_after_every_step_give_the_same_views(store: Path, expected: Seen, tmp_path: Path) -> None:
-    checkpoint, found = tmp_path / "checkpoint", {}
-    for left, ranks in zip(reversed(range(COUNT // BATCH)), (1, 2, 3, 2, 1), strict=True):
-        command = [sys.executable, "-c", KILLED, str(store), str(checkpoint), str(ranks)]
-        assert subprocess.run(command, timeout=100, check=False).returncode == -9
-        found.update(torch.load(f"{checkpoint}.{left}"))
-    assert_same(found, expected)
 
 
 def test_padding_and_epochs_draw_as_without_views(store: Path) -> None:

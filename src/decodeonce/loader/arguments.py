@@ -20,7 +20,7 @@ _NO_WORKERS = "nothing: a Loader has threads instead of worker processes"
 # The arguments of torch's DataLoader that a Loader does not have, and what to pass instead.
 DATA_LOADER_WORDS = {
     "dataset": "store",
-    "sampler": "shuffle, or rows for a subset",
+    "sampler": "weights to draw rows by weight, rows for a subset, or shuffle",
     "batch_sampler": "batch_size and shuffle, or rows for a subset",
     "num_workers": "threads",
     "collate_fn": "transform, a function from a Batch to a Batch",
@@ -55,6 +55,12 @@ def advise(init: Callable[Params, None]) -> Callable[Params, None]:
 def as_store(store: StoreLike) -> Store:
     """Return an open store."""
     return store if isinstance(store, Store) else open_store(store)
+
+
+def check_probability(p: float) -> None:
+    """Raise ValueError unless `p` is a probability."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"p is {p!r}, expected a probability, 0 to 1")
 
 
 def whole(name: str, value: Any, least: int | None = None) -> int:

@@ -6,6 +6,7 @@ import inspect
 import math
 import mmap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -63,8 +64,13 @@ class Batch:
         yield self.labels
 
     def __repr__(self) -> str:
+        def kind(name: str, tensor: Tensor) -> str:
+            return f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
         named = self.as_dict().items()
-        kinds = [f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for name, tensor in named]
+        kinds = [kind(name, tensor) for name, tensor in named if len(tensor) or not self.views]
+        views = Counter(kind("views of", view) for view in self.views)
+        kinds += [f"{count} {view}" for view, count in views.items()]
         rows = f"{self.valid} of {len(self.rows)} rows valid, epoch {self.epoch}"
         return f"<Batch {', '.join(kinds)}; {rows}, on {self.images.device}>"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
+from types import NoneType
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
@@ -85,6 +86,18 @@ class MapStep(Step, Protocol):
         Returns:
             Tensor: (B, H', W', C), of the size of the images after the step.
         """
+
+
+class StillStep:
+    """Base of steps that move no pixel."""
+
+    def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
+        """Return `boxes` unchanged, because no pixel moves (see ``BoxStep``)."""
+        return boxes
+
+    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
+        """Return `maps` unchanged, because no pixel moves (see ``MapStep``)."""
+        return maps
 
 
 @runtime_checkable
@@ -167,6 +180,8 @@ class Augment:
         same_width(step for step in steps if hasattr(step, "num_classes"))
         self._steps = steps
         self._seed = whole("seed", seed)
+        if not isinstance(paired, (Mapping, NoneType)):
+            raise ValueError(f'paired is {paired!r}, expected how to resize each map, such as {{"mask": "nearest"}}')
         self._paired = dict(paired or {})
         if wrong := [name for name, resampling in self._paired.items() if resampling not in get_args(Resampling)]:
             raise ValueError(f"paired is {self._paired!r}, expected {wrong[0]!r} to be one of {get_args(Resampling)}")
@@ -177,9 +192,10 @@ class Augment:
             raise ValueError(f"mixed is {mixed!r}, but no step mixes labels; add a step such as MixUp, or remove mixed")
 
     def __repr__(self) -> str:
-        return (
-            "Augment(\n" + "".join(f"    {part},\n" for part in (*map(repr, self._steps), f"seed={self._seed}")) + ")"
-        )
+        named = {"paired": self._paired, "mixed": self._mixed}
+        parts = [*map(repr, self._steps), f"seed={self._seed}"]
+        parts += [f"{name}={value!r}" for name, value in named.items() if value]
+        return "Augment(\n" + "".join(f"    {part},\n" for part in parts) + ")"
 
     def check_store(self, columns: Collection[str], classes: int) -> None:
         """Raise ValueError if a step does not support a store with these columns and this number of classes."""
@@ -241,7 +257,7 @@ def _soft(name: str, values: Tensor) -> Tensor:
 
 def _apply(step: Step, rows: Rows, draws: Draws) -> Rows:
     """Apply a step to the rows of a batch: later, row by row, if it can, or else at once."""
-    ours = type(step).__module__.startswith(__package__)  # a subclass of somebody else may have another __call__
+    ours = type(step).__module__.startswith(__package__)  # a user's subclass may have its own __call__
     if ours and rows.images.device.type == "cpu" and isinstance(step, RowStep) and (then := step.on_rows(rows, draws)):
         return then
     images = step(rows.done(), draws)

@@ -8,48 +8,52 @@ random numbers. In PerImage, torchvision's take 2 to 10 times as long on a CPU (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
 from torch import Tensor
 
-from decodeonce.loader.augment.augment import Draws, Resampling, constant
+from decodeonce.loader.arguments import check_probability
+from decodeonce.loader.augment.augment import Draws, StillStep, constant
 from decodeonce.loader.augment.crop import RandomResizedCrop
-from decodeonce.loader.augment.rows import fill_rows
-from decodeonce.loader.buffers import recycled
+from decodeonce.loader.augment.rows import Rows
 
 Range = tuple[float, float]
+# A function of images (B, H, W, C) and drawn numbers, the uniform numbers (B,) to compare with p, and these numbers.
+Plan = tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class _Change:
+class _Change(StillStep):
     """Base of the steps: change an image with probability `p`. No pixel moves."""
 
     p: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise ValueError(f"p is {self.p!r}, expected a probability, 0 to 1")
+        check_probability(self.p)
 
-    def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
-        """Return `boxes` unchanged, because no pixel moves (see ``BoxStep``)."""
-        return boxes
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        if images.device.type == "cpu":
+            return self.on_rows(Rows.of(images), draws).done()
+        change, uniform, drawn = self._plan(Rows.of(images), draws)
+        return by_batch(change, images, uniform < self.p, *drawn)
 
-    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
-        """Return `maps` unchanged, because no pixel moves (see ``MapStep``)."""
-        return maps
+    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows:
+        """Change the images that ``__call__`` changes, row by row."""
+        change, uniform, drawn = self._plan(rows, draws)
+        return by_row(change, rows, uniform < self.p, *drawn)
 
-    def _check(self, images: Tensor) -> None:
-        if images.dtype != torch.uint8 or images.shape[3] != 3:
-            found = f"{images.shape[3]} of {images.dtype}"
+    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+        """Draw for images of the shape and dtype of `rows`."""
+        raise NotImplementedError
+
+    def _check(self, rows: Rows) -> None:
+        if rows.dtype != torch.uint8 or rows.shape[2] != 3:
+            found = f"{rows.shape[2]} of {rows.dtype}"
             name = type(self).__name__
             raise ValueError(f"{name} needs images with 3 channels of uint8, got {found}; put it before Normalize")
-
-    def _apply(self, change: Callable[..., Tensor], images: Tensor, uniform: Tensor, *drawn: Tensor) -> Tensor:
-        """Apply `change(images, *drawn)` to the images with a `uniform` (B,) below p."""
-        apply = by_row if images.device.type == "cpu" else by_batch
-        return apply(change, images, uniform < self.p, *drawn)
 
 
 def by_batch(change: Callable[..., Tensor], images: Tensor, chosen: Tensor, *drawn: Tensor) -> Tensor:
@@ -57,15 +61,14 @@ def by_batch(change: Callable[..., Tensor], images: Tensor, chosen: Tensor, *dra
     return torch.where(chosen[:, None, None, None], change(images, *drawn), images)
 
 
-def by_row(change: Callable[..., Tensor], images: Tensor, chosen: Tensor, *drawn: Tensor) -> Tensor:
+def by_row(change: Callable[..., Tensor], rows: Rows, chosen: Tensor, *drawn: Tensor) -> Rows:
     """The same on a CPU: apply `change` to chosen images, one at a time."""
-    result, is_chosen = recycled(images.shape, images.dtype), chosen.tolist()
+    is_chosen = chosen.tolist()
 
-    def fill(row: int) -> None:
-        one = slice(row, row + 1)
-        result[one] = change(images[one], *(each[one] for each in drawn)) if is_chosen[row] else images[one]
+    def apply(image: Tensor, row: int, place: Tensor | None) -> Tensor:
+        return change(image[None], *(each[row : row + 1] for each in drawn))[0] if is_chosen[row] else image
 
-    return fill_rows(result, fill)
+    return rows.then(apply, rows.shape, rows.dtype)
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,8 @@ class ColorJitter(_Change):
         )
         return *factors, _range("hue", self.hue, 0, -0.5, 0.5)
 
-    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        self._check(images)
+    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+        self._check(rows)
         uniform, ranges = draws.uniform(9), self._ranges
         used = [number for number, values in enumerate(ranges) if values != (_NEUTRAL[number],) * 2]
         factors = torch.stack([low + uniform[:, i] * (high - low) for i, (low, high) in enumerate(ranges)], 1)
@@ -116,11 +119,11 @@ class ColorJitter(_Change):
                 planes = _adjust(planes, factors[:, :, None, None], kind, used)
             return (planes + 0.5).to(torch.uint8).permute(1, 2, 3, 0)
 
-        return self._apply(jitter, images, uniform[:, 8], factors, order)
+        return jitter, uniform[:, 8], (factors, order)
 
 
 def _range(name: str, value: float | Range, middle: float, least: float, most: float) -> Range:
-    low, high = value if isinstance(value, tuple) else (max(middle - value, least), middle + value)
+    low, high = value if isinstance(value, (tuple, list)) else (max(middle - value, least), middle + value)
     if not least <= low <= high <= most or math.isinf(high):
         raise ValueError(f"{name} is {value!r}, expected a number or a range (low, high) within {least} to {most}")
     return low, high
@@ -183,9 +186,9 @@ class RandomGrayscale(_Change):
 
     p: float = 0.1
 
-    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        self._check(images)
-        return self._apply(_to_gray, images, draws.uniform(1)[:, 0])
+    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+        self._check(rows)
+        return _to_gray, draws.uniform(1)[:, 0], ()
 
 
 def _to_gray(images: Tensor) -> Tensor:
@@ -211,13 +214,13 @@ class Solarize(_Change):
         if not 0 <= self.threshold <= 255:
             raise ValueError(f"threshold is {self.threshold!r}, expected 0 to 255")
 
-    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        self._check(images)
+    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+        self._check(rows)
 
         def solarize(images: Tensor) -> Tensor:
             return torch.where(images >= self.threshold, 255 - images, images)
 
-        return self._apply(solarize, images, draws.uniform(1)[:, 0])
+        return solarize, draws.uniform(1)[:, 0], ()
 
 
 @dataclass(frozen=True)
@@ -226,7 +229,8 @@ class GaussianBlur(_Change):
 
     Args:
         kernel_size: Pixels that are averaged in each direction, an odd number. Images must be larger than half of it.
-        sigma: Range (low, high) of the standard deviation in pixels, which is drawn for each image; above 0.
+        sigma: Standard deviation in pixels, above 0: one number, or a range (low, high) to draw it from for each image.
+            Default: (0.1, 2.0).
         p: Probability that an image is changed. Default: 1.0.
 
     Raises:
@@ -234,25 +238,30 @@ class GaussianBlur(_Change):
     """
 
     kernel_size: int
-    sigma: Range = (0.1, 2.0)
+    sigma: float | Range = (0.1, 2.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kernel_size < 1 or self.kernel_size % 2 == 0:
+        if not isinstance(self.kernel_size, int) or self.kernel_size < 1 or self.kernel_size % 2 == 0:
             raise ValueError(f"kernel_size is {self.kernel_size!r}, expected an odd number above 0")
-        if not 0 < self.sigma[0] <= self.sigma[1] < math.inf:
+        low, high = self._sigmas
+        if not 0 < low <= high < math.inf:
             raise ValueError(f"sigma is {self.sigma!r}, expected two numbers above 0, the larger one second")
 
-    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        self._check(images)
-        uniform, (low, high) = draws.uniform(2), self.sigma
-        reach, most = self.kernel_size // 2, 2 * min(images.shape[1:3]) - 1
+    @property
+    def _sigmas(self) -> Range:
+        return self.sigma if isinstance(self.sigma, (tuple, list)) else (self.sigma, self.sigma)
+
+    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+        self._check(rows)
+        uniform, (low, high) = draws.uniform(2), self._sigmas
+        reach, most = self.kernel_size // 2, 2 * min(rows.shape[:2]) - 1
         if self.kernel_size > most:
-            size = f"{images.shape[2]}x{images.shape[1]}"
+            size = f"{rows.shape[1]}x{rows.shape[0]}"
             raise ValueError(f"kernel_size is {self.kernel_size}, expected at most {most} for images of {size}")
-        offsets = torch.arange(-reach, reach + 1, dtype=torch.float32, device=images.device)
+        offsets = torch.arange(-reach, reach + 1, dtype=torch.float32, device=uniform.device)
         sigma = low + uniform[:, :1] * (high - low)
-        return self._apply(_blur, images, uniform[:, 1], (-0.5 * (offsets / sigma) ** 2).softmax(1))
+        return _blur, uniform[:, 1], ((-0.5 * (offsets / sigma) ** 2).softmax(1),)
 
 
 def _blur(images: Tensor, weights: Tensor) -> Tensor:
@@ -292,22 +301,26 @@ class RandomErasing(_Change):
         super().__post_init__()
         if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
             raise ValueError(f"ratio is {self.ratio!r}, expected two numbers above 0, the larger one second")
+        if not all(isinstance(value, Real) for value in self._values):
+            raise ValueError(f"value is {self.value!r}, expected a number, or one per channel")
         _ = self._crop
+
+    @property
+    def _values(self) -> Sequence[float]:
+        return self.value if isinstance(self.value, (tuple, list)) else (self.value,)
 
     @property
     def _crop(self) -> RandomResizedCrop:
         """Draws windows in the same way, but with ratios of width to height."""
         return RandomResizedCrop(1, scale=self.scale, ratio=(1 / self.ratio[1], 1 / self.ratio[0]))
 
-    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        values = self.value if isinstance(self.value, tuple) else (self.value,)
-        fill = constant(values, images.dtype, images.device)
+    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+        fill = constant(tuple(map(float, self._values)), rows.dtype, rows.images.device)
 
         def erase(images: Tensor, windows: Tensor) -> Tensor:
             top, left, height, width = windows[:, :, None].unbind(1)
             row, column = (torch.arange(size, device=images.device) for size in images.shape[1:3])
-            rows, columns = (row >= top) & (row < top + height), (column >= left) & (column < left + width)
-            return torch.where(rows[:, :, None, None] & columns[:, None, :, None], fill, images)
+            lines, columns = (row >= top) & (row < top + height), (column >= left) & (column < left + width)
+            return torch.where(lines[:, :, None, None] & columns[:, None, :, None], fill, images)
 
-        windows = self._crop.windows(draws, images.shape[1], images.shape[2])
-        return self._apply(erase, images, draws.uniform(23)[:, 22], windows)
+        return erase, draws.uniform(23)[:, 22], (self._crop.windows(draws, *rows.shape[:2]),)

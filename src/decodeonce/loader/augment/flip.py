@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from decodeonce.loader.arguments import check_probability
 from decodeonce.loader.augment.augment import Draws, Resampling
 from decodeonce.loader.augment.rows import Rows
 
@@ -25,8 +26,7 @@ class RandomFlip:
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise ValueError(f"p is {self.p!r}, expected a probability, 0 to 1")
+        check_probability(self.p)
 
     def _flipped(self, draws: Draws) -> Tensor:
         """(B, 1) bool: which images are mirrored."""

@@ -36,6 +36,7 @@ class _Foreign:
         self.transform = transform
         self._by_name = "albumentations" in libraries
         self._takes = takes or next((_TAKES[name] for name in _TAKES if name in libraries), "tensor")
+        self._may_ignore = self._takes == "numpy" and "torchvision" in libraries
         if self._takes == "pil":
             from PIL import Image  # the Loader does not need Pillow
 
@@ -60,7 +61,10 @@ class _Foreign:
             if hasattr(transform, "set_random_seed"):
                 transform.set_random_seed(seed % 2**64)
             argument = self._give(given)
-            return self._accept(transform(image=argument)["image"] if self._by_name else transform(argument), given)
+            result = transform(image=argument)["image"] if self._by_name else transform(argument)
+            if self._may_ignore and result is argument:
+                raise ValueError(f'{self._name()} ignores arrays, as torchvision does; pass takes="tensor" or "pil"')
+            return self._accept(result, given)
 
         with torch.no_grad(), seeded:  # a thread starts with gradients
             yield run

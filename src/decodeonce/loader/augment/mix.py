@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decodeonce.loader.arguments import whole
+from decodeonce.loader.arguments import check_probability, whole
 from decodeonce.loader.augment.augment import Draws, constant, same_width
 from decodeonce.loader.augment.rows import fill_rows
 from decodeonce.loader.buffers import recycled
@@ -59,8 +59,7 @@ class _Mix(_Mixing):
         if not 0 < self.alpha < math.inf:
             raise ValueError(f"alpha is {self.alpha!r}, expected a number above 0")
         object.__setattr__(self, "num_classes", whole("num_classes", self.num_classes, 1))
-        if not 0 <= self.p <= 1:
-            raise ValueError(f"p is {self.p!r}, expected a probability, 0 to 1")
+        check_probability(self.p)
 
     def _draw(self, draws: Draws, chosen: Tensor, power: float, otherwise: float) -> Tensor:
         """float64 (B,): samples of Beta(alpha, alpha), raised to `power`; `otherwise` for images that are not mixed."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import StoreLike, as_store
-from decodeonce.loader.augment.augment import Draws, Resampling, constant
+from decodeonce.loader.augment.augment import Draws, StillStep, constant
 from decodeonce.loader.augment.rows import Rows
 
 IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
@@ -21,10 +21,10 @@ IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-Statistics = tuple[Sequence[float], Sequence[float]]
+Statistics = tuple[Sequence[float], Sequence[float]] | list[list[float]]
 
 
-class Normalize:
+class Normalize(StillStep):
     """Normalize each channel: (value - mean) / std, computed in float32.
 
     Args:
@@ -54,7 +54,7 @@ class Normalize:
         if isinstance(statistics, str) and statistics != "imagenet" and not os.path.lexists(statistics):
             raise ValueError(f'there are no statistics for {statistics!r}; expected "imagenet", a store or (mean, std)')
         self.dtype, (self.mean, self.std) = dtype, IMAGENET
-        if isinstance(statistics, tuple):
+        if isinstance(statistics, (tuple, list)):
             self.mean, self.std = _levels(statistics)
         elif statistics != "imagenet":
             manifest = as_store(statistics).manifest
@@ -86,14 +86,6 @@ class Normalize:
             constant(tuple(1 / s for s in self.std), torch.float32, device),
             constant(shift, torch.float32, device),
         )
-
-    def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
-        """Return `boxes` unchanged, because no pixel moves (see ``BoxStep``)."""
-        return boxes
-
-    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
-        """Return `maps` unchanged, because no pixel moves (see ``MapStep``)."""
-        return maps
 
 
 def _levels(statistics: Statistics) -> tuple[tuple[float, ...], tuple[float, ...]]:

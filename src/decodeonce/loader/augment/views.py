@@ -39,11 +39,12 @@ class Views:
             raise ValueError(f"{mixing[0]} mixes labels, and the views of an image share its label; remove the step")
         if paired := [name for augment in augments for name in augment._paired]:
             raise ValueError(f"a view has the paired map {paired[0]!r}, but Views changes no columns; remove paired")
+        self._given = augments
         self.augments = tuple(map(_with_own_draws, augments, range(len(augments))))
         self.images = images
 
     def __repr__(self) -> str:
-        return f"Views({', '.join(map(repr, self.augments))}, images={self.images})"
+        return f"Views({', '.join(map(repr, self._given))}, images={self.images})"
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with its views."""

@@ -76,11 +76,22 @@ __getattr__, __dir__ = lazy_imports(__name__, __file__)
 
 
 @cache
-def plugins() -> dict[str, EntryPoint]:
-    """Return the entry points of other packages by kind. Finding them takes milliseconds, and imports no package."""
+def plugins() -> dict[str, list[EntryPoint]]:
+    """Return the entry points of other packages by kind, which should be one each.
+
+    Finding them takes milliseconds, and imports no package.
+    """
     from importlib.metadata import entry_points
 
-    return {point.name: point for point in entry_points(group=PLUGINS) if point.name not in SOURCES}
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=PLUGINS):
+        if point.name not in SOURCES:
+            found.setdefault(point.name, []).append(point)
+    return found
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else point.value
 
 
 @contextmanager
@@ -91,8 +102,7 @@ def plugin_errors(kind: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # code of another package may raise anything
         if kind not in plugins() or isinstance(error, BuildError):
             raise
-        package = plugins()[kind].dist
-        name, what = package.name if package else plugins()[kind].value, f"{type(error).__name__}: {error}"
+        name, what = _package(plugins()[kind][0]), f"{type(error).__name__}: {error}"
         problem = f"the package {name}, which adds this kind of source, cannot be used: {what}"
         raise BuildError(f"{kind}: {problem}; update or uninstall it") from error
 
@@ -112,22 +122,15 @@ def find_registered(kind: str) -> Registered:
         return SOURCES[kind]
     if kind not in plugins():
         raise BuildError(f"no package adds the kind of source {kind!r}; install the one that was used for the build")
+    point, *others = plugins()[kind]
+    if others:
+        places = sorted(f"{_package(one)} ({one.value})" for one in (point, *others))
+        raise BuildError(f"{kind}: several packages add this kind: {', '.join(places)}; uninstall all but one")
     with plugin_errors(kind):
-        _check_single(kind)
-        found = plugins()[kind].load()
+        found = point.load()
         if not isinstance(found, Registered):
-            raise TypeError(f"{plugins()[kind].value} is a {type(found).__name__}, expected a Registered")
+            raise TypeError(f"{point.value} is a {type(found).__name__}, expected a Registered")
         return found
-
-
-def _check_single(kind: str) -> None:
-    from importlib.metadata import entry_points
-
-    places = {
-        f"{point.dist.name if point.dist else '?'} ({point.value})" for point in entry_points(group=PLUGINS, name=kind)
-    }
-    if len(places) > 1:
-        raise BuildError(f"{kind}: several packages add this kind: {', '.join(sorted(places))}; uninstall all but one")
 
 
 def open_source(kind: str, root: Path, facts: Json) -> Source:
