@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ssl import SSLContext
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -70,10 +71,12 @@ class Proxy(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, tls: SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", 0), Forwarder)
         self.upstream = endpoint.removeprefix("http://")
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.server_port}"
+        if tls:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
         self.latency = 0.0
         self.answers: Iterator[int | None] = iter(())
         self.requests: list[tuple[str, str | None]] = []
@@ -128,7 +131,14 @@ class Forwarder(BaseHTTPRequestHandler):
 @pytest.fixture
 def proxy(s3: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A proxy before the S3 server; its clients are the file systems that a test makes."""
-    with Proxy(endpoint) as server:
+    with running(Proxy(endpoint), monkeypatch) as server:
+        yield server
+
+
+@contextmanager
+def running(server: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Run a proxy as the endpoint of S3."""
+    with server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         forget_server()
         thread = Thread(target=server.serve_forever)

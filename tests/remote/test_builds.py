@@ -34,11 +34,15 @@ def tar(tmp_path: Path, s3: Any) -> Path:
     return path
 
 
+def failing() -> Iterator[int | None]:
+    """Yield the answers of a server that fails at 2% of the requests."""
+    return chain.from_iterable([*[None] * 49, status] for status in cycle((503, 0, 429)))
+
+
 def test_latency_and_failures_do_not_change_the_store(tmp_path: Path, tar: Path, proxy: Proxy) -> None:
     assert prep("build", "webdataset", tar, tmp_path / "local", *FLAGS).returncode == 0
     proxy.latency = LATENCY
-    failing = chain.from_iterable([*[None] * 49, status] for status in cycle((503, 0, 429)))
-    proxy.answers = iter(failing)
+    proxy.answers = failing()
     done = prep("build", "webdataset", "s3://images/a.tar", tmp_path / "out", *FLAGS)
     assert done.returncode == 0, done.stderr
     assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "local")
@@ -117,18 +121,20 @@ def test_wrong_endpoint_stops_with_one_line(tmp_path: Path, proxy: Proxy, monkey
     assert_fails(done, 75, "s3://images/a.tar: ", "3 times; the server may be down or its address wrong; run the same")
 
 
-def test_killed_build_resumes_to_the_same_bytes(tmp_path: Path, tar: Path, proxy: Proxy) -> None:
+@pytest.mark.long
+def test_build_killed_ten_times_has_the_same_bytes(tmp_path: Path, tar: Path, proxy: Proxy) -> None:
     flags = (*map(str, FLAGS), "--shard-size", "20KB")  # many small blocks
     assert prep("build", "webdataset", tar, tmp_path / "local", *flags).returncode == 0
     source, out = "s3://images/a.tar", tmp_path / "out"
     assert prep("plan", "webdataset", source, out, "--size", 16, "--shard-size", "20KB").returncode == 0
     proxy.latency = LATENCY
-    for _ in range(3):
+    proxy.answers = failing()
+    for _ in range(10):
         proxy.requests.clear()
         with subprocess.Popen(
             [sys.executable, "-m", "decodeonce.cli", "build", "webdataset", source, out, *flags]
         ) as run:
-            while len(proxy.requests) < 25 and run.poll() is None:
+            while len(proxy.requests) < 12 and run.poll() is None:
                 proxy.arrived.wait(1)
                 proxy.arrived.clear()
             run.kill()

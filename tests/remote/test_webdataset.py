@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources import open_source, open_webdataset, remote
+from decodeonce.prep.sources import holders, open_source, open_webdataset, remote
+from decodeonce.prep.sources.holders import FEW, MANY
+from decodeonce.prep.sources.remote import ObjectFacts
 from tests.command import assert_fails, prep
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg, tree_bytes
@@ -44,20 +47,21 @@ def test_store_from_url_equals_local_one(tmp_path: Path, shards: Path, endpoint:
     assert not [name for name, data in tree_bytes(tmp_path).items() if SECRET.encode() in data]
 
 
-def test_listing_reads_headers_and_reading_reads_one_image(tmp_path: Path, s3: Any, proxy: Proxy) -> None:
+def test_listing_takes_few_requests_and_reading_reads_one_image(tmp_path: Path, s3: Any, proxy: Proxy) -> None:
     images = [jpeg(400, 300, seed=seed, quality=95) for seed in range(4)]
-    tar = write_tar(tmp_path / "a.tar", chain(*(sample(f"{k}", image, cls=k) for k, image in enumerate(images))))
-    s3.upload_file(str(tar), "images", "a.tar")
+    names = [f"{number:04d}" for number in range(1000)]
+    parts = (sample(name, images[number % 4], cls=number % 3) for number, name in enumerate(names))
+    s3.upload_file(str(write_tar(tmp_path / "a.tar", chain(*parts))), "images", "a.tar")
+    proxy.latency = 0.05
     source = open_webdataset("s3://images/a.tar")
     entries = list(source.entries())
-    ranges = [tuple(map(int, found[6:].split("-"))) for _, found in proxy.requests if found]
-    assert sum(last + 1 - first for first, last in ranges) < tar.stat().st_size / 2
+    assert (len(entries), len(proxy.requests) < 60) == (1000, True), len(proxy.requests)
     proxy.requests.clear()
     worker = open_source(source.kind, source.root, source.facts())
     assert worker.read(entries[2]) == images[2]
     place = entries[2].place
     assert "Signature=" in proxy.requests[-1][0]  # s3fs itself takes more processor time
-    assert [found for _, found in proxy.requests] == [None, f"bytes={place}-{place + len(images[2]) - 1}"]
+    assert [found for _, found in proxy.requests] == [f"bytes={place}-{place + len(images[2]) - 1}"]
 
 
 @pytest.mark.parametrize("url", ["s3://images/set/train-0.tar", "{endpoint}/images/set/train-0.tar"])
@@ -73,23 +77,18 @@ def test_object_that_changes_is_noticed(shards: Path, s3: Any, endpoint: str, ur
             worker.read(second)
 
 
-@pytest.fixture
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "PAUSES", (0.001,) * 6)
-
-
 @pytest.mark.parametrize(
     ("answers", "code", "message"),
     [
         ([503, 429, 0, 500], 0, ""),
-        ([503] * 7, 75, "s3://images/set/train-0.tar: HTTP status 503, 7 times; the server may be down or its address"),
+        ([503] * 8, 75, "s3://images/set/train-0.tar: HTTP status 503, 7 times; the server may be down or its address"),
         (
-            [403],
+            [403, 403],
             1,
             "set/train-0.tar: access denied (403); test your credentials with `aws s3 ls s3://images/set/train-0.tar`",
         ),
         (
-            [404, 404],
+            [404, 404, 404],
             1,
             "set/train-0.tar: no such object or bucket; look for it with `aws s3 ls s3://images/set/train-0.tar`",
         ),
@@ -143,9 +142,23 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert_fails(done, 1, "reading s3:// requires fsspec; run: pip install fsspec s3fs")
 
 
-def test_kind_that_reads_no_urls_says_which_do(tmp_path: Path) -> None:
-    done = prep("build", "folder", "https://me:hush@host/photos", tmp_path / "out")
-    assert (done.returncode, "hush" in done.stderr) == (2, False)
-    assert (
-        "SRC is a URL, which only the kinds webdataset and parquet read; copy the files, or mount them" in done.stderr
-    )
+@pytest.mark.parametrize(
+    ("latency", "bytes_per_s", "image", "size"),
+    [(0.05, 8e7, 100_000, MANY), (0.001, 8e7, 1_000_000, FEW), (0.05, 1e6, 100_000, FEW), (0.05, 8e7, 1 << 27, FEW)],
+)
+def test_headers_are_read_in_the_faster_blocks(
+    monkeypatch: pytest.MonkeyPatch, latency: float, bytes_per_s: float, image: int, size: int
+) -> None:
+    clock, requests = [1.0], list[int]()
+
+    def read(url: str, facts: ObjectFacts, offset: int, nbytes: int) -> bytes:
+        requests.append(nbytes)
+        clock[0] += latency + nbytes / bytes_per_s
+        return bytes(nbytes)
+
+    monkeypatch.setattr(holders, "read_object", read)
+    monkeypatch.setattr(holders, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    listed = holders.ListedObject("s3://images/a.tar", ObjectFacts(1000 * image, 1))
+    for offset in range(0, 900 * image, image):
+        listed.read_at(offset, 513)
+    assert set(requests[3:]) == {size}

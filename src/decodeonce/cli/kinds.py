@@ -17,7 +17,7 @@ from decodeonce.cli.command import Click, Command, Group, LoggedCommand, make_co
 from decodeonce.cli.options import DEFAULT_MAX_BAD, DryRun, MaxBad, Out, Size, Src, Workers, option
 from decodeonce.errors import BuildError
 from decodeonce.prep.recipe import BoxOrigin, BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
-from decodeonce.prep.sources import KINDS, SOURCES, find_opener, plugin_errors, plugins
+from decodeonce.prep.sources import KINDS, find_opener, plugin_errors, plugins
 from decodeonce.store.layout import ContainerName
 
 if TYPE_CHECKING:
@@ -146,18 +146,14 @@ class BuildOptions:
         option("Fail unless SRC lists exactly N images, including rejected ones. (default: any number)", "N", min=1),
     ] = None
 
-    def request(self, src: str, out: Path, opener: Callable[..., Source], *, reads_urls: bool) -> BuildRequest:
+    def request(self, src: str, out: Path, opener: Callable[..., Source]) -> BuildRequest:
         """Check all flags, then open SRC."""
         from decodeonce.prep.building import WorkSettings
         from decodeonce.prep.sources import BoxedSource
         from decodeonce.prep.sources.folder import read_class_list
-        from decodeonce.prep.sources.remote import is_url
 
         if not src:
             raise typer.BadParameter("SRC is empty; expected a path or a pattern")
-        if is_url(src) and not reads_urls:
-            kinds = " and ".join(kind for kind in KINDS if SOURCES[kind].suffixes)
-            raise typer.BadParameter(f"SRC is a URL, which only the kinds {kinds} read; copy the files, or mount them")
         with parse.usage_errors():
             recipe = self._recipe()
             work = WorkSettings(workers=self.workers, max_bad=self.max_bad, on_bad=self.on_bad)
@@ -234,8 +230,7 @@ def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Comm
     opener = find_opener(kind)
 
     def command(src: Src, out: Out, options: BuildOptions, **own: object) -> None:
-        reads_urls = kind not in SOURCES or bool(SOURCES[kind].suffixes)
-        run(options.request(src, out, partial(opener, **own), reads_urls=reads_urls))
+        run(options.request(src, out, partial(opener, **own)))
 
     annotated = [parameter for parameter in parameters(opener) if get_origin(parameter.annotation) is Annotated]
     help_text = (inspect.getdoc(opener) or "").partition("\n\n")[0]

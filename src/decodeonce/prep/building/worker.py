@@ -6,6 +6,7 @@ the journal. The heartbeat holds the row that is being read or decoded.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,8 @@ from decodeonce.prep.building.plan import Block, Plan, read_plan, reject_error
 from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.processes.child import Heartbeat, Parent
+from decodeonce.prep.sources import Source
+from decodeonce.prep.sources.remote import QUERY, is_url
 from decodeonce.store import StorePaths
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import Json
@@ -31,6 +34,7 @@ from decodeonce.store.writer import trim_shards
 
 MOST_READS = 64  # at once: with 3 ms per image, enough for a latency of 200 ms
 MOST_BYTES = 64 << 20  # of images that are read ahead; a larger image is read alone
+ROWS_AHEAD = 512  # in which the next read unit is looked for: 1 s of decoding
 Read = tuple[Entry, Callable[[], bytes]]  # the function returns the encoded bytes
 
 
@@ -46,11 +50,12 @@ class BlockDecoder:
 
     def reads(self, entries: Iterable[Entry]) -> Iterator[Read]:
         """Yield the entries, each with the function that returns its encoded bytes."""
-        return (
-            read_ahead(self._source.read, entries)
-            if self._source.reads_ahead
-            else ((entry, partial(self._source.read, entry)) for entry in entries)
-        )
+        source = self._source
+        if source.reads_ahead:
+            return read_ahead(source.read, entries)
+        if source.read_unit and is_url(source.root):
+            return read_units_ahead(source, entries)
+        return ((entry, partial(source.read, entry)) for entry in entries)
 
     def decode(
         self, block: Block, poison: dict[int, str], buffer: memoryview, reads: Iterable[Read] | None = None
@@ -119,6 +124,27 @@ def read_ahead(read: Callable[[Entry], bytes], entries: Iterable[Entry]) -> Iter
                 at_once = min(2 * at_once, MOST_READS)
             yield entry, future.result
             nbytes -= entry.size
+
+
+def read_units_ahead(source: Source, entries: Iterable[Entry]) -> Iterator[Read]:
+    """Yield the entries with their reads. The first read of a unit lets the source start to read the next one."""
+    left, held = iter(entries), deque[Entry]()
+
+    def read(entry: Entry, after: Entry) -> bytes:
+        data = source.read(entry)
+        if after.unit != entry.unit:
+            source.read_soon(after)
+        return data
+
+    while True:
+        while len(held) < ROWS_AHEAD and (not held or held[0].unit == held[-1].unit):
+            if (entry := next(left, None)) is None:
+                break
+            held.append(entry)
+        if not held:
+            return
+        yield held[0], partial(read, held[0], held[-1])
+        held.popleft()
 
 
 class BlockWriter:
@@ -201,6 +227,7 @@ def main(arguments: list[str]) -> int:
     """Run the worker process."""
     with Parent(arguments) as parent:
         settings = parent.receive()
+        os.environ[QUERY] = settings["query"]
         out = Path(settings["out"])
         try:
             plan = read_plan(StorePaths(out))

@@ -185,6 +185,13 @@ class Source(ABC):
             Undecodable: If these bytes alone are damaged. The text is the reason in rejects.tsv.
         """
 
+    def read_soon(self, entry: Entry) -> None:
+        """Start to read what `read(entry)` will need, while other samples are decoded; default: do nothing.
+
+        Called below a URL, if there is a `read_unit`, with a sample of the next unit. `read` is not called meanwhile.
+        """
+        return None
+
     def options(self) -> Json:
         """Return the arguments of the opener that `prep repair` needs besides SRC, without paths; default none.
 

@@ -15,7 +15,7 @@ import bracex
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import name_text
 from decodeonce.prep.sources.files import mode_of
-from decodeonce.prep.sources.remote import UrlPath, absolute, as_path, check_url, find_objects, is_url
+from decodeonce.prep.sources.remote import UrlPath, absolute, as_path, find_objects, is_url, source_text
 from decodeonce.prep.sources.safe_open import Links
 
 _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}.*")
@@ -40,9 +40,7 @@ def find_files(
     """
     if pattern.startswith("pipe:"):
         raise BuildError(f"{pattern}: a command cannot be read; pass the URL or the path that it reads")
-    pattern = pattern.removeprefix("file://")
-    if is_url(pattern):
-        check_url(pattern)
+    pattern = source_text(pattern)
     try:
         parts = bracex.expand(pattern, keep_escapes=True, limit=MAX_FILES)
     except bracex.ExpansionLimitException:
