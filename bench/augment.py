@@ -29,6 +29,7 @@ from bench.conditions import conditions, heading
 from decodeonce import Batch
 from decodeonce.loader.augment import IMAGENET, Augment, Draws, Normalize, RandomFlip, RandomResizedCrop
 from decodeonce.loader.buffers import Pool, recycle_from
+from tools.libraries import load
 
 SIZE = 224
 Arm = Callable[[int], None]
@@ -85,8 +86,7 @@ def pillow_arm(images: Tensor) -> Arm:
 
 def torchvision_arm(images: Tensor) -> Arm:
     """Use torchvision's transforms for tensors, in the order and with the dtypes that its documentation recommends."""
-    from torchvision.transforms import v2
-
+    v2 = load("torchvision.transforms.v2")
     steps: list[Any] = [v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()]
     steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
     transform = v2.Compose(steps)
@@ -100,9 +100,7 @@ def measure(batch_size: int, repeats: int, counts: list[int]) -> dict[str, Any]:
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (batch_size, 256, 256, 3), np.uint8))
     arms = {"decodeonce": augment_arm(images), f"Pillow {PIL.__version__}": pillow_arm(images)}
     if importlib.util.find_spec("torchvision"):
-        import torchvision as package
-
-        arms[f"torchvision {package.__version__}"] = torchvision_arm(images)
+        arms[f"torchvision {load('torchvision').__version__}"] = torchvision_arm(images)
     spent: dict[str, list[tuple[float, float]]] = {}
     for repeat in range(repeats + 1):
         for threads in counts:

@@ -2,9 +2,10 @@
 
     python -m bench.loader STORE [--repeats 5] [--batch-size 256] [--json]
 
-Each repeat runs these arms in turn, warm, over the same bytes: two threads of np.copyto from memory into the same kind
-of buffers as the Loader's; the Loader's epochs, for each shuffle and reader; and epochs with and without verify=True,
-with one thread and with two. Rates are medians. Ratios to np.copyto, and of checked to unchecked epochs, are ratios of
+Each repeat runs these arms in turn, warm, over the same bytes: two threads of np.copyto into the same kind of buffers
+as the Loader's (from memory in order, from memory row by row in a random order, and likewise from the mapped shard, if
+there is only one); the Loader's epochs, for each shuffle and reader; and epochs with and without verify=True, with one
+thread and with two. Rates are medians. Ratios to np.copyto in order, and of checked to unchecked epochs, are ratios of
 the medians with their range over the repeats.
 
 Then it measures how much memory a Loader adds to this process, with sparse stores of 1 and 10 GB, and how long it takes
@@ -92,6 +93,9 @@ def measure(path: Path, batch_size: int, repeats: int) -> dict[str, Any]:
     steps = len(store) // batch_size
     nbytes = steps * batch_size * store.manifest.row_bytes
     arms: dict[str, Callable[[], None]] = {"copyto": Copies(store, batch_size, steps).epoch}
+    arms["copyto, shuffled"] = Copies(store, batch_size, steps, shuffled=True).epoch
+    if len(store.manifest.shards) == 1:
+        arms["copyto, shuffled, mapped"] = Copies(store, batch_size, steps, shuffled=True, mapped=True).epoch
     readers: tuple[ReaderName, ...] = ("mmap", "pread")
     shuffles: tuple[Shuffle, ...] = ("full", "window", "none")
     for reader in readers:

@@ -1,4 +1,4 @@
-"""Import the libraries of transforms that tests compare with or apply."""
+"""Import the libraries that tests compare with or use the Loader in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.libraries import load
 
 
 def library(name: str) -> Any:
-    """Import a module of torchvision, kornia or albumentations; skip the test without `make env`."""
+    """Import a module of a library of the extra `dev`; skip the test without `make env`."""
     try:
         return load(name)
     except ModuleNotFoundError:

@@ -1,16 +1,17 @@
-"""Import the libraries of transforms that tests and benchmarks compare with or apply."""
+"""Import torchvision, and the libraries that import it, in tests and benchmarks."""
 
 from __future__ import annotations
 
 import importlib
 import os
+from importlib.util import find_spec
 from typing import Any
 
 
 def load(name: str) -> Any:
-    """Import a module of torchvision, kornia or albumentations; ImportError if it is not installed."""
+    """Import a module of torchvision or of a library that may import it; ImportError if it is not installed."""
     os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # otherwise it asks the network for a newer release
-    if name.startswith("torchvision"):
+    if find_spec("torchvision"):
         define_operators()
     return importlib.import_module(name)
 

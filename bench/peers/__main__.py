@@ -1,11 +1,12 @@
 """Compare this project with other data loaders: building 256x256 rows, and loading shuffled epochs.
 
-    python -m bench.peers [TREE] [--only NAME ...] [--repeats R] [--images N [N ...]] [--json FILE] [--plot FILE]
+    python -m bench.peers [TREE] [--only NAME ...] [--repeats R] [--workers N] [--images N [N ...]]
+                          [--json FILE] [--plot FILE]
 
 TREE is a tree like ImageNet's, `train/<wnid>/*.JPEG`; without it a sample tree is generated. All peers get the same
-plain JPEGs of TREE, and two workers or threads. If TREE has fewer than --images, its images are linked several times.
-Each peer (a file in bench/peers) has its own environment with exact versions, which is created automatically. Each way
-of loading runs in its own process.
+plain JPEGs of TREE, and as many workers or threads. If TREE has fewer than --images, its images are linked several
+times. Each peer (a file in bench/peers) has its own environment with exact versions, which is created automatically.
+Each way of loading runs in its own process.
 
 Building is timed from JPEGs to files on the disk, for each number of --images. Each build runs in a new process. Every
 peer builds as its documentation says, and then with this project's decoder; this project also builds with stock Pillow.
@@ -42,8 +43,6 @@ from bench.peers.harness.tables import markdown
 SCRATCH = ROOT / "build" / "peers"
 SAMPLE = ROOT / "build" / "sample-imagenet"
 BATCH = 256
-WORKERS = 2
-MULTIPLE = BATCH * WORKERS
 
 
 def parse() -> argparse.Namespace:
@@ -54,11 +53,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("tree", nargs="?", type=Path, default=SAMPLE)
     others = [name for name in peer_names() if name != OURS]
     parser.add_argument("--only", nargs="+", default=others, choices=others, metavar="NAME", help=", ".join(others))
-    text = f"build N images, one table per N; rounded up to a multiple of {MULTIPLE} (default: 10240 1024)"
+    text = "build N images, one table per N; rounded up to whole batches of all workers (default: 10240 1024)"
     parser.add_argument("--images", type=int, nargs="+", default=[10240, 1024], metavar="N", help=text)
-    text = f"load N images; rounded up to a multiple of {MULTIPLE} (default: 2560, but at most --images)"
+    text = "load N images; rounded up likewise (default: 2560, but at most --images)"
     parser.add_argument("--load-images", type=int, metavar="N", help=text)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2, help="processes or threads of each peer (default: 2)")
     parser.add_argument("--seconds", type=float, default=1.0, help="load at least this long per repeat (default: 1)")
     text = "write all results to FILE (default: build/peers/peers.json)"
     parser.add_argument("--json", type=Path, default=SCRATCH / "peers.json", metavar="FILE", help=text)
@@ -66,16 +66,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, default=SCRATCH / "peers.svg", metavar="FILE", help=text)
     parser.add_argument("--apt", action="store_true", help="install the Debian packages of peers; needs root")
     options = parser.parse_args()
-    if min(options.images) <= 0 or options.repeats <= 0:
-        parser.error("--images and --repeats must be 1 or more")
+    if min(*options.images, options.repeats, options.workers) <= 0:
+        parser.error("--images, --repeats and --workers must be 1 or more")
     options.load_images = options.load_images or min(2560, max(options.images))
     return options
 
 
 def begin(options: argparse.Namespace, peers: Peers, count: int, what: str) -> Run:
     """Select the images of a run, and load the measurements of an interrupted one."""
-    folder = plain_tree(options.tree, -(-count // MULTIPLE) * MULTIPLE, SCRATCH)
-    source = Source(folder / "tree", 256, BATCH, WORKERS)
+    multiple = BATCH * options.workers
+    folder = plain_tree(options.tree, -(-count // multiple) * multiple, SCRATCH)
+    source = Source(folder / "tree", 256, BATCH, options.workers)
     code = b"".join(path.read_bytes() for path in sorted(FOLDER.rglob("*.py")))
     journal = Journal(
         folder / f"{what}.jsonl", settings(source, options.repeats, options.seconds, hashlib.sha256(code).hexdigest())
@@ -106,7 +107,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     arms = peers.peers[OURS].arms
     facts = {
         "conditions": here,
-        **{"size": loads.source.size, "batch_size": BATCH, "workers": WORKERS},
+        **{"size": loads.source.size, "batch_size": BATCH, "workers": options.workers},
         **{"repeats": options.repeats, "seconds": options.seconds},
         "ours": {"build": peers.peers[OURS].title, "load": arms[0].name, "augmented": arms[1].name},
         "builds": [measure_builds(run) for run in builds],

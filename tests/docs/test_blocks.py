@@ -135,8 +135,6 @@ def run_block(block: Block, page: Path, names: dict[str, object]) -> None:
 @pytest.mark.usefixtures("folder", "one_rank")
 @pytest.mark.filterwarnings("ignore")  # Lightning warns on machines with srun
 def test_blocks_of_page_run(name: str) -> None:
-    if re.search(r"(import|from) (timm|transformers)\b", text_of(name)) and find_spec("torchvision"):
-        library("torchvision")  # both import it
     for package in OPTIONAL:
         if re.search(rf"(import|from) {re.escape(package)}\b", text_of(name)):
             library(package)

@@ -460,6 +460,11 @@ def test_invalid_sizes_are_rejected(step: Callable[[Any], Step], size: Any) -> N
         (lambda: Augment(RandomFlip(), seed=0.5), "seed is 0.5, expected a whole number"),  # type: ignore[arg-type]
         (lambda: Augment(RandomFlip), r"a step is .*RandomFlip'>, expected a callable object"),  # type: ignore[arg-type]
         (lambda: Augment(None), "a step is None"),  # type: ignore[arg-type]
+        (
+            lambda: Augment(lambda image: image),  # type: ignore[arg-type]
+            "the step <lambda> does not take two arguments, images and draws; for a",
+        ),
+        (lambda: Augment(len), "the step len does not take two arguments, images and draws; for a function"),  # type: ignore[arg-type]
     ],
 )
 def test_invalid_arguments_are_rejected(make: Callable[[], object], message: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import mmap
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -113,22 +112,6 @@ def test_own_call_of_a_subclass_is_used() -> None:
     images, rows = noise(17, 33, 41), torch.arange(17)
     ours, own = (Augment(step)(Batch(images, rows, rows, 17, 0)).images for step in (RandomFlip(), Inverted()))
     assert torch.equal(own, 255 - ours)
-
-
-def test_resizing_on_cpu_is_faster_than_device_code() -> None:
-    images = noise(16, 256, 256)
-    windows = windows_in(images)
-
-    def seconds(resize: Callable[[Tensor, Tensor, int, int], Tensor]) -> float:
-        """The shortest of three processor times."""
-        times = []
-        for _ in range(3):
-            start = time.process_time()
-            resize(images, windows, 224, 224)
-            times.append(time.process_time() - start)
-        return min(times)
-
-    assert seconds(resize_on_cpu) < seconds(resize_on_device) / 4
 
 
 # Flips and Normalize

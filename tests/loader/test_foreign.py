@@ -450,6 +450,17 @@ def test_transform_of_another_library_is_no_step() -> None:
 # The libraries
 
 
+def test_transform_of_a_library_is_refused_as_a_step() -> None:
+    """Their calls accept any arguments, and the first batch would raise what each of them thinks of a second one."""
+    v2, kornia, a = library("torchvision.transforms.v2"), library("kornia.augmentation"), library("albumentations")
+    for transform in (v2.RandomHorizontalFlip(1.0), v2.ColorJitter(0.4), kornia.RandomInvert(), a.HorizontalFlip()):
+        name = type(transform).__name__
+        with pytest.raises(
+            ValueError, match=rf"the step {name} is of \w+; use PerImage\({name}\(\.\.\.\)\) or PerBatch"
+        ):
+            Augment(transform)
+
+
 def check_step(store: Path, make: Callable[[], Any]) -> None:
     """The step changes images, and gives the same images on two ranks, in other batches, and after a resume."""
     if isinstance(make(), PerImage):

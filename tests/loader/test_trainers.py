@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from decodeonce import Batch, Loader
 from tests.conftest import COUNT
-from tests.packages import NOT_DEV
+from tests.libraries import library
 
 BATCH = 4
 STEPS = COUNT // BATCH
@@ -45,7 +45,7 @@ def test_iterator_without_batches_does_not_count_as_epoch(store: Path) -> None:
 
 
 def test_accelerate_checkpoint_includes_the_loader(store: Path, tmp_path: Path) -> None:
-    accelerate = pytest.importorskip("accelerate", reason=NOT_DEV.format("accelerate"))
+    accelerate = library("accelerate")
     with Loader(store, batch_size=BATCH) as loader, Loader(store, batch_size=BATCH) as resumed:
         saving, loading = accelerate.Accelerator(cpu=True), accelerate.Accelerator(cpu=True)
         assert saving.prepare(loader) is loader
@@ -63,7 +63,7 @@ def test_accelerate_checkpoint_includes_the_loader(store: Path, tmp_path: Path) 
 
 def lightning_fit(store: Path, folder: Path, **options: Any) -> list[tuple[int, int, list[int]]]:
     """Train and validate twice per epoch; return (Lightning's epoch, the batch's epoch, rows) of each step."""
-    lightning = pytest.importorskip("pytorch_lightning", reason=NOT_DEV.format("pytorch-lightning"))
+    lightning = library("pytorch_lightning")  # imports torchvision
     seen: list[tuple[int, int, list[int]]] = []
     validated: list[int] = []
 

@@ -14,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.augment import Augment, MixUp, Normalize, PerImage, RandomFlip
+from decodeonce.loader.augment import MixUp, Normalize, PerImage, RandomFlip
 from tests.conftest import COUNT
 from tests.libraries import library
-from tests.loader.meta_device import batch_of
 
 
 class PassesUnknownTypes(torch.nn.Module):
@@ -77,5 +76,3 @@ def test_torchvision_transform_of_a_loader_is_refused(store: Path) -> None:
             pytest.raises(ValueError, match=rf"transform {type(transform).__name__} returned its Batch unchanged"),
         ):
             next(iter(loader))
-    with pytest.raises(TypeError, match=r"the step RandomHorizontalFlip returned tuple, .* use PerImage\(\.\.\.\)"):
-        Augment(v2.RandomHorizontalFlip(1.0))(batch_of(torch.zeros(4, 8, 6, 3, dtype=torch.uint8)))

@@ -7,8 +7,9 @@ last steps, `antialias=True`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
+
+from tools.libraries import load
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -17,13 +18,7 @@ def augmentation(size: int, *, pil: bool = False) -> Callable[[Any], Any]:
     """Return a random resized crop, flip and normalization for a uint8 tensor (3, H, W), or for a PIL image."""
     import torch
 
-    if torch.version.cuda is None and "+" not in version("torchvision"):
-        # The library in the usual wheel needs CUDA. Without it, torchvision can be imported only if its operators nms
-        # and qnms are defined.
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    from torchvision.transforms import v2
-
+    v2 = load("torchvision.transforms.v2")
     return v2.Compose(
         [
             v2.RandomResizedCrop(size, antialias=True),

@@ -8,6 +8,7 @@ bits.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from types import NoneType
@@ -175,8 +176,7 @@ class Augment:
         mixed: Collection[str] = (),
     ) -> None:
         for step in steps:
-            if isinstance(step, type) or not callable(step):
-                raise ValueError(f"a step is {step!r}, expected a callable object such as RandomFlip()")
+            _check_step(step)
         same_width(step for step in steps if hasattr(step, "num_classes"))
         self._steps = steps
         self._seed = whole("seed", seed)
@@ -237,6 +237,20 @@ class Augment:
             columns[name] = columns[name][..., 0] if batch.columns[name].dim() == 3 else columns[name]
         images = rows.done().permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
         return dataclasses.replace(batch, images=images, labels=labels, columns=columns)
+
+
+def _check_step(step: object) -> None:
+    """Raise ValueError if a step cannot be called as one."""
+    if isinstance(step, type) or not callable(step):
+        raise ValueError(f"a step is {step!r}, expected a callable object such as RandomFlip()")
+    name, library = name_of(step), type(step).__module__.partition(".")[0]
+    if library in ("albumentations", "kornia", "torchvision"):
+        raise ValueError(f"the step {name} is of {library}; use PerImage({name}(...)) or PerBatch({name}(...))")
+    try:
+        inspect.signature(step).bind(None, None)
+    except TypeError:
+        advice = "for a function of an image or a batch, use PerImage or PerBatch"
+        raise ValueError(f"the step {name} does not take two arguments, images and draws; {advice}") from None
 
 
 def same_width(steps: Iterable[object]) -> int:

@@ -146,7 +146,7 @@ def _brightness(planes: Tensor, factor: Tensor) -> Tensor:
 
 
 def _contrast(planes: Tensor, factor: Tensor) -> Tensor:
-    return torch.lerp(_gray(*planes).mean((1, 2), keepdim=True), planes, factor).clamp_(0, 255)
+    return torch.lerp(_gray(*planes.mean((2, 3), keepdim=True)), planes, factor).clamp_(0, 255)
 
 
 def _saturation(planes: Tensor, factor: Tensor) -> Tensor:
@@ -154,17 +154,22 @@ def _saturation(planes: Tensor, factor: Tensor) -> Tensor:
 
 
 def _hue(planes: Tensor, shift: Tensor) -> Tensor:
-    """Rotate the hue. The result is that of HSV, in the form of max - spread * min(place, 4 - place)."""
+    """Rotate the hue. The result is that of HSV: each channel is max - spread * clamp(2 - abs(place - 2), 0, 1).
+
+    A channel's place on the circle of length 6 is the hue plus 5 for red, 3 for green and 1 for blue. The code below
+    has a circle of length 1, because that takes fewer passes over the planes.
+    """
     red, green, blue = planes
-    most, least = planes.amax(0), planes.amin(0)
-    spread = most - least
-    divisor = torch.where(spread == 0, 1, spread)
-    others = torch.where(most == green, (blue - red) / divisor + 2, (red - green) / divisor + 4)
-    sixths = torch.where(most == red, (green - blue) / divisor, others).add_(6 * shift)
-    places = [torch.remainder(sixths + start, 6) for start in (5, 3, 1)]
-    return torch.stack([most - spread * torch.minimum(place, 4 - place).clamp_(0, 1) for place in places])
+    most = torch.maximum(torch.maximum(red, green), blue)
+    spread = most - torch.minimum(torch.minimum(red, green), blue)
+    others = torch.where(most == green, (blue - red).add_(spread, alpha=2), (red - green).add_(spread, alpha=4))
+    sixths = torch.where(most == red, green - blue, others).div_(6 * spread.clamp(min=_TINY)).add_(shift + 1)
+    start = torch.linspace(5 / 6, 1 / 6, 3, device=planes.device)[:, None, None, None]
+    distance = (sixths + start).frac_().sub_(1 / 3).abs_().clamp_(1 / 6, 1 / 3)
+    return torch.addcmul(most - 2 * spread, 6 * spread, distance)
 
 
+_TINY = 1e-30  # in place of a spread of 0, whose hue is 0
 _ADJUST = (_brightness, _contrast, _saturation, _hue)
 _NEUTRAL = (1, 1, 1, 0)
 
@@ -266,15 +271,21 @@ class GaussianBlur(_Change):
 
 def _blur(images: Tensor, weights: Tensor) -> Tensor:
     """Average with weights (B, kernel_size), first columns, then lines. Edges are reflected."""
+    if images.device.type == "cpu" and len(weights) == 1:  # on a device, int() would wait
+        beyond = int((weights < LEAST).sum()) // 2
+        weights = weights[:, beyond : weights.shape[1] - beyond]
     blurred, reach = images.to(torch.float32), weights.shape[1] // 2
     for dim in (1, 2):
         size = images.shape[dim]
-        places = torch.arange(-reach, size + reach, device=images.device).abs()
-        padded = blurred.index_select(dim, (size - 1) - (size - 1 - places).abs())
-        blurred = torch.zeros_like(blurred)
+        before, after = blurred.narrow(dim, 1, reach), blurred.narrow(dim, size - 1 - reach, reach)
+        padded = torch.cat([before.flip(dim), blurred, after.flip(dim)], dim)
+        blurred = torch.full_like(blurred, 0.5 if dim == 2 else 0.0)
         for first, weight in enumerate(weights[:, :, None, None, None].unbind(1)):
             blurred.addcmul_(padded.narrow(dim, first, size), weight)
-    return blurred.add_(0.5).clamp_(0, 255).to(torch.uint8)
+    return blurred.to(torch.uint8)
+
+
+LEAST = 2**-16  # smaller weights change a result by less than a tenth of a level
 
 
 @dataclass(frozen=True)

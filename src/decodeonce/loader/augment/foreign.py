@@ -152,10 +152,9 @@ class PerImage(_Foreign):
         seeds = draws.seeds().tolist()
         results: dict[int, Tensor] = {}
 
-        def work(rows: Iterable[int]) -> list[Tensor]:
+        def work(rows: Iterable[int]) -> None:
             with self._runner() as run:
                 results.update((row, run(given[row], seeds[row])) for row in rows)
-            return [results[row] for row in rows]
 
         if given.device.type == "cpu":
             share_rows(len(given), work)
@@ -163,7 +162,9 @@ class PerImage(_Foreign):
             work(range(len(given)))
         if not self._checked:
             last_first = range(min(_CHECKED_ROWS, len(given)))[::-1]
-            self._check([results[row] for row in last_first], work(last_first))
+            once = [results[row] for row in last_first]
+            work(last_first)
+            self._check(once, [results[row] for row in last_first])
         if len(sizes := {tuple(result.shape) for result in results.values()}) > 1:
             first, second, *_ = sorted(sizes)
             raise ValueError(f"{self._name()} returned images of {first} and {second}, expected one size")

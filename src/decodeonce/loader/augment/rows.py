@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -71,11 +71,15 @@ def fill_rows(result: Tensor, fill: Callable[[int], object]) -> Tensor:
     return result
 
 
-def share_rows(count: int, work: Callable[[range], object]) -> None:
-    """Share `count` rows among torch.get_num_threads() threads, at most 8, and call `work` in each with its rows."""
+def share_rows(count: int, work: Callable[[Iterator[int]], object]) -> None:
+    """Share `count` rows among torch.get_num_threads() threads, at most 8, and call `work` in each with its rows.
+
+    A thread takes its next row when it is done with the last one, because other threads may use the same cores.
+    """
     threads = max(1, min(torch.get_num_threads(), count, _MOST_THREADS))
+    left = iter(range(count))
     with ThreadPoolExecutor(threads, initializer=_use_one_core) as pool:
-        deque(pool.map(work, [range(first, count, threads) for first in range(threads)]), maxlen=0)
+        deque(pool.map(work, [left] * threads), maxlen=0)
 
 
 def _use_one_core() -> None:
