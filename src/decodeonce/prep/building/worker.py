@@ -227,7 +227,7 @@ def main(arguments: list[str]) -> int:
     """Run the worker process."""
     with Parent(arguments) as parent:
         settings = parent.receive()
-        os.environ[QUERY] = settings["query"]
+        os.environ[QUERY] = settings.get("query", "")
         out = Path(settings["out"])
         try:
             plan = read_plan(StorePaths(out))
