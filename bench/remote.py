@@ -1,6 +1,6 @@
 """Compare builds from an S3 server with latency and failures with builds from the same files on a local disk.
 
-    python -m bench.remote [SRC] [--repeats 3] [--workers N] [--images 2000] [--latency 0.05] [--failures 0.02] [--json]
+    python -m bench.remote [SRC] [--repeats 3] [--workers N] [--images 9000] [--latency 0.05] [--failures 0.02] [--json]
 
 SRC is a tree `train/<wnid>/*.JPEG`; without it a sample tree is generated in build/. Its images are written as a tar of
 WebDataset, as a Parquet file with row groups of 100 images, and as single objects in a list. The server is a process on
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("source", nargs="?")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workers", type=int, default=usable_cores())
-    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--images", type=int, default=9000)
     parser.add_argument("--latency", type=float, default=0.05)
     parser.add_argument("--failures", type=float, default=0.02)
     parser.add_argument("--json", action="store_true")

@@ -92,7 +92,7 @@ def test_unknown_certificate_is_one_line(tmp_path: Path, tar: Path, secure: Prox
 
 
 def test_job_scripts_cannot_have_a_signed_url(tmp_path: Path) -> None:
-    url = "https://host/a.tar?signature=hush"
-    done = prep("submit", "slurm", "build", "webdataset", url, tmp_path / "out", "--tasks", 2, "--cpus", 1, "--time", "1:00:00")
+    build = ("build", "webdataset", "https://host/a.tar?signature=hush", tmp_path / "out")
+    done = prep("submit", "slurm", *build, "--tasks", 2, "--cpus", 1, "--time", "1:00:00")
     assert_fails(done, 1, "https://host/a.tar: the URL also has a password or a query")
     assert "hush" not in done.stderr

@@ -323,12 +323,11 @@ def _file_system(scheme: str) -> Any:
 def _get(url: str, offset: int, size: int) -> tuple[bytes, ObjectFacts] | None:
     """Read a range of an object with http.client, and its facts; None if that is not possible or fails.
 
-    It takes 0.2 ms of processor time per read, s3fs 1.8 ms, and an image is decoded in 2 ms.
+    It takes 0.1 ms of processor time per read, s3fs 1.8 ms, and an image is decoded in 2 ms.
     """
-    from http.client import HTTPException  # these modules take 30 ms to import
-    from urllib.request import getproxies
+    from http.client import HTTPException  # this module takes 30 ms to import
 
-    if (scheme := _scheme(url)) not in ("s3", *WEB) or not getproxies().keys() <= {"no"}:
+    if (scheme := _scheme(url)) not in ("s3", *WEB) or _has_proxy():
         return None
     signed = scheme == "s3"
     text = _signed(url, int(time.monotonic() / SIGNED_SECONDS)) if signed else quote(_address(url), SAFE)
@@ -346,6 +345,13 @@ def _get(url: str, offset: int, size: int) -> tuple[bytes, ObjectFacts] | None:
         connection.close()
         return None
     return data, ObjectFacts(int(total), _version(answer.headers))
+
+
+@lru_cache
+def _has_proxy() -> bool:
+    from urllib.request import getproxies
+
+    return not getproxies().keys() <= {"no"}
 
 
 @lru_cache(1 << 12)
