@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -105,6 +108,18 @@ def test_downloaded_tar_and_list_are_read_from_a_web_server(tmp_path: Path, s3: 
         found = {entry.name.rpartition(b"/")[2]: (entry.label, worker.read(entry)) for entry in source.entries()}
         assert {name: label for name, (label, _) in found.items()} == tree
         assert {data for _, data in found.values()} == {pic.data for pic in PICS}
+
+
+def test_tree_is_read_from_a_web_server_that_lists_folders(tmp_path: Path) -> None:
+    local = open_imagenet(write_folder(tmp_path / "imagenet/train", PICS).parent)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as server:
+        Thread(target=server.serve_forever).start()
+        source = open_imagenet(f"http://127.0.0.1:{server.server_port}/imagenet")
+        here, there = list(local.entries()), list(source.entries())
+        assert [replace(entry, mtime_ns=0) for entry in there] == [replace(entry, mtime_ns=0) for entry in here]
+        worker = open_source(source.kind, source.root, source.facts())
+        assert [worker.read(entry) for entry in there] == [local.read(entry) for entry in here]
+        server.shutdown()
 
 
 def test_tree_is_listed_with_few_requests(tmp_path: Path, s3: Any, proxy: Proxy) -> None:

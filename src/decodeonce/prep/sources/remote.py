@@ -271,7 +271,9 @@ def _kind(url: str) -> str:
     """Return "file" or "directory", or "" if a URL names nothing that can be read."""
     try:
         system, path = _opened(url)
-        return str(attempt(url, partial(system.info, path))["type"]) if urlsplit(url).netloc else ""
+        found = attempt(url, partial(system.info, path)) if urlsplit(url).netloc else {"type": ""}
+        # A web server answers with a page of links for a folder.
+        return "directory" if found.get("mimetype") == "text/html" else str(found["type"])
     except BuildError:
         return ""
 
