@@ -6,7 +6,8 @@ SRC is a tree `train/<wnid>/*.JPEG`; without it a sample tree is generated in bu
 WebDataset, as a Parquet file with row groups of 100 images, and as single objects in a list. The server is a process on
 this machine, which answers each request after --latency seconds, and a share of them with 503. Each repeat builds from
 the files and from the server in turn, in processes of their own, with warm files. Rates cover the whole of `work`.
-Planning, which lists the source, is timed separately. Memory is that of the largest worker.
+Planning, which lists the source, is timed separately. The processor time per image is that of all workers, with their
+start. Memory is that of the largest worker.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ async def serve(root: Path, latency: float, failing: float) -> None:
 
 
 def build_once(kind: str, src: str, workers: int) -> dict[str, float]:
-    """Build from SRC; return the seconds of planning, the images/s of work, and the memory of the largest worker."""
+    """Build from SRC; return the seconds of planning, the images/s of work, and the time and memory of workers."""
     from decodeonce.prep.building import WorkSettings, make_plan, work
     from decodeonce.prep.recipe import Recipe
     from decodeonce.prep.sources import find_opener
@@ -114,8 +115,9 @@ def build_once(kind: str, src: str, workers: int) -> dict[str, float]:
         start = time.perf_counter()
         work(out, WorkSettings(workers=workers, max_bad="1%"))
         per_s = plan.count / (time.perf_counter() - start)
-    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    return {"plan_s": planned, "per_s": per_s, "worker_mib": memory}
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_ms = (used.ru_utime + used.ru_stime) / plan.count * 1000
+    return {"plan_s": planned, "per_s": per_s, "cpu_ms": cpu_ms, "worker_mib": used.ru_maxrss / 1024}
 
 
 def measure(root: Path, endpoint: str, workers: int, repeats: int) -> dict[str, Any]:
