@@ -18,11 +18,12 @@ demo: env-demo $(if $(IMAGENET),,$(SAMPLE).done) ## build and load a small store
 test: env-test ## run the tests (5 minutes): each module and guarantee once
 	$(RUN) -m pytest -n 2 --dist loadgroup
 
-lint: env ## run ruff, mypy, and relint on the documentation
+lint: env ## run ruff, mypy, relint on the documentation, zizmor
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
 	$(RUN) -m relint README.md docs/*.md docs/*/*.md
+	.venv/bin/zizmor --offline --quiet --strict-collection .github
 
 docs: env ## build the documentation site, build/docs/index.html
 	$(RUN) -m sphinx -W --keep-going -n -E -q -d build/doctrees docs build/docs

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tools, and for the package if it is not installed
+
+from sphinx.application import Sphinx
 
 from decodeonce import __version__
 
@@ -14,7 +18,8 @@ author = "The decodeonce authors"
 copyright = f"{author}, Apache-2.0"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_inline_tabs", "tools.site"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
+extensions += ["myst_parser", "sphinx_inline_tabs", "tools.site"]
 root_doc = "index"
 exclude_patterns = ["_static"]
 
@@ -33,6 +38,7 @@ myst_enable_extensions: list[str] = []
 highlight_language = "none"
 
 autodoc_member_order = "bysource"
+autosummary_generate = False  # the tables link to entries on the same page
 napoleon_use_ivar = True  # an attribute called bytes must not become the target of links to the type
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -50,3 +56,29 @@ nitpick_ignore_regex = [
 
 linkcheck_anchors = False  # pages that scripts render have none in their HTML
 linkcheck_timeout = 20
+
+# The full name of each name that has an entry in the reference.
+DOCUMENTED: dict[str, str] = {}
+for page in Path(__file__).parent.glob("reference/python*.md"):
+    text = page.read_text(encoding="utf-8")
+    for kind, name in re.findall(r"^\.\. (currentmodule|auto\w+):: ([\w.]+)", text, re.MULTILINE):
+        if kind == "currentmodule":
+            module = name
+        else:
+            DOCUMENTED[name] = f"{module}.{name}"
+
+
+def link_names(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Turn `Loader` in docstrings into a link, except in its own entry. Words such as `work` stay as they are."""
+
+    def link(quoted: re.Match[str]) -> str:
+        target = DOCUMENTED.get(quoted[2])
+        own = f"{name}.".startswith(f"{target}.")
+        return f":py:obj:`{quoted[2]} <{target}>`" if target and not own else quoted[0]
+
+    lines[:] = [re.sub(r"(?<![:`\w])(`{1,2})(\w*[A-Z_]\w*)\1(?!`)", link, line) for line in lines]
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the handler. Sphinx calls this function."""
+    app.connect("autodoc-process-docstring", link_names)

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
-from decodeonce import Loader, open_store
-from decodeonce.launch import find_rank
-from decodeonce.loader.augment import Augment, CutMix, MixUp, Normalize, OneOf, RandomFlip, RandomResizedCrop, ramp
+from decodeonce import Loader, find_rank, open_store
+from decodeonce.augment import Augment, CutMix, MixUp, Normalize, OneOf, RandomFlip, RandomResizedCrop, ramp
 
 EPOCHS, EVERY, CHECKPOINT = 16, 100, "checkpoint.pt"
 

@@ -33,9 +33,7 @@ from torch import Tensor, nn
 from torch.profiler import profile, record_function, schedule
 from tqdm import tqdm
 
-from decodeonce import Loader, open_store
-from decodeonce.host import usable_cores
-from decodeonce.launch import find_rank
+from decodeonce import Loader, find_rank, open_store
 
 File = tuple[Path, int]  # path and label
 Image = tuple[NDArray[np.uint8], int]  # pixels (H, W, C) and label
@@ -256,7 +254,7 @@ class JpegThreads(Jpegs):
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
-        share = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        share = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.threads = options.threads or max(1, share)
         self.running: list[threading.Thread] = []
         self.stop_reason: BaseException | None = None  # if set, all threads end

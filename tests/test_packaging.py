@@ -175,6 +175,9 @@ def test_importing_package_loads_no_heavy_modules() -> None:
         # Pillow and simplejpeg included, so that `prep` can report that they are missing.
         ("prep", {"torch", "PIL", "simplejpeg", "pyarrow", "decodeonce.loader", "decodeonce.cli"}),
         ("cli", {"torch", "numpy", "PIL", "jinja2", "decodeonce.loader"}),
+        ("augment", {"PIL", "decodeonce.prep", "decodeonce.cli"}),
+        ("build", {"torch", "numpy", "decodeonce.prep", "decodeonce.loader"}),
+        ("sources", {"torch", "numpy", "decodeonce.prep", "decodeonce.loader"}),
     ],
 )
 def test_importing_a_part_does_not_load_others(part: str, unloaded: set[str]) -> None:

@@ -162,9 +162,9 @@ def test_version_is_the_same_everywhere(built: Built, facts: Message, unpacked: 
     assert Parser().parsestr((unpacked / "PKG-INFO").read_text())["Version"] == decodeonce.__version__
     assert built.sdist.name == f"decodeonce-{decodeonce.__version__}.tar.gz"
     assert run(sys.executable, "-m", "decodeonce.cli", "--version") == f"prep {decodeonce.__version__}\n"
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest is not None
-    assert newest[1] == decodeonce.__version__.partition(".dev")[0]
+    first, newest = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[:2]
+    assert (first, newest) == ("Unreleased", decodeonce.__version__.partition(".dev")[0])
+    assert f"\nversion: {newest}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_wheel_metadata_has_license_and_python_version(facts: Message) -> None:

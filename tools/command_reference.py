@@ -20,8 +20,9 @@ COMMAND = "python -m tools.command_reference"
 HEAD = f"""\
 # Commands
 
-`prep COMMAND --help` says more, with examples. Members of a group also have the arguments and flags of the group.
-`{COMMAND}` generates this page.
+This page lists all commands with their arguments and flags. `prep COMMAND --help` says more, with examples. The
+commands of a group, such as `prep build folder`, also have the arguments and flags of the group. `{COMMAND}`
+generates this page.
 """
 SHARED = "Flags of most commands"
 REPEATED = "Arguments and flags of several commands"
@@ -97,11 +98,13 @@ def section(
         known[rows] = path
         named = [f"`{flag_name(row)}`" for row in rows if row in repeated and flag_name(row).startswith("--")]
         parts.append(bullets([row for row in rows if row not in repeated]))
-        parts.append(f"[Also]({anchor(REPEATED)}) {', '.join(named)}." if named else "")
+        more = " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]]))
+        what = "flags" if len(named) > 1 else "flag"
+        parts.append(f"It also has the {what} {more}, [explained above]({anchor(REPEATED)})." if named else "")
     twins = {twin(f"{path} {name}", found).rpartition(" ")[0] for name in members(command)} - {""}
     if twins:
         [other] = twins
-        parts.append(f"Its commands have the arguments and flags of those of [{other}]({anchor(other)}).")
+        parts.append(f"Its commands have the same arguments and flags as those of [{other}]({anchor(other)}).")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 

@@ -14,13 +14,18 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from decodeonce.errors import BuildError
-from decodeonce.prep.entry import Entry
-from decodeonce.prep.sources import Registered, Source
-from decodeonce.prep.sources.files import size_problem
-from decodeonce.prep.sources.folder import check_no_duplicates
-from decodeonce.prep.sources.holders import SourceFiles, source_file
-from decodeonce.prep.sources.safe_open import Links, expecting
+from decodeonce import BuildError
+from decodeonce.sources import (
+    Entry,
+    Links,
+    Registered,
+    Source,
+    SourceFiles,
+    check_no_duplicates,
+    expecting,
+    size_problem,
+    source_file,
+)
 from decodeonce.store import ImageClass
 
 # The entry point in pyproject.toml names this.

@@ -1,7 +1,7 @@
 """Decode images once into fixed-shape arrays; train from them at memory speed.
 
-The names below are imported on first use, so ``import decodeonce`` does not import NumPy and ``prep --help`` does not
-import torch.
+Only the names below and those of ``decodeonce.augment``, ``build``, ``sources`` and ``store`` are public. They are
+imported on first use, so ``import decodeonce`` does not import NumPy and ``prep --help`` does not import torch.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 from decodeonce.lazy import lazy_imports
 
 if TYPE_CHECKING:
+    from decodeonce.errors import BuildError as BuildError
     from decodeonce.errors import DecodeonceError as DecodeonceError
+    from decodeonce.errors import StageError as StageError
     from decodeonce.errors import Stopped as Stopped
     from decodeonce.errors import StoreError as StoreError
+    from decodeonce.launch import Rank as Rank
+    from decodeonce.launch import find_rank as find_rank
     from decodeonce.loader import Batch as Batch
     from decodeonce.loader import Loader as Loader
     from decodeonce.loader import StoreDataset as StoreDataset

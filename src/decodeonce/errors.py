@@ -34,25 +34,63 @@ class DecodeonceError(Exception):
     """Base class of all exceptions of decodeonce.
 
     The message names the file, what was found, what was expected and the next step. ``prep`` exits with code 1.
+
+    Example:
+        >>> try:
+        ...     store = open_store("imagenet/val")
+        ... except DecodeonceError as error:
+        ...     print(error)
+        imagenet/val: not a store: it has no store.json; pass the folder that `prep build` created...
     """
 
 
 class StoreError(DecodeonceError):
-    """A store or one of its files does not match its manifest or the format."""
+    """A store or one of its files does not match its manifest or the format.
+
+    Example:
+        >>> try:
+        ...     store = open_store("missing.store")
+        ... except StoreError as error:
+        ...     print(error)
+        missing.store: no such folder; expected a store (the folder that `prep build` creates)
+    """
 
 
 class BuildError(DecodeonceError):
-    """A build cannot continue because of its source, recipe, decoders, output folder or number of rejects."""
+    """A build cannot continue because of its source, recipe, decoders, output folder or number of rejects.
+
+    Example:
+        >>> try:
+        ...     source = open_folder("imagenet")
+        ... except BuildError as error:
+        ...     print(error)
+        imagenet: contains splits instead of classes (train, val): train contains 4 folders...
+    """
 
 
 class StageError(DecodeonceError):
-    """A part of a store cannot be staged because of the rows, the target folder or what is already there."""
+    """A part of a store cannot be staged because of the rows, the target folder or what is already there.
+
+    Example:
+        >>> store = open_store("val.store")
+        >>> try:
+        ...     staged = stage_store(store, "val.part", rows=range(10, 20))
+        ... except StageError as error:
+        ...     print(error)
+        val.store: cannot stage range(10, 20), expected a range of step 1 within 0..15
+    """
 
 
 class Stopped(DecodeonceError):
     """A build stopped early and kept all completed blocks.
 
     Run the same command again to resume. ``prep`` exits with code 75.
+
+    Example:
+        >>> try:
+        ...     manifest = build(open_folder("imagenet/val"), Path("new.store"), Recipe(height=64, width=64))
+        ... except Stopped as error:
+        ...     print("Run the script again.", error)
     """
 
 

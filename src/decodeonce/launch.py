@@ -117,7 +117,13 @@ RANKS_ALONE = ("PALS_RANKID", "PMIX_RANK")
 
 @dataclass(frozen=True)
 class Rank:
-    """The rank of this process, the number of ranks, and where both were found."""
+    """The rank of this process, the number of ranks, and where both were found.
+
+    Example:
+        >>> rank = find_rank({"RANK": "3", "WORLD_SIZE": "8"})
+        >>> rank.rank, rank.world_size
+        (3, 8)
+    """
 
     rank: int
     world_size: int
@@ -128,7 +134,10 @@ class Rank:
 
 
 def find_rank(environ: Mapping[str, str] | None = None) -> Rank:
-    """Find rank and world size from torch.distributed, if initialised, or from a launcher's variables; else 0 of 1.
+    """Find the rank of this process and the number of ranks.
+
+    Both come from torch.distributed if it is initialised, and otherwise from the environment variables of a launcher.
+    Without a launcher, the rank is 0 of 1.
 
     Args:
         environ: Environment variables. Default: ``os.environ``.

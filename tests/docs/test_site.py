@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import decodeonce
-from decodeonce import store
-from decodeonce.prep import building, sources
 from tests.docs.pages import ROOT, is_full_ci, is_pinned
 
 if not is_pinned("Sphinx") and not is_full_ci():
@@ -27,8 +22,6 @@ from tests.browser import chromium
 pytestmark = pytest.mark.long
 
 DOCS = ROOT / "docs"
-# Only authors of containers use these names; docs/reference/format.md is their documentation.
-INTERNAL = {"Reject", "StorePaths"}
 # Elements wider than the window. Tables and code have their own scrollbars.
 TOO_WIDE = """[...document.querySelectorAll("article *")]
     .filter(e => e.getBoundingClientRect().right > innerWidth && !e.closest(".table-wrapper, .highlight"))
@@ -55,13 +48,6 @@ def browser() -> Iterator[Browser]:
 def test_links_out_of_docs_become_pages_or_downloads(site: Path) -> None:
     assert 'href="changes.html' in (site / "contribute/contributing.html").read_text()
     assert [path.name for path in site.glob("_downloads/*/train.slurm")] == ["train.slurm"]
-
-
-@pytest.mark.parametrize("module", [decodeonce, building, sources, store], ids=lambda module: module.__name__)
-def test_public_names_are_in_the_reference(module: Any) -> None:
-    text = (DOCS / "reference" / "python.md").read_text()
-    documented = {name.rpartition(".")[2] for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)", text, re.MULTILINE)}
-    assert set(module.__all__) - INTERNAL <= documented
 
 
 def test_site_fits_a_phone_and_can_be_searched_offline(site: Path, browser: Browser) -> None:

@@ -30,8 +30,8 @@ from decodeonce.loader.augment import (
     RandomFlip,
     RandomResizedCrop,
     Step,
-    mix_words,
 )
+from decodeonce.loader.augment.augment import mix_words
 from decodeonce.loader.order import derive_key
 from decodeonce.loader.partition import Tail
 from decodeonce.splitmix import mix

@@ -408,3 +408,11 @@ def test_file_size_limit_of_libhdf5_exits_with_1(tmp_path: Path) -> None:
     assert failed.returncode == 1
     assert "File too large" in failed.stderr
     assert "raise `ulimit -f`" in failed.stderr
+
+
+def test_paths_of_strings(tree: Path, tmp_path: Path) -> None:
+    """Users pass strings, as they do to open_store."""
+    out, recipe = str(tmp_path / "out"), Recipe(height=32, width=32)
+    manifest = build(open_imagenet(str(tree)), out, recipe, WorkSettings(workers=1))
+    assert len(open_store(out)) == manifest.count
+    assert build(open_imagenet(str(tree)), out, recipe).digest == manifest.digest

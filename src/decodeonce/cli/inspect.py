@@ -117,9 +117,9 @@ def _rejects(store: Store) -> Json:
 
 
 def status(
-    out: Annotated[Path, typer.Argument(help="Build or store.", metavar="OUT")], as_json: JsonFlag = False
+    out: Annotated[Path, typer.Argument(help="Folder of a build or store.", metavar="OUT")], as_json: JsonFlag = False
 ) -> None:
-    """Print the progress of a build, on any node, and its rejected images."""
+    """Print the progress of a build and its rejected images. The command works on every node."""
     from decodeonce.prep.building.status import read_status
     from decodeonce.prep.jobs.submitted import job_states
 
@@ -190,7 +190,7 @@ def _say_first(most: int, lines: list[str], what: str) -> None:
 
 
 def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
-    """Read a whole store and compare it with its checksums. Exit code 0: intact; 1: damaged."""
+    """Read a whole store and compare it with its checksums. The exit code is 0 if it is intact, and 1 if not."""
     from decodeonce.store import verify_store
     from decodeonce.store.verify import row_sentences
 
@@ -215,7 +215,7 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
 def ls(store: StoreArgument, names: ClassOption = None, match: MatchOption = None, rows: RowsOption = None) -> None:
     """List rows with the columns of samples.tsv: row, label, class, source, width, height, box, digest.
 
-    If any class has a description, it is a last column.
+    If classes have descriptions, these are the last column.
     """
     opened = decodeonce.open_store(store)
     lines = _with_descriptions(opened, selected_lines(opened, names, match, rows))
@@ -262,7 +262,7 @@ def show(
     count: Annotated[int | None, option("Show the first N selected rows. (default: 64)", "N", min=1, max=4096)] = None,
     random: Annotated[int | None, option("Show N of the selected rows, drawn at random.", "N", min=1, max=4096)] = None,
     seed: Annotated[
-        int | None, option("Draw other rows with another seed, with --random. (default: 0)", "N", min=0, max=2**63 - 1)
+        int | None, option("Draw the rows of --random with this seed. (default: 0)", "N", min=0, max=2**63 - 1)
     ] = None,
 ) -> None:
     """Write a PNG of selected rows, each with its class and row number. Damaged rows get a red frame."""

@@ -75,7 +75,8 @@ class BuildOptions:
         option("Choose the file format of the shards. npy: NumPy arrays; hdf5: HDF5 files.", flag="--format"),
     ] = Recipe.container
     shard_size: Annotated[
-        str, option("Limit the size of a shard, such as 10GB or 500MiB. A shard holds at least one block.", "BYTES")
+        str,
+        option("Limit the size of a shard, such as 10GB or 500MiB. A shard has at least one block of rows.", "BYTES"),
     ] = "32GiB"
     shuffle_seed: Annotated[
         str | None,
@@ -100,7 +101,10 @@ class BuildOptions:
     ] = Recipe.on_damaged
     scaled_decode: Annotated[
         bool,
-        option("Decode large JPEGs at 1/2, 1/4 or 1/8 size. This is faster; pixels differ.", flag="--scaled-decode"),
+        option(
+            "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size. This is faster and gives other pixels.",
+            flag="--scaled-decode",
+        ),
     ] = Recipe.scaled_decode
     classes: Annotated[
         Path | None,
@@ -109,7 +113,7 @@ class BuildOptions:
     boxes: Annotated[
         Path | None,
         option(
-            "Read COCO's JSON, or a folder of ILSVRC's or VOC's XML, and make a row of every object. "
+            "Read boxes from COCO's JSON, or from a folder of ILSVRC's or VOC's XML, and make a row of every object. "
             "(default: whole images)",
             "PATH",
         ),
@@ -120,7 +124,9 @@ class BuildOptions:
     min_box: Annotated[int | None, option("Skip objects with a side of less than N pixels. (default: 1)", "N")] = None
     without_box: Annotated[
         WithoutBox | None,
-        option("Choose what to do with an image without a box. keep: make a row of it; skip: omit it. (default: keep)"),
+        option(
+            "Choose what to do with an image without a box. keep: make a row of it; skip: leave it out. (default: keep)"
+        ),
     ] = None
     box_origin: Annotated[
         BoxOrigin | None,
@@ -138,7 +144,10 @@ class BuildOptions:
     ] = None
     follow_links: Annotated[
         bool,
-        option("Follow links that lead outside SRC. Without this, such images are rejected.", flag="--follow-links"),
+        option(
+            "Follow links that lead outside SRC. Without this flag, images behind such links are rejected.",
+            flag="--follow-links",
+        ),
     ] = False
     dry_run: DryRun = False
     expect: Annotated[

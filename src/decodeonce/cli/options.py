@@ -32,8 +32,8 @@ DEFAULT_MAX_BAD = "auto"
 MaxBad = Annotated[
     str,
     option(
-        "Fail if more images than this are rejected: a number such as 25, a share such as 0.1%, or auto. Auto is 0.1%, "
-        "or a tenth of a small source, but at most ten images of it.",
+        "Fail if more images than this are rejected: a number such as 25, a share such as 0.1%, or auto. auto: 0.1% of "
+        "the images; of fewer than 10,000 images, a tenth, but at most ten.",
         "SHARE",
     ),
 ]

@@ -23,9 +23,9 @@ FromOption = Annotated[
 BuildOptions = Annotated[
     list[str] | None,
     option(
-        "Open SRC with this flag of `prep build`, such as split=val, or as kind=NAME; repeatable. Only a store that "
-        "does not record them needs it: one of an earlier release, or one that `prep convert` selected, sorted or "
-        "merged.",
+        "Open SRC with this flag of `prep build`, such as split=val, or as this kind, such as kind=list. Repeat "
+        "--option for more flags. It is needed only if the store does not record its flags, because an earlier release "
+        "built it, or because `prep convert` selected, sorted or merged its rows.",
         "NAME=VALUE",
         flag="--option",
     ),
@@ -35,8 +35,8 @@ BuildOptions = Annotated[
 def repair(store: StoreArgument, source: FromOption = None, options: BuildOptions = None) -> None:
     """Repair the damage that `prep verify` finds, and restore the same bytes.
 
-    Exit code 0: the store is intact. Exit code 1: some damage is left; a line for each says what to do. Run the same
-    command again to resume.
+    The exit code is 0 if the store is intact afterwards, and 1 if damage is left. A line for each damage that is left
+    says what to do. Run the same command again to resume.
     """
     from decodeonce.prep.repair.repair import repair_store
 

@@ -16,7 +16,7 @@ def sample(
     dest: Annotated[Path, typer.Argument(help="Folder to create.", metavar="DEST")],
     count: Annotated[int, option("Generate N images.", "N", min=50)] = 3000,
     classes: Annotated[int, option("Make N class folders.", "N", min=1, max=1000)] = 30,
-    seed: Annotated[int, option("Generate other images with another seed.", "N", min=0)] = 0,
+    seed: Annotated[int, option("Generate the images with this seed.", "N", min=0)] = 0,
     workers: Workers = None,
 ) -> None:
     """Create a small tree like ImageNet's, of generated images.

@@ -23,8 +23,12 @@ def stage(
     world_size: Annotated[
         int | None, option("Divide the store among N ranks. (default: from the launcher)", "N")
     ] = None,
-    node_rank: Annotated[int | None, option("Stage the rows of all ranks of node K, instead of --rank.", "K")] = None,
-    node_count: Annotated[int | None, option("Divide the store among N nodes, instead of --world-size.", "N")] = None,
+    node_rank: Annotated[
+        int | None, option("Stage the rows of all ranks of node K. Use it instead of --rank.", "K")
+    ] = None,
+    node_count: Annotated[
+        int | None, option("Divide the store among N nodes. Use it instead of --world-size.", "N")
+    ] = None,
     threads: Annotated[int | None, option("Copy with N threads. (default: 8)", "N", min=1)] = None,
 ) -> None:
     """Copy a node's rows of a store to DEST, for a Loader with partition="range".

@@ -78,7 +78,7 @@ class JobOptions:
     ] = None
     then: Annotated[
         Path | None,
-        option("Run this job script after the build if it succeeds; $STORE is OUT. (default: none)", "FILE"),
+        option("Run this job script, with STORE set to OUT, after the build has succeeded. (default: none)", "FILE"),
     ] = None
     submit: Annotated[bool, option("Submit the jobs instead of only writing them.", flag="--submit")] = False
 
@@ -124,9 +124,9 @@ class PodOptions:
 
     tasks: Annotated[int, option("Run the build as an Indexed Job of N pods.", "N", min=1)]
     cpus: Annotated[int, option("Request N cores per pod.", "N", min=1)]
-    image: Annotated[str, option("Use this container image, which has decodeonce.", "IMAGE")]
-    claim: Annotated[str, option("Mount this PersistentVolumeClaim, which has SRC and OUT, in all pods.", "NAME")]
-    mount: Annotated[str, option("Mount it at this folder.", "DIR")] = "/data"
+    image: Annotated[str, option("Use this container image, which must contain decodeonce.", "IMAGE")]
+    claim: Annotated[str, option("Mount this PersistentVolumeClaim, which holds SRC and OUT, in all pods.", "NAME")]
+    mount: Annotated[str, option("Mount the claim at this folder.", "DIR")] = "/data"
     mem: Annotated[str | None, option("Limit the memory per pod, such as 64Gi. (default: no limit)", "BYTES")] = None
     max_running: Annotated[
         int | None, option("Run at most N pods at the same time. (default: no limit)", "N", min=1)

@@ -30,8 +30,11 @@ class StoreDataset(Dataset[tuple[Any, ...]]):
         IndexError: If a requested row does not exist.
 
     Example:
+        >>> from torch.utils.data import DataLoader
         >>> dataset = StoreDataset("train.store", transform=lambda image: image.permute(2, 0, 1))
-        >>> loader = DataLoader(dataset, batch_size=256, shuffle=True)
+        >>> images, labels = next(iter(DataLoader(dataset, batch_size=16, shuffle=True)))
+        >>> images.shape
+        torch.Size([16, 3, 256, 256])
     """
 
     def __init__(

@@ -46,8 +46,10 @@ class Batch:
             Derive random numbers from it instead of from `rows`, as ``Augment`` does. Otherwise None.
 
     Example:
-        >>> for batch in loader:
-        ...     loss = cross_entropy(model(batch.images), batch.labels)
+        >>> batch = next(iter(Loader("train.store", batch_size=16)))
+        >>> batch
+        <Batch images uint8 (16, 256, 256, 3), labels int64 (16,); 16 of 16 rows valid, epoch 0, on cpu>
+        >>> images, labels = batch
     """
 
     images: Tensor
@@ -99,7 +101,9 @@ class Batch:
             KeyError: If the batch has no tensor of this name.
 
         Example:
-            >>> loss = model(**batch.as_dict(images="pixel_values")).loss
+            >>> batch = next(iter(Loader("train.store", batch_size=16)))
+            >>> sorted(batch.as_dict(images="pixel_values"))
+            ['labels', 'pixel_values']
         """
         kept = {name: tensor for name, tensor in self._named().items() if name not in ("rows", *names)}
         return {**kept, **{new: self[name] for name, new in names.items()}}

@@ -85,7 +85,7 @@ class Loader:
             transferred once. Batches are the same. Needs a single rank or ``partition="range"``, and memory for all
             rows of the rank. Default: None, no cache.
         verify: If True, compare each row with its checksum when it is read. A damaged row raises StoreError at
-            ``next()``; the error names the row. See docs/how-to/verify-and-repair.md for the cost. Default: False.
+            ``next()``; the error names the row. :doc:`/how-to/verify-and-repair` shows the cost. Default: False.
 
     Attributes:
         batch_size: Rows per batch on each rank.
@@ -104,9 +104,14 @@ class Loader:
         Stopped: If the file server is down.
 
     Example:
-        >>> loader = Loader("train.store", batch_size=256, device="cuda")
-        >>> for images, labels in loader: ...
-        >>> loader = Loader("train.store", batch_size=256, weights="balanced")  # rare classes as often as others
+        >>> loader = Loader("train.store", batch_size=32)  # on a GPU, add device="cuda"
+        >>> for images, labels in loader:
+        ...     print(images.shape, images.dtype, labels.shape)
+        torch.Size([32, 256, 256, 3]) torch.uint8 torch.Size([32])
+        torch.Size([32, 256, 256, 3]) torch.uint8 torch.Size([32])
+        >>> loader.epoch, len(loader)
+        (1, 2)
+        >>> balanced = Loader("train.store", batch_size=32, weights="balanced")  # rare classes as often as others
     """
 
     @advise
@@ -311,6 +316,14 @@ class Loader:
         Raises:
             ValueError: If `state` is not the state of a Loader, or if store, rows, seed, shuffle, weights, partition or
                 count differ, or the world size with "range". The message names what differs.
+
+        Example:
+            >>> loader = Loader("train.store", batch_size=16)
+            >>> batch = next(iter(loader))
+            >>> resumed = Loader("train.store", batch_size=16)
+            >>> resumed.load_state_dict(loader.state_dict())
+            >>> resumed.steps_left, len(resumed)
+            (3, 4)
         """
         expected = {**self._identity}
         if expected["partition"] == "range":
@@ -350,6 +363,12 @@ class Loader:
               a processor; `seconds_transforming`, in calls of the transform; `seconds_sending`, waiting for buffers and
               delivering batches, without the transform; `cold_share`, the share of read-ahead checks that found rows
               outside the page cache.
+
+        Example:
+            >>> loader = Loader("train.store", batch_size=16)
+            >>> batches = list(loader)
+            >>> loader.stats()["yielded"]["batches"]
+            4
         """
         memory = {"slots": self._delivery.slots.made, "cached_rows": self._delivery.cached_rows}
         return {"reader": {**self._choice}, "memory": memory, **self._meter.facts(self._manifest.row_bytes)}

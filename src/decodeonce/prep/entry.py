@@ -15,7 +15,19 @@ Value = int | float | list[int] | list[float]  # a sample's value in a numeric c
 
 
 class Undecodable(Exception):
-    """The content cannot become a row; the text is the reason written to rejects.tsv."""
+    """The content cannot become a row; the text is the reason written to rejects.tsv.
+
+    Example:
+        >>> class JpegFolder(FolderSource):
+        ...     def read(self, entry):
+        ...         data = super().read(entry)
+        ...         if data[:2] != bytes([0xFF, 0xD8]):
+        ...             raise Undecodable("not a JPEG")
+        ...         return data
+        >>> source = JpegFolder(Path("imagenet/val"))
+        >>> len(source.read(next(source.entries()))) > 0
+        True
+    """
 
 
 class LeftOut(Exception):
@@ -38,6 +50,11 @@ class Entry:
         planned: Further lists of numbers by name, with the same names and lengths for every entry without a problem.
             The plan keeps them for the source's `column_values`. "box" is the part of the image that becomes the row.
         facts: What the digest of the listing covers instead of `planned`.
+
+    Example:
+        >>> entry = Entry(b"cat/1.jpg", label=0, size=1024, mtime_ns=0)
+        >>> entry.text, entry.problem
+        ('cat/1.jpg', '')
     """
 
     name: bytes

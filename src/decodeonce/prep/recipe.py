@@ -37,6 +37,10 @@ class UserMap:
     Args:
         function: Import path, `package.module:function`.
         xxh3: xxh3_64 of the module's source file, 16 hexadecimal digits.
+
+    Example:
+        >>> find_map("maps:darken").function
+        'maps:darken'
     """
 
     function: str
@@ -56,6 +60,10 @@ class BoxRules:
 
     Raises:
         ValueError: If a value is out of range.
+
+    Example:
+        >>> Recipe(height=224, width=224, boxes=BoxRules(margin=0.1)).boxes
+        BoxRules(keep=0, margin=0.1, least=1, without='keep')
     """
 
     keep: int = 0
@@ -97,7 +105,9 @@ class Recipe:
         ValueError: If a value is out of range, or settings conflict.
 
     Example:
-        >>> Recipe(height=224, width=224, fit="crop", shuffle_seed=0)
+        >>> recipe = Recipe(height=224, width=224, fit="crop", shuffle_seed=0)
+        >>> recipe.shape, recipe.row_bytes
+        ((224, 224, 3), 150528)
     """
 
     height: int = 256

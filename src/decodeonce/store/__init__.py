@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from decodeonce.store.stage import stage_store as stage_store
     from decodeonce.store.table import Reject as Reject
     from decodeonce.store.table import Sample as Sample
+    from decodeonce.store.table import Samples as Samples
     from decodeonce.store.verify import Report as Report
     from decodeonce.store.verify import verify_store as verify_store
 

@@ -91,8 +91,9 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[np.gener
         OSError: If the disk fails.
 
     Example:
-        >>> add_column("train.store", "score", np.load("scores.npy"))
-        >>> open_store("train.store").columns["score"]
+        >>> column = add_column("train.store", "score", np.zeros(64, np.float32))
+        >>> open_store("train.store").columns["score"].shape
+        (64,)
     """
     file, dtype = column_file(name), values.dtype.newbyteorder("<")
     if dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.hasobject:
@@ -142,6 +143,12 @@ def remove_column(path: str | os.PathLike[str], name: str) -> None:
     Raises:
         StoreError: If `path` is not a store, or has no column with this name.
         OSError: If the disk fails.
+
+    Example:
+        >>> column = add_column("train.store", "score", np.zeros(64, np.float32))
+        >>> remove_column("train.store", "score")
+        >>> list(open_store("train.store").columns)
+        []
     """
     with _alone(path) as paths:
         with _changing(paths) as (manifest, facts):
@@ -167,7 +174,7 @@ def remove_column(path: str | os.PathLike[str], name: str) -> None:
 @contextmanager
 def _alone(path: str | os.PathLike[str]) -> Iterator[StorePaths]:
     """Hold the lock that repairs also take, if the file system has locks."""
-    paths = StorePaths(Path(path))
+    paths = StorePaths(path)
     read_manifest(paths.manifest)  # raises an error that describes the path if it is not a store
     if paths.part.exists():
         raise StoreError(f"{paths.root}: a staged part; change the columns of the whole store, then stage it again")

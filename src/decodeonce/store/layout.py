@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -29,8 +30,8 @@ class StorePaths:
         root: Folder of the store.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = root = Path(root)
         self.manifest = root / "store.json"
         self.labels = root / "labels.npy"
         self.checksums = root / "checksums.npy"

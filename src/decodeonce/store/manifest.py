@@ -49,6 +49,11 @@ class Shard:
         data_offset: Byte at which the first row begins.
         bytes: Size of the file.
         meta_xxh3: Digest of the header, the first `data_offset` bytes.
+
+    Example:
+        >>> shard = open_store("train.store").manifest.shards[0]
+        >>> shard.file, shard.first_row, shard.rows, shard.data_offset
+        ('images-00000.npy', 0, 64, 4096)
     """
 
     file: str
@@ -79,6 +84,10 @@ class ImageClass:
     Attributes:
         name: Name, such as a wnid or a folder.
         description: Description in words. Default: "".
+
+    Example:
+        >>> open_store("train.store").classes[3]
+        ImageClass(name='n02123045', description='tabby, tabby cat')
     """
 
     name: str
@@ -94,6 +103,10 @@ class Column:
         file: File name.
         dtype: NumPy dtype, such as "<f4".
         shape: Shape of one entry. The array has shape ``(count, *shape)``.
+
+    Example:
+        >>> add_column("train.store", "score", np.zeros(64, np.float32))
+        Column(name='score', file='score.npy', dtype='<f4', shape=())
     """
 
     name: str
@@ -109,6 +122,10 @@ class SmallFile:
     Attributes:
         bytes: Size of the file.
         xxh3: xxh3_64 of the file, 16 hexadecimal digits.
+
+    Example:
+        >>> open_store("train.store").manifest.files["labels.npy"].bytes
+        640
     """
 
     bytes: int
@@ -136,6 +153,11 @@ class Manifest:
         decoder_crashes: Number of images that crashed a decoder during the build.
         dtype: Dtype of the images, always "uint8".
         digest: xxh3_64 of everything else in store.json.
+
+    Example:
+        >>> manifest = open_store("train.store").manifest
+        >>> manifest.count, manifest.shape, manifest.container
+        (64, (256, 256, 3), 'npy')
     """
 
     count: int

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,10 +43,13 @@ def open_store(path: str | os.PathLike[str]) -> Store:
             found and what was expected.
 
     Example:
-        >>> store = open_store("train.store")
-        >>> store.images[0], store.labels[0], store.samples[0].source
+        >>> store = open_store("val.store")
+        >>> store
+        <Store val.store: 16 x 256x256x3 uint8, 4 classes>
+        >>> store.labels[:8].tolist(), store.samples[0].source
+        ([0, 0, 0, 0, 1, 1, 1, 1], 'val/n01440764/n01440764_0.JPEG')
     """
-    paths = StorePaths(Path(path))
+    paths = StorePaths(path)
     manifest = read_manifest(paths.manifest)
     held = read_part(paths.part, manifest)
     for shard in manifest.shards:
@@ -71,11 +73,11 @@ class Store:
         paths: Paths of the store's files.
 
     Example:
-        >>> store = open_store("train.store")
-        >>> store.images[:64].shape
-        (64, 224, 224, 3)
-        >>> store.classes[store.labels[0]].name
-        'n01440764'
+        >>> store = open_store("val.store")
+        >>> store.images[:8].shape, store.labels.shape
+        ((8, 256, 256, 3), (16,))
+        >>> store.classes[3].name, store.classes[3].description
+        ('n02123045', 'tabby, tabby cat')
     """
 
     def __init__(self, paths: StorePaths, manifest: Manifest, held: range | None = None) -> None:
@@ -201,8 +203,10 @@ class Images:
 
     Example:
         >>> images = open_store("train.store").images
-        >>> images[0]  # (H, W, C), a view
-        >>> images[[5, 3, 8], 16:-16, 16:-16]  # centers of three images, a copy
+        >>> images[0].shape  # a view of one image
+        (256, 256, 3)
+        >>> images[[5, 3, 8], 16:-16, 16:-16].shape  # a copy of the centers of three images
+        (3, 224, 224, 3)
     """
 
     dtype = np.dtype(np.uint8)

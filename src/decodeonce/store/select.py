@@ -26,6 +26,11 @@ class Selection:
         classes: Names of classes. Default: all classes.
         source: Shell pattern for the whole source name of the sample, in which `*` also matches "/". Default: any.
         rows: Start and stop of a Python slice of row numbers. Default: all rows.
+
+    Example:
+        >>> selection = Selection(classes=("n01440764",))
+        >>> convert(["val.store"], Path("tench.store"), Conversion(selection=selection)).count
+        4
     """
 
     classes: tuple[str, ...] = ()

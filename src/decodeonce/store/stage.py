@@ -56,6 +56,11 @@ class Staged:
         rows: The rows that the part holds.
         copied: Number of rows that this call copied. The others were already there and have been verified.
         finished: Whether the part was already complete. Then only its file names, sizes and headers were checked.
+
+    Example:
+        >>> staged = stage_store(open_store("train.store"), "train.part", rows=range(16))
+        >>> staged.copied, staged.finished
+        (16, False)
     """
 
     rows: range
@@ -93,11 +98,12 @@ def stage_store(
         OSError: If the file system fails.
 
     Example:
-        >>> store = open_store("/nfs/train.store")
-        >>> stage_store(store, "/local/train.part", rows=part_rows(len(store), part=0, parts=4))
-        >>> Loader("/local/train.part", batch_size=256, partition="range", rank=0, world_size=4)
+        >>> store = open_store("train.store")
+        >>> stage_store(store, "train.part", rows=part_rows(len(store), part=0, parts=4))
+        Staged(rows=range(0, 16), copied=16, finished=False)
+        >>> loader = Loader("train.part", batch_size=8, partition="range", rank=0, world_size=4)
     """
-    paths = StorePaths(Path(dest))
+    paths = StorePaths(dest)
     _check_rows(source, rows)
     _make_folder(source, paths.root)
     with locked(paths.staging, waits_for="another `prep stage`"):

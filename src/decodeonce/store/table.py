@@ -66,6 +66,11 @@ class Sample:
         height: Height of the source image in pixels.
         box: The region of the source image that was cropped, "" for the whole image.
         digest: xxh3_64 of the encoded source image, 16 hexadecimal digits.
+
+    Example:
+        >>> sample = open_store("val.store").samples[0]
+        >>> sample.class_name, sample.source, sample.width, sample.height
+        ('n01440764', 'val/n01440764/n01440764_0.JPEG', 300, 280)
     """
 
     row: int
@@ -140,6 +145,11 @@ class Samples(Sequence[Sample]):
     Raises:
         IndexError: If an index is out of range.
         StoreError: If a line is invalid, or the file has too many or too few lines.
+
+    Example:
+        >>> samples = open_store("val.store").samples
+        >>> [sample.label for sample in samples]
+        [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
     """
 
     def __init__(self, path: Path, count: int) -> None:

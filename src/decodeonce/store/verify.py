@@ -41,6 +41,11 @@ class Report:
         problems: One sentence for each bad file.
         unknown_rows: Ranges of rows that differ from their checksum while checksums.npy itself is damaged: either the
             row or its checksum is damaged.
+
+    Example:
+        >>> report = verify_store("train.store")
+        >>> report.rows, report.problems
+        (64, [])
     """
 
     ok: bool
@@ -72,11 +77,15 @@ def verify_store(
         OSError: If the operating system reports any other error than EIO.
 
     Example:
-        >>> report = verify_store("train.store", threads=8)
-        >>> report.ok, report.bad_rows
-        (False, [(3, 3), (40, 57)])
+        >>> verify_store("train.store", threads=8).ok
+        True
+        >>> pixels = np.load("train.store/images-00000.npy", mmap_mode="r+")
+        >>> pixels[3] ^= 1  # this damages a row
+        >>> pixels.flush()
+        >>> verify_store("train.store").bad_rows
+        [(3, 3)]
     """
-    paths = StorePaths(Path(path))
+    paths = StorePaths(path)
     read = paths.manifest
     try:
         with _unreadable_is_bad(read):

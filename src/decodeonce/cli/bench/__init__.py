@@ -31,10 +31,10 @@ def bench_build(
     ],
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure what limits a build, and estimate its time: run a part of it.
+    """Run a part of a build, measure what limits it, and estimate the time of the whole build.
 
-    The part is built in a scratch folder next to OUT, which is removed. The source is dropped from the page cache to
-    measure cold reads.
+    The part is built in a scratch folder next to OUT, which is removed afterwards. The source is dropped from the page
+    cache to measure cold reads.
     """
     parse_build(words, partial(_measure, as_json=as_json))
 
@@ -67,14 +67,14 @@ def bench_load(
         option("Choose how the Loader reads. auto: let it choose; pread: read calls; mmap: memory map."),
     ] = "auto",
     threads: Annotated[
-        int | None, option("Copy with N threads. (default: that of the Loader)", "N", min=1, max=1024)
+        int | None, option("Copy with N threads. (default: as many as the Loader chooses)", "N", min=1, max=1024)
     ] = None,
     device: Annotated[str, option("Load batches to this device: cpu, cuda or cuda:1.", "NAME")] = "cpu",
     as_json: JsonFlag = False,
 ) -> None:
     """Measure what limits training from a store: storage, memory, the transfer to the device or the training step.
 
-    The store is dropped from the page cache to measure cold reads; other jobs that use it must read it again.
+    The store is dropped from the page cache to measure cold reads, so other jobs that use it must read it again.
     """
     from decodeonce.cli.bench.load import load_lines, measure_load
     from decodeonce.loader.delivery import find_device

@@ -20,7 +20,7 @@ def report(
     """Write an HTML page about a store: classes, sizes, levels, images, rejects, recipe, checks.
 
     The page is a single file without scripts; it loads nothing from the network. A store of up to 2 GB is read and
-    checked in full. From a larger store, only a sample of rows is read, and the page states its size.
+    checked in full. From a larger store, only a sample of rows is read, and the page says how many.
     """
     from decodeonce.cli.report.page import gather, page
     from decodeonce.cli.rows import damage_messages

@@ -4,17 +4,16 @@ Except for PerImage and PerBatch, nothing here waits for the device or copies fr
 constants on the first use of a device.
 """
 
-from decodeonce.loader.augment.augment import Augment, BoxStep, Draws, LabelStep, MapStep, Step, mix_words
+from decodeonce.loader.augment.augment import Augment, BoxStep, Draws, LabelStep, MapStep, Step
 from decodeonce.loader.augment.color import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale, Solarize
 from decodeonce.loader.augment.crop import CenterCrop, RandomCrop, RandomResizedCrop, ramp
 from decodeonce.loader.augment.flip import RandomFlip
 from decodeonce.loader.augment.foreign import PerBatch, PerImage
 from decodeonce.loader.augment.mix import CutMix, MixUp, OneOf
-from decodeonce.loader.augment.normalize import IMAGENET, Normalize
+from decodeonce.loader.augment.normalize import Normalize
 from decodeonce.loader.augment.views import Views
 
 __all__ = [
-    "IMAGENET",
     "Augment",
     "BoxStep",
     "CenterCrop",
@@ -37,6 +36,5 @@ __all__ = [
     "Solarize",
     "Step",
     "Views",
-    "mix_words",
     "ramp",
 ]

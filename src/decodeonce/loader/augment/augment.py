@@ -34,6 +34,9 @@ class Step(Protocol):
         ...     def __call__(self, images, draws):
         ...         chosen = draws.uniform(1)[:, :, None, None] < 0.1
         ...         return torch.where(chosen, 255 - images, images)
+        >>> loader = Loader("train.store", batch_size=16, transform=Augment(RandomInvert()))
+        >>> next(iter(loader)).images.shape
+        torch.Size([16, 3, 256, 256])
     """
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
@@ -50,7 +53,19 @@ class Step(Protocol):
 
 @runtime_checkable
 class BoxStep(Step, Protocol):
-    """A step that also moves boxes. If a store has boxes, every step of ``Augment`` must be a BoxStep."""
+    """A step that also moves boxes. If a store has boxes, every step of ``Augment`` must be a BoxStep.
+
+    Example:
+        >>> class TurnOver:
+        ...     def __call__(self, images, draws):
+        ...         return images.flip(1)
+        ...
+        ...     def move_boxes(self, boxes, draws, height, width):
+        ...         left, top, right, bottom = boxes.unbind(2)
+        ...         return torch.stack([left, height - bottom, right, height - top], 2)
+        >>> isinstance(TurnOver(), BoxStep)
+        True
+    """
 
     def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Return the positions of `boxes` in the images that the step returns for the same `draws`.
@@ -74,7 +89,18 @@ Resampling = Literal["nearest", "bilinear"]
 
 @runtime_checkable
 class MapStep(Step, Protocol):
-    """A step that also moves maps, such as masks. If ``Augment`` has `paired` maps, every step must be a MapStep."""
+    """A step that also moves maps, such as masks. If ``Augment`` has `paired` maps, every step must be a MapStep.
+
+    Example:
+        >>> class TurnOver:
+        ...     def __call__(self, images, draws):
+        ...         return images.flip(1)
+        ...
+        ...     def move_maps(self, maps, draws, resampling):
+        ...         return maps.flip(1)
+        >>> isinstance(TurnOver(), MapStep)
+        True
+    """
 
     def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
         """Return `maps` moved as the step moves the images for the same `draws`.
@@ -103,7 +129,19 @@ class StillStep:
 
 @runtime_checkable
 class LabelStep(Step, Protocol):
-    """A step that also changes labels, such as ``MixUp``, and the columns that ``Augment`` has as `mixed`."""
+    """A step that also changes labels, such as ``MixUp``, and the columns that ``Augment`` has as `mixed`.
+
+    Example:
+        >>> class SmoothLabels:
+        ...     def __call__(self, images, draws):
+        ...         return images
+        ...
+        ...     def mix_labels(self, labels, draws, height, width):
+        ...         return 0.9 * torch.nn.functional.one_hot(labels, 10) + 0.01
+        >>> loader = Loader("train.store", batch_size=16, transform=Augment(SmoothLabels()))
+        >>> next(iter(loader)).labels.shape
+        torch.Size([16, 10])
+    """
 
     def mix_labels(self, labels: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Return the labels of the images that the step returns for the same `draws`.
@@ -165,7 +203,9 @@ class Augment:
 
     Example:
         >>> augment = Augment(RandomResizedCrop(224), RandomFlip(), Normalize("train.store"), seed=0)
-        >>> loader = Loader("train.store", batch_size=256, device="cuda", transform=augment)
+        >>> loader = Loader("train.store", batch_size=16, transform=augment)
+        >>> next(iter(loader))
+        <Batch images float32 (16, 3, 224, 224), labels int64 (16,); 16 of 16 rows valid, epoch 0, on cpu>
     """
 
     def __init__(
@@ -333,6 +373,13 @@ class Draws:
         key: 64-bit key, derived from seed, epoch and the number of the step.
         rows: int64 (B,), row numbers in the store or, with ``Loader(weights=...)``, positions in the epoch.
         epoch: Epoch of the batch. Default: 0.
+
+    Example:
+        >>> draws = Draws(key=0, rows=torch.tensor([7, 8]))
+        >>> draws.uniform(3).shape
+        torch.Size([2, 3])
+        >>> torch.equal(draws.uniform(3)[1:], Draws(key=0, rows=torch.tensor([8])).uniform(3))
+        True
     """
 
     key: int

@@ -58,7 +58,10 @@ def ramp(
         ValueError: If a number is out of range, or `last_epoch` is not after `first_epoch`.
 
     Example:
-        >>> crop = RandomResizedCrop(ramp(65, 160, 76, 192))
+        >>> size = ramp(65, 160, 76, 192)
+        >>> [size(epoch) for epoch in (0, 70, 71, 88)]
+        [160, 160, 192, 192]
+        >>> crop = RandomResizedCrop(size)
     """
     first_epoch, last_epoch = whole("first_epoch", first_epoch, 0), whole("last_epoch", last_epoch, 0)
     first_size, last_size = whole("first_size", first_size, 1), whole("last_size", last_size, 1)
@@ -147,6 +150,11 @@ class CenterCrop(_Crop):
 
     Raises:
         ValueError: If `size` is not valid or, when a batch is cropped, larger than the images.
+
+    Example:
+        >>> loader = Loader("train.store", batch_size=16, transform=Augment(CenterCrop(224)))
+        >>> next(iter(loader)).images.shape
+        torch.Size([16, 3, 224, 224])
     """
 
     def _corner(self, draws: Draws, spare_height: int, spare_width: int) -> tuple[int, int]:
@@ -166,6 +174,11 @@ class RandomCrop(_Crop):
 
     Raises:
         ValueError: If `size` is not valid or, when a batch is cropped, larger than the images.
+
+    Example:
+        >>> loader = Loader("train.store", batch_size=16, transform=Augment(RandomCrop((192, 224))))
+        >>> next(iter(loader)).images.shape
+        torch.Size([16, 3, 192, 224])
     """
 
     def _corner(self, draws: Draws, spare_height: int, spare_width: int) -> tuple[Tensor, Tensor]:
@@ -198,7 +211,9 @@ class RandomResizedCrop:
         ValueError: If `size`, `scale` or `ratio` is not valid.
 
     Example:
-        >>> augment = Augment(RandomResizedCrop(224), RandomFlip(), seed=0)
+        >>> augment = Augment(RandomResizedCrop(224, scale=(0.25, 1.0)), RandomFlip(), seed=0)
+        >>> next(iter(Loader("train.store", batch_size=16, transform=augment))).images.shape
+        torch.Size([16, 3, 224, 224])
     """
 
     size: Size

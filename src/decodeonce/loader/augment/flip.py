@@ -21,6 +21,11 @@ class RandomFlip:
 
     Raises:
         ValueError: If `p` is not a probability.
+
+    Example:
+        >>> loader = Loader("train.store", batch_size=16, transform=Augment(RandomFlip(p=0.5)))
+        >>> next(iter(loader)).images.shape
+        torch.Size([16, 3, 256, 256])
     """
 
     p: float = 0.5

@@ -144,7 +144,10 @@ class PerImage(_Foreign):
         ValueError: If an argument is not valid or, at the first batch, if results cannot be repeated or stacked.
 
     Example:
+        >>> from torchvision.transforms import v2
         >>> augment = Augment(RandomResizedCrop(224), PerImage(v2.RandAugment()), Normalize("imagenet"), seed=0)
+        >>> next(iter(Loader("train.store", batch_size=16, transform=augment))).images.shape
+        torch.Size([16, 3, 224, 224])
     """
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
@@ -192,7 +195,11 @@ class PerBatch(_Foreign):
         ValueError: If an argument is not valid or, at the first batch, if the result cannot be repeated.
 
     Example:
-        >>> augment = Augment(RandomFlip(), PerBatch(kornia.augmentation.ColorJitter(0.4, 0.4, 0.4, 0.1)), seed=0)
+        >>> import kornia
+        >>> jitter = kornia.augmentation.ColorJitter(0.4, 0.4, 0.4, 0.1)
+        >>> augment = Augment(RandomFlip(), PerBatch(jitter), Normalize("imagenet"), seed=0)
+        >>> next(iter(Loader("train.store", batch_size=16, transform=augment))).images.shape
+        torch.Size([16, 3, 256, 256])
     """
 
     def __init__(self, transform: Callable[[Any], Any], *, takes: Takes | None = None) -> None:

@@ -44,6 +44,8 @@ class Normalize(StillStep):
 
     Example:
         >>> augment = Augment(RandomResizedCrop(224), Normalize("train.store", dtype=torch.bfloat16))
+        >>> next(iter(Loader("train.store", batch_size=16, transform=augment))).images.dtype
+        torch.bfloat16
     """
 
     def __init__(

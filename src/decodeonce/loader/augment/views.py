@@ -26,10 +26,11 @@ class Views:
         ValueError: If an argument is not an ``Augment``, mixes labels or moves `paired` maps.
 
     Example:
-        >>> small = Augment(RandomResizedCrop(96, scale=(0.05, 0.4)), RandomFlip(), normalize)
-        >>> loader = Loader("train.store", batch_size=64, transform=Views(large, large, *[small] * 8))
-        >>> for batch in loader:
-        ...     loss = dino(batch.views)
+        >>> large, small = (Augment(RandomResizedCrop(size), RandomFlip()) for size in (224, 96))
+        >>> loader = Loader("train.store", batch_size=16, transform=Views(large, large, *[small] * 8))
+        >>> batch = next(iter(loader))
+        >>> len(batch.views), batch.views[0].shape, batch.views[9].shape
+        (10, torch.Size([16, 3, 224, 224]), torch.Size([16, 3, 96, 96]))
     """
 
     def __init__(self, *augments: Augment, images: bool = False) -> None:

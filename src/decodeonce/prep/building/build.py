@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import mmap
+import os
 from collections.abc import Callable
-from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
@@ -35,7 +35,7 @@ from decodeonce.store.shard_file import PAGE
 from decodeonce.store.sharing import locked, missing_error
 
 
-def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan:
+def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect: int | None = None) -> Plan:
     """Scan a source, assign every sample to a row, and reserve the space of the shards.
 
     If `out` already has a plan for the same source, recipe and decoders, return that plan.
@@ -52,6 +52,11 @@ def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = No
     Raises:
         BuildError: `out` has a different plan, a finished store or other files; the source does not list `expect`
             images, or no image; or there is too little free space.
+
+    Example:
+        >>> plan = make_plan(open_folder("imagenet/val"), Path("small.store"), Recipe(height=64, width=64))
+        >>> plan.count
+        16
     """
     paths = StorePaths(out)
     check_output_dir(paths, source)
@@ -120,7 +125,9 @@ def _warn_of_shared_pages(plan: Plan) -> None:
         )
 
 
-def plan_unless_built(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan | None:
+def plan_unless_built(
+    source: Source, out: str | os.PathLike[str], recipe: Recipe, expect: int | None = None
+) -> Plan | None:
     """Make the plan as `make_plan` does, unless `out` already is the finished store.
 
     Args:
@@ -135,6 +142,11 @@ def plan_unless_built(source: Source, out: Path, recipe: Recipe, expect: int | N
     Raises:
         BuildError: As `make_plan` and `is_built`.
         StoreError: `out` is a damaged store.
+
+    Example:
+        >>> plan = plan_unless_built(open_imagenet("imagenet"), Path("train.store"), Recipe(shuffle_seed=0))
+        >>> plan is None  # because train.store is finished
+        True
     """
     paths = StorePaths(out)
     if not paths.manifest.exists():
@@ -149,7 +161,7 @@ def plan_unless_built(source: Source, out: Path, recipe: Recipe, expect: int | N
 
 def build(
     source: Source,
-    out: Path,
+    out: str | os.PathLike[str],
     recipe: Recipe,
     how: WorkSettings | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -176,8 +188,10 @@ def build(
         Stopped: The build stopped early. Completed blocks are kept: make the same call again.
 
     Example:
-        >>> recipe, how = Recipe(height=64, width=64), WorkSettings(workers=2)
-        >>> build(FolderSource(Path("imagenet/val")), Path("val.store"), recipe, how)
+        >>> source, recipe = open_imagenet("imagenet", split="val"), Recipe(height=64, width=64)
+        >>> manifest = build(source, Path("small.store"), recipe, WorkSettings(workers=2))
+        >>> manifest.count, manifest.shape
+        (16, (64, 64, 3))
     """
     how = how or WorkSettings()
     if plan_unless_built(source, out, recipe, expect) is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -33,7 +34,7 @@ from decodeonce.store.writer import seal_store, trim_shards, write_array, write_
 CHUNK_ROWS = 1 << 13
 
 
-def finish(out: Path, max_bad: str = "auto") -> Manifest:
+def finish(out: str | os.PathLike[str], max_bad: str = "auto") -> Manifest:
     """Turn a planned and decoded build into a finished store.
 
     Safe to repeat: if the store is finished already, or an earlier finish was killed, this completes it.
@@ -48,6 +49,13 @@ def finish(out: Path, max_bad: str = "auto") -> Manifest:
     Raises:
         BuildError: Blocks are missing (the text names the command to run), there are too many rejects, or no row is
             left.
+
+    Example:
+        >>> out = Path("small.store")
+        >>> plan = make_plan(open_folder("imagenet/val"), out, Recipe(height=64, width=64))
+        >>> work(out)
+        >>> finish(out).shape
+        (64, 64, 3)
     """
     paths = StorePaths(out)
     manifest = None

@@ -31,7 +31,7 @@ OURS_IN_BUILD = re.compile(
 )
 
 
-def is_built(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> bool:
+def is_built(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect: int | None = None) -> bool:
     """Return whether `out` is the finished store of this source and recipe.
 
     Sources are compared by names, sizes and classes, not by content: nothing is decoded.
@@ -48,6 +48,10 @@ def is_built(source: Source, out: Path, recipe: Recipe, expect: int | None = Non
     Raises:
         BuildError: `out` is a different store, or the source does not list `expect` images.
         StoreError: `out` is a damaged store.
+
+    Example:
+        >>> is_built(open_imagenet("imagenet"), Path("train.store"), Recipe(shuffle_seed=0))
+        True
     """
     paths = StorePaths(out)
     if not paths.manifest.exists():
@@ -56,14 +60,14 @@ def is_built(source: Source, out: Path, recipe: Recipe, expect: int | None = Non
         raise BuildError(f"{out}: already holds a staged part of a store; choose another OUT, or remove it first")
     found, planned = open_store(out).manifest, recipe.facts(decoder_versions(recipe.container))
     if changes := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
-        raise _different_store(out, changes)
+        raise _different_store(paths.root, changes)
     listing = scan(source, expect)
     wanted = source.manifest_facts(planned, listing.digest)["source"]
     # The digest of the listing decides. Stores of earlier releases have no options.
     if changes := _differences(*({**facts, "options": None} for facts in (wanted, found.source))):
         if wanted["digest"] == listing.digest != found.source.get("digest"):  # not when a store is converted
-            raise _different_store(out, f"{_different_images(source, listing, paths, found)} ({changes})")
-        raise _different_store(out, f"the source's {changes}")
+            raise _different_store(paths.root, f"{_different_images(source, listing, paths, found)} ({changes})")
+        raise _different_store(paths.root, f"the source's {changes}")
     return True
 
 

@@ -313,7 +313,7 @@ def check_expected(source: Source, found: int, expect: int | None) -> None:
 
 
 class Plan:
-    """A plan, read from OUT/.build.
+    """The plan of a build, read from OUT/.build.
 
     Args:
         paths: The paths of the store.
@@ -327,6 +327,11 @@ class Plan:
         blocks: How the planned rows are divided into blocks and shards.
         classes: The classes in label order.
         columns: The numeric columns of the source.
+
+    Example:
+        >>> plan = make_plan(open_folder("imagenet/val"), Path("small.store"), Recipe(height=64, width=64))
+        >>> plan.count, plan.recipe.shape, [cls.name for cls in plan.classes]
+        (16, (64, 64, 3), ['n01440764', 'n01443537', 'n01484850', 'n02123045'])
     """
 
     def __init__(self, paths: StorePaths, facts: Json) -> None:

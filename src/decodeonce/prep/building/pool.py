@@ -42,6 +42,13 @@ class Progress:
         new_rows: Rows completed by this run.
         bytes: Bytes written by this run.
         rejects: Rejects found when planning and in the task's share.
+
+    Example:
+        >>> reports = []
+        >>> source, recipe = open_folder("imagenet/val"), Recipe(height=64, width=64)
+        >>> manifest = build(source, Path("small.store"), recipe, progress=reports.append)
+        >>> reports[-1].rows, reports[-1].total_rows
+        (16, 16)
     """
 
     rows: int
@@ -66,6 +73,10 @@ class WorkSettings:
 
     Raises:
         ValueError: If a value is out of range.
+
+    Example:
+        >>> WorkSettings(workers=8, max_bad="0.1%")
+        WorkSettings(workers=8, task=0, tasks=1, max_bad='0.1%', on_bad='reject')
     """
 
     workers: int | None = None
@@ -83,7 +94,9 @@ class WorkSettings:
         allowed_rejects(self.max_bad, 0)
 
 
-def work(out: Path, how: WorkSettings | None = None, progress: Callable[[Progress], None] | None = None) -> None:
+def work(
+    out: str | os.PathLike[str], how: WorkSettings | None = None, progress: Callable[[Progress], None] | None = None
+) -> None:
     """Decode the blocks of one task's share that are not done yet.
 
     It is safe to kill this at any moment, to run it again, and to run it twice at once: two processes that decode the
@@ -99,6 +112,14 @@ def work(out: Path, how: WorkSettings | None = None, progress: Callable[[Progres
         Stopped: Make the same call again. A file system failed temporarily, workers keep dying, or SIGUSR1 arrived.
         BuildError: The build cannot continue until something changes. For example, an image is missing, or the rejects
             of the plan and of this share exceed `max_bad`. (`finish` checks the rejects of all shares.)
+
+    Example:
+        >>> out = Path("small.store")
+        >>> plan = make_plan(open_folder("imagenet/val"), out, Recipe(height=64, width=64))
+        >>> for task in range(2):  # on a cluster, each task is a process of its own
+        ...     work(out, WorkSettings(task=task, tasks=2))
+        >>> finish(out).count
+        16
     """
     paths = StorePaths(out)
     if paths.manifest.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections import Counter
@@ -81,7 +82,7 @@ class Status:
     rejects: list[Reject]
 
 
-def read_status(out: Path) -> Status:
+def read_status(out: str | os.PathLike[str]) -> Status:
     """Return the status of the build or finished store at `out`; raise BuildError if there is neither."""
     paths = StorePaths(out)
     if paths.manifest.exists():

@@ -41,6 +41,10 @@ class Conversion:
 
     Raises:
         ValueError: If arguments are invalid or conflict.
+
+    Example:
+        >>> Conversion(size=(128, 128), sort="class")  # smaller rows, sorted by class
+        Conversion(container=None, shard_size=None, size=(128, 128), filter=None, ...
     """
 
     container: ContainerName | None = None
@@ -62,7 +66,7 @@ class Conversion:
 
 def convert(
     stores: Sequence[str | os.PathLike[str]],
-    out: Path,
+    out: str | os.PathLike[str],
     conversion: Conversion | None = None,
     *,
     workers: int | None = None,
@@ -90,7 +94,8 @@ def convert(
         Stopped: If the conversion was interrupted and can be resumed.
 
     Example:
-        >>> convert(["train.store"], Path("small.store"), Conversion(size=(128, 128)))
+        >>> convert(["train.store"], Path("small.store"), Conversion(size=(128, 128))).shape
+        (128, 128, 3)
     """
     source, recipe = open_conversion(stores, out, conversion or Conversion())
     # No rejects are allowed: a damaged row fails the build anyway, and rejects of the inputs do not count here.
@@ -98,7 +103,7 @@ def convert(
 
 
 def open_conversion(
-    stores: Sequence[str | os.PathLike[str]], out: Path, conversion: Conversion
+    stores: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], conversion: Conversion
 ) -> tuple[StoreSource, Recipe]:
     """Return the source and the recipe of the build that converts these stores; write nothing. Raises as `convert`."""
     opened = [open_store(path) for path in stores]

@@ -53,6 +53,10 @@ class ExportSettings:
 
     Raises:
         ValueError: If a value is out of range.
+
+    Example:
+        >>> ExportSettings("webdataset", quality=95).suffix
+        '.jpg'
     """
 
     form: ExportForm = "folder"
@@ -96,6 +100,10 @@ class Exported:
         classes: Number of classes.
         sorted_classes: Whether the classes are sorted by name. If not, a build from the exported folders needs the
             class list to assign the same labels.
+
+    Example:
+        >>> export_store(open_store("val.store"), "tars", ExportSettings("webdataset")).images
+        16
     """
 
     images: int
@@ -142,7 +150,8 @@ def export_store(
         OSError: If `dest` cannot be written.
 
     Example:
-        >>> export_store(open_store("train.store"), "images", ExportSettings("folder"))
+        >>> export_store(open_store("val.store"), "images", ExportSettings("folder"))
+        Exported(images=16, classes=4, sorted_classes=True)
     """
     folders = _class_folders(source) if settings.form == "folder" else []
     _check_source(source)

@@ -33,6 +33,13 @@ class MapSample:
         width: Width of the source image in pixels, as stored.
         height: Height of the source image in pixels, as stored.
         box: Pixel box (left, top, right, bottom) if the image was cut from a larger one; otherwise None.
+
+    Example:
+        >>> def darken(pixels, sample):
+        ...     return pixels // 2 if sample.class_name == "n01440764" else None
+        >>> sample = MapSample("n01440764/1.JPEG", 0, "n01440764", width=1, height=1, box=None)
+        >>> darken(np.full((1, 1, 3), 200, np.uint8), sample).tolist()
+        [[[100, 100, 100]]]
     """
 
     source: str
@@ -57,6 +64,11 @@ def find_map(name: str) -> UserMap:
 
     Raises:
         BuildError: The function cannot be imported.
+
+    Example:
+        >>> recipe = Recipe(map=find_map("maps:darken"))  # the function `darken` of ./maps.py
+        >>> build(open_folder("imagenet/val"), Path("dark.store"), recipe).count
+        16
     """
     _, path = _import(name)
     return UserMap(name, file_hexdigest(path))

@@ -48,6 +48,11 @@ class Repair:
         repaired_rows: Number of rows that were rewritten.
         repaired_files: Names of the files that were repaired or replaced.
         unrepaired: One sentence for each problem that is left.
+
+    Example:
+        >>> repair = repair_store("train.store")  # of an undamaged store
+        >>> repair.ok, repair.rows, repair.repaired_rows
+        (True, 64, 0)
     """
 
     rows: int
@@ -91,10 +96,13 @@ def repair_store(
         OSError: If the disk fails.
 
     Example:
-        >>> repair_store("train.store", "/data/imagenet").ok
-        True
+        >>> pixels = np.load("train.store/images-00000.npy", mmap_mode="r+")
+        >>> pixels[3] ^= 1  # this damages a row
+        >>> pixels.flush()
+        >>> repair_store("train.store", "imagenet")
+        Repair(rows=64, repaired_rows=1, repaired_files=[], unrepaired=[])
     """
-    paths, threads = StorePaths(Path(path)), usable_cores()
+    paths, threads = StorePaths(path), usable_cores()
     if not paths.root.is_dir():
         read_manifest(paths.manifest)  # raises a StoreError that says what is wrong with the path
     with locked(paths.repair, waits_for="another `prep repair` or `prep column`"):

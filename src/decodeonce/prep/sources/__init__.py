@@ -47,6 +47,11 @@ class Registered(NamedTuple):
             `prep build KIND`.
         suffixes: Suffixes of the files that the source reads, so that SRC may be a pattern; default none.
         is_path: Whether SRC is the path of a file or folder, or a pattern of paths; default True.
+
+    Example:
+        >>> REGISTERED = Registered("mypackage.zoo:ZooSource", "mypackage.zoo:open_zoo", suffixes=(".zoo",))
+        >>> REGISTERED.is_path
+        True
     """
 
     source: str

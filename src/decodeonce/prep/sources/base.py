@@ -31,6 +31,18 @@ class DecodedRows:
         samples: The `unit` and `place` of the rows' entries.
         facts: `width` and `height` of the source images in pixels, and `turn` as in Row.
         planned: The values of `Entry.planned` by name, each (n, ...).
+
+    Example:
+        >>> class SizedFolder(FolderSource):
+        ...     kind = "sized-folder"
+        ...
+        ...     def columns(self):
+        ...         return [Column("width", "width.npy", "<i4", ())]
+        ...
+        ...     def column_values(self, column, rows):
+        ...         return rows.facts["width"]
+        >>> SizedFolder(Path("imagenet/val")).columns()[0].name
+        'width'
     """
 
     recipe: Recipe
@@ -42,7 +54,7 @@ class DecodedRows:
 class Source(ABC):
     """A kind of input: lists samples once, then reads the encoded bytes of one sample at a time.
 
-    To add a kind, write a subclass and register it in `decodeonce.prep.sources.SOURCES`.
+    To add a kind, write a subclass and register it: see :doc:`/contribute/sources`.
 
     A build uses a source in three places:
 
@@ -63,7 +75,7 @@ class Source(ABC):
         root: The folder or file that entry names are relative to.
 
     Attributes:
-        kind: Name of the kind in `SOURCES`, in plans and in store.json.
+        kind: Name of the kind in `prep build KIND`, in plans and in store.json.
         read_unit: Name of a unit that holds many samples and can only be read whole, such as "gzip stream" or "row
             group"; default "" if samples can be read one by one. With a read unit, rows keep the source's order unless
             a shuffle seed is given, a seed permutes whole units, and one worker reads all rows of a unit.
@@ -72,9 +84,6 @@ class Source(ABC):
 
     Example:
         >>> import os
-        >>> from decodeonce.prep.sources.base import Source
-        >>> from decodeonce.prep.sources.files import file_entry, read_file
-        >>> from decodeonce.store import ImageClass
         >>> class FlatSource(Source):
         ...     kind = "flat"
         ...
@@ -90,6 +99,9 @@ class Source(ABC):
         ...
         ...     def read(self, entry):
         ...         return read_file(self.root, entry)
+        >>> source = FlatSource(Path("imagenet/val/n01440764"))
+        >>> [entry.text for entry in source.entries()]
+        ['n01440764_0.JPEG', 'n01440764_1.JPEG', 'n01440764_2.JPEG', 'n01440764_3.JPEG']
     """
 
     kind: str

@@ -80,8 +80,9 @@ class BoxedSource(Source):
 
     Example:
         >>> rules = BoxRules(margin=0.1)
-        >>> source = BoxedSource(open_imagenet("imagenet"), Path("boxes"), rules)
-        >>> build(source, Path("objects.store"), Recipe(height=224, width=224, boxes=rules))
+        >>> source = BoxedSource(open_imagenet("imagenet", split="val"), Path("annotations"), rules)
+        >>> build(source, Path("objects.store"), Recipe(height=64, width=64, boxes=rules)).count
+        16
     """
 
     def __init__(

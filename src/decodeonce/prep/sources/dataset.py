@@ -153,7 +153,9 @@ class DatasetSource(LabelledSource):
         BuildError: If the dataset cannot be imported or made, or is not one.
 
     Example:
-        >>> build(DatasetSource("mypackage.data:train"), Path("train.store"), Recipe(height=224, width=224))
+        >>> source = DatasetSource("mydata:digits")
+        >>> [cls.name for cls in source.classes()]
+        ['even', 'odd']
     """
 
     kind = "dataset"
@@ -339,13 +341,14 @@ def open_dataset(
     ] = "",
     column: Annotated[
         list[str] | None,
-        "Keep this column of numbers; repeatable. (default: those of the first sample; none of a Hugging Face dataset)",
+        "Keep this column of numbers. Repeat the flag for more columns. "
+        "(default: those of the first sample; none of a Hugging Face dataset)",
         "NAME",
     ] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> DatasetSource:
-    """Read a dataset of PyTorch, torchvision or Hugging Face. SRC is package.module:function.
+    """Read a dataset of PyTorch, torchvision or Hugging Face. SRC is package.module:function, which returns it.
 
     Args:
         src: Import path of a function or class that returns the dataset, as for `DatasetSource`.
@@ -360,7 +363,9 @@ def open_dataset(
         BuildError: If the dataset cannot be imported or made, or is not one.
 
     Example:
-        >>> source = open_dataset("mypackage.data:train")
+        >>> source = open_dataset("mydata:digits")  # the function `digits` of ./mydata.py
+        >>> build(source, Path("digits.store"), Recipe(height=8, width=8)).count
+        10
     """
     return DatasetSource(src, classes=classes, column=column, image_column=image_column, label_column=label_column)
 

@@ -44,6 +44,11 @@ class ListSource(LabelledSource):
             other labels are sorted by their bytes.
         column: Names of columns of numbers to keep; default None: none. The list then needs a header line.
         follow_links: Whether links may lead out of `root`. Default False: such a link is rejected.
+
+    Example:
+        >>> source = open_list("val.csv", root=Path("imagenet/val"))
+        >>> [cls.name for cls in source.classes()]
+        ['goldfish', 'tabby', 'tench', 'white shark']
     """
 
     kind = "list"
@@ -145,7 +150,9 @@ def open_list(
     *,
     root: Annotated[Path | None, "Resolve relative paths from this folder. (default: the list's folder)", "DIR"] = None,
     column: Annotated[
-        list[str] | None, "Keep this column of numbers, named by the header line; repeatable.", "NAME"
+        list[str] | None,
+        "Keep this column of numbers, which the header line names. Repeat the flag for more columns.",
+        "NAME",
     ] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
@@ -166,7 +173,13 @@ def open_list(
         BuildError: If `root` is not a folder. Listing raises it if the list cannot be read or a line is invalid.
 
     Example:
-        >>> source = open_list("train.csv", root=Path("/data/images"), column=["score"])
+        >>> print(Path("val.csv").read_text())
+        path,label,score
+        n01440764/n01440764_0.JPEG,tench,0.5
+        ...
+        >>> source = open_list("val.csv", root=Path("imagenet/val"), column=["score"])
+        >>> next(source.entries()).values
+        (0.5,)
     """
     file = as_path(absolute(source_path(src)))
     given = source_path(root) if root is not None else None

@@ -97,6 +97,13 @@ def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) 
     Raises:
         BuildError: If the file may not be read.
         Stopped: If the file system fails.
+
+    Example:
+        >>> entry = file_entry(Path("imagenet/val"), b"n01440764/n01440764_0.JPEG", label=0)
+        >>> entry.text, entry.problem
+        ('n01440764/n01440764_0.JPEG', '')
+        >>> file_entry(Path("imagenet/val"), b"missing.JPEG", label=0).problem
+        'No such file or directory'
     """
     path = os.path.join(os.fsencode(root), name)
     if is_url(root):
@@ -152,7 +159,12 @@ def _problem(path: bytes, facts: os.stat_result) -> str:
 
 
 def size_problem(size: int) -> str:
-    """Return why a file of this size cannot be an image, or "" if it can."""
+    """Return why a file of this size in bytes cannot be an image, or "" if it can.
+
+    Example:
+        >>> size_problem(0), size_problem(1024)
+        ('empty file', '')
+    """
     if size == 0:
         return "empty file"
     return f"{size} bytes, more than any image has" if size > MAX_FILE_BYTES else ""
@@ -164,7 +176,19 @@ def stem_of(name: bytes) -> bytes:
 
 
 def named_entries(root: Path, names: Iterable[bytes], links: Links) -> Iterator[Entry]:
-    """Yield the entries of the regular files that have these names below `root`, with label 0."""
+    """Yield the entries of the regular files that have these names below `root`, with label 0.
+
+    Args:
+        root: Folder that names are relative to.
+        names: Paths of files, as bytes. Missing files, and names that lead out of `root`, have no entry.
+        links: Which links may be followed.
+
+    Example:
+        >>> root = Path("imagenet/val")
+        >>> entries = named_entries(root, [b"n01440764/n01440764_0.JPEG", b"missing.JPEG"], Links(root))
+        >>> [entry.text for entry in entries]
+        ['n01440764/n01440764_0.JPEG']
+    """
     for name in sorted(names):
         inside = not name.startswith(b"/") and b".." not in name.split(b"/") and b"\0" not in name
         if inside and (is_url(root) or stat.S_ISREG(mode_of(os.path.join(os.fsencode(root), name)))):
@@ -209,6 +233,12 @@ def read_file(root: Path, entry: Entry, links: Links | None = None) -> bytes:
         Stopped: If the file system fails.
         BuildError: If the file is missing, has changed since it was listed, may not be read, or is a link that `links`
             forbids.
+
+    Example:
+        >>> root = Path("imagenet/val")
+        >>> entry = file_entry(root, b"n01440764/n01440764_0.JPEG", label=0)
+        >>> len(read_file(root, entry)) == entry.size
+        True
     """
     path = os.path.join(os.fsencode(root), entry.name)
     if is_url(root):

@@ -63,7 +63,8 @@ class FolderSource(Source):
 
     Example:
         >>> source = FolderSource(Path("imagenet/val"))
-        >>> build(source, Path("val.store"), Recipe(height=224, width=224))
+        >>> build(source, Path("new.store"), Recipe(height=64, width=64)).count
+        16
     """
 
     kind = "folder"
@@ -162,7 +163,15 @@ def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> No
 
 
 def check_no_duplicates(names: Sequence[str]) -> None:
-    """Raise BuildError if a class list has a name twice."""
+    """Raise BuildError if a list of class names has a name twice.
+
+    Example:
+        >>> try:
+        ...     check_no_duplicates(["cat", "dog", "cat"])
+        ... except BuildError as error:
+        ...     print(error)
+        the class list contains 'cat' twice; list each class once
+    """
     name, times = Counter(names).most_common(1)[0] if names else ("", 0)
     if times > 1:
         raise BuildError(f"{ClassList(names).origin} contains {name!r} twice; list each class once")
@@ -184,7 +193,7 @@ def open_folder(
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
     splits_as_classes: Annotated[
-        bool, "Build a store whose classes are folders such as train and val, although they contain folders."
+        bool, "Take folders such as train and val as classes, although they contain folders."
     ] = False,
 ) -> FolderSource:
     """Read a folder per class. SRC holds <class>/.../<image>.
@@ -200,7 +209,9 @@ def open_folder(
         BuildError: If `src` cannot be read, has no class folders or seems to contain splits.
 
     Example:
-        >>> build(open_folder("imagenet/val"), Path("val.store"), Recipe(height=224, width=224))
+        >>> source = open_folder("imagenet/val")
+        >>> [cls.name for cls in source.classes()]
+        ['n01440764', 'n01443537', 'n01484850', 'n02123045']
     """
     root = source_path(src)
     return FolderSource(root, classes=classes, follow_links=follow_links, splits_as_classes=splits_as_classes)

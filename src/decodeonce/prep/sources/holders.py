@@ -258,7 +258,15 @@ class Member(NamedTuple):
 class SourceFile(NamedTuple):
     """A file at `name` below a source's root, or the root itself if `name` is "", as it was when it was listed.
 
-    `mtime_ns` of an object behind a URL is its version.
+    Attributes:
+        name: Path below the root.
+        size: Size in bytes.
+        mtime_ns: Modification time in nanoseconds; of an object behind a URL, its version.
+
+    Example:
+        >>> file = source_file(Path("shards"), "shard-000000.tar")
+        >>> file.name
+        'shard-000000.tar'
     """
 
     name: str
@@ -272,7 +280,18 @@ def file_path(root: Path, name: str) -> bytes:
 
 
 def source_file(root: Path, name: str, links: Links | None = None) -> SourceFile:
-    """Return the file `name` below `root` as it is now; raise BuildError if it is missing or a forbidden link."""
+    """Return the file `name` below `root` as it is now; raise BuildError if it is missing or a forbidden link.
+
+    Args:
+        root: Folder that `name` is relative to.
+        name: Path of the file; "" for `root` itself.
+        links: Which links may be followed; default None allows all.
+
+    Example:
+        >>> file = source_file(Path("shards"), "shard-000000.tar")
+        >>> file.size == Path("shards/shard-000000.tar").stat().st_size
+        True
+    """
     path = file_path(root, name)
     if is_url(root):
         return SourceFile(name, *stat_object(os.fsdecode(path)))
@@ -291,7 +310,17 @@ FileFacts = tuple[str, int, int]  # a SourceFile, or what JSON makes of it, a li
 class SourceFiles:
     """The numbered files of a source. Reading raises BuildError if a file is missing or has changed.
 
-    Up to `OPEN_FILES` files stay open. Only `opened` may be used by several threads; below a URL, all methods may.
+    Only some files stay open at a time. `read` must not be used by several threads, except below a URL.
+
+    Args:
+        root: Folder that names are relative to.
+        files: A `SourceFile` for each file, or what `facts` returned.
+
+    Example:
+        >>> root = Path("shards")
+        >>> files = SourceFiles(root, [source_file(root, "shard-000000.tar")])
+        >>> len(files.read(0, offset=0, size=512))
+        512
     """
 
     def __init__(self, root: Path, files: Iterable[FileFacts]) -> None:
@@ -304,6 +333,7 @@ class SourceFiles:
         return [list(file) for file in self.files]
 
     def path(self, number: int) -> bytes:
+        """Return the path of a file."""
         return file_path(self._root, self.files[number].name)
 
     @property

@@ -68,7 +68,7 @@ def open_imagenet(
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ImagenetSplit:
-    """Read ImageNet in any form. SRC is a tree, the tars as downloaded, or Kaggle's layout or zip.
+    """Read ImageNet in any form. SRC is a tree, the tars as downloaded, or Kaggle's folders or zip.
 
     Archives are read without unpacking. Labels follow the sorted classes of train, also for val, as in torchvision.
     Labels of val images in one folder come from LOC_val_solution.csv or the development kit.
@@ -87,8 +87,9 @@ def open_imagenet(
         BuildError: If no known form is found, val has no labels, or val has a class without a label.
 
     Example:
-        >>> source = open_imagenet("/data/imagenet", split="val")
-        >>> build(source, Path("val.store"), Recipe(height=224, width=224))
+        >>> source = open_imagenet("imagenet", split="val")
+        >>> source.found
+        'class folders in val, 4 classes'
     """
     root = source_path(src)
     links = Links(root, follow=follow_links)
@@ -211,6 +212,11 @@ class ImagenetSplit(Source):
         split: "train" or "val".
         classes: Class names (wnids) in label order; default None until `set_classes` is called.
         words: Descriptions by class name; default None: none.
+
+    Example:
+        >>> source = open_imagenet("imagenet", split="val")
+        >>> isinstance(source, ImagenetSplit), source.split
+        (True, 'val')
     """
 
     def __init__(

@@ -83,6 +83,11 @@ class ParquetSource(LabelledSource):
             numbers to keep.
         groups: Number of row groups of each file; default (): listing finds it.
         classes: Class names in label order; default None: the names in the schema, or they follow from the labels.
+
+    Example:
+        >>> source = open_parquet("val.parquet")
+        >>> len(list(source.entries()))
+        16
     """
 
     kind = "parquet"
@@ -201,12 +206,14 @@ def open_parquet(
     image_column: Annotated[str, "Read images from this column. (default: the only one)", "NAME"] = "",
     label_column: Annotated[str, "Read labels from this column. (default: the only one)", "NAME"] = "",
     column: Annotated[
-        list[str] | None, "Keep this column of numbers, or of lists of numbers; repeatable.", "NAME"
+        list[str] | None,
+        "Keep this column of numbers or of lists of numbers. Repeat the flag for more columns.",
+        "NAME",
     ] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ParquetSource:
-    """Read Parquet files of Hugging Face. SRC is a file, a folder, or a pattern with braces or wildcards.
+    """Read Parquet files like those of Hugging Face. SRC is a file, a folder, or a pattern with braces or wildcards.
 
     Columns are recognised by their types and names. Requires pyarrow.
 
@@ -224,7 +231,9 @@ def open_parquet(
             cannot be recognised.
 
     Example:
-        >>> source = open_parquet("imagenet-1k/data/train-*.parquet", image_column="image", label_column="label")
+        >>> source = open_parquet("val.parquet", image_column="image", label_column="label")
+        >>> build(source, Path("new.store"), Recipe(height=64, width=64)).count
+        16
     """
     root, names = find_files(os.fspath(src), (".parquet",), deep=True, follow_links=follow_links)
     if os.path.isdir(src) or (is_url(src) and not os.fspath(src).endswith(".parquet")):

@@ -38,7 +38,16 @@ def open_regular(path: str | bytes | Path, flags: int = FLAGS) -> int:
 
 
 def read_small(path: str | bytes | Path, most: int = MAX_TEXT_BYTES) -> bytes:
-    """Read a whole regular file; raise OSError if it has more than `most` bytes."""
+    """Read a whole regular file; raise OSError if it has more than `most` bytes.
+
+    Args:
+        path: Path of the file.
+        most: Limit in bytes. Default: 64 MiB.
+
+    Example:
+        >>> read_small("val.csv")[:10]
+        b'path,label'
+    """
     with open(open_regular(path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -48,7 +57,20 @@ def read_small(path: str | bytes | Path, most: int = MAX_TEXT_BYTES) -> bytes:
 
 @contextmanager
 def expecting(path: str | bytes | Path, expected: str) -> Iterator[None]:
-    """Turn an OSError into Stopped if it may pass, otherwise into a BuildError that ends with `expected`."""
+    """Turn an OSError into Stopped if it may pass, otherwise into a BuildError that ends with `expected`.
+
+    Args:
+        path: What the body of the ``with`` statement reads, for the message.
+        expected: What was expected there, such as "expected a folder of class folders".
+
+    Example:
+        >>> try:
+        ...     with expecting("labels.txt", "expected a file with a label per line"):
+        ...         text = open("labels.txt").read()
+        ... except BuildError as error:
+        ...     print(error)
+        labels.txt: No such file or directory; expected a file with a label per line
+    """
     try:
         yield
     except OSError as error:
@@ -64,6 +86,11 @@ class Links:
     Args:
         root: The folder that links must stay in. It may be a link itself.
         follow: Whether links may lead anywhere; default False. Below a URL there are no links.
+
+    Example:
+        >>> links = Links(Path("imagenet/val"))
+        >>> links.leads_outside(b"imagenet/val/../train")
+        True
     """
 
     def __init__(self, root: Path, *, follow: bool = False) -> None:

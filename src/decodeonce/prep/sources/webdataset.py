@@ -60,6 +60,11 @@ class WebdatasetSource(LabelledSource):
         gzipped: Indexes of the shards that are gzip streams; default ().
         classes: Class names in label order; default None: they follow from the labels.
         column: Keys of each sample's json to keep as columns of numbers; default None: none.
+
+    Example:
+        >>> source = open_webdataset("shards/shard-000000.tar")
+        >>> len(list(source.entries()))
+        16
     """
 
     kind = "webdataset"
@@ -163,7 +168,9 @@ def open_webdataset(
     src: str | Path,
     *,
     column: Annotated[
-        list[str] | None, "Keep this field of each json as a column of numbers; repeatable.", "NAME"
+        list[str] | None,
+        "Keep this key of each sample's json as a column of numbers. Repeat the flag for more columns.",
+        "NAME",
     ] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
@@ -183,7 +190,9 @@ def open_webdataset(
         BuildError: If a file is missing or cannot be read. Listing raises it if a shard is damaged.
 
     Example:
-        >>> source = open_webdataset("shards/train-{0000..0147}.tar", column=["score"])
+        >>> source = open_webdataset("shards/shard-{000000..000000}.tar")
+        >>> build(source, Path("new.store"), Recipe(height=64, width=64)).count
+        16
     """
     root, names = find_files(os.fspath(src), SUFFIXES, follow_links=follow_links)
     files = SourceFiles(root, parallel_map(root, partial(source_file, root), names))
