@@ -90,6 +90,8 @@ def _memory_limit(folder: Path) -> int | None:
 
 def network_file_system(path: Path) -> str | None:
     """The name of the network file system that holds `path`; None if it is on no known one."""
+    if "://" in str(path):  # a UrlPath: the path of a file has no two slashes
+        return "an object store"
     return NETWORK_FILE_SYSTEMS.get(_file_system(path))
 
 

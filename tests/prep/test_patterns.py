@@ -77,10 +77,13 @@ def test_missing_file_is_named(shards: Path, pattern: str, message: str) -> None
         find_files(f"{shards}/{pattern}", (".tar", ".tgz"))
 
 
-@pytest.mark.parametrize("pattern", ["pipe:cat a.tar", "https://host/a-{0..3}.tar", "s3://bucket/a.tar", "hf://d/x"])
-def test_urls_and_pipes_are_an_error(pattern: str) -> None:
-    with pytest.raises(BuildError, match="only local files can be read; download them"):
-        find_files(pattern, (".tar",))
+def test_command_is_an_error() -> None:
+    with pytest.raises(BuildError, match=r"pipe:cat a\.tar: a command cannot be read; pass the URL or the path"):
+        find_files("pipe:cat a.tar", (".tar",))
+
+
+def test_file_url_is_a_path(shards: Path) -> None:
+    assert find_files(f"file://{shards}/deep/*", (".tar",)) == (shards / "deep", ["c-0.tar"])
 
 
 @pytest.mark.parametrize(

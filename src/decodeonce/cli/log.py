@@ -96,9 +96,10 @@ message, progress, end = _log.message, _log.progress, _log.end
 def begin(path: str) -> None:
     """Start the log of this command in `path`."""
     from decodeonce.launch import JOB_IDS, find_rank, find_task
+    from decodeonce.prep.sources.remote import without_secrets
 
     _log.open(path)
-    command = [program(), *sys.argv[1:]]
+    command = [program(), *map(without_secrets, sys.argv[1:])]
     job = next((os.environ[name] for name in JOB_IDS if os.environ.get(name)), None)
     _log.write(
         "start", version=__version__, command=command, launcher=_found(find_rank), task=_found(find_task), job=job

@@ -27,6 +27,7 @@ from decodeonce.prep.building.pool import Progress, WorkSettings, work
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
+from decodeonce.prep.sources.remote import absolute
 from decodeonce.store import Manifest, StorePaths
 from decodeonce.store.files import make_folder, sync_folder
 from decodeonce.store.layout import Json, missing_advice
@@ -83,7 +84,7 @@ def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expec
 def _stamped_plan(paths: StorePaths, source: Source, recipe: Json) -> Plan | None:
     """Return the plan if the source's fingerprint is still the same, so that an archive is indexed once."""
     plan = read_plan(paths)
-    found = {"kind": source.kind, "root": os.path.abspath(source.root), "fingerprint": source.fingerprint()}
+    found = {"kind": source.kind, "root": absolute(source.root), "fingerprint": source.fingerprint()}
     same = found["fingerprint"] is not None and found == {key: plan.facts["source"][key] for key in found}
     return plan if same and plan.facts["recipe"] == recipe else None
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,6 +34,7 @@ from decodeonce.prep.entry import Entry, name_text
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source, open_source
 from decodeonce.prep.sources.labels import NumberColumn
+from decodeonce.prep.sources.remote import absolute, as_path
 from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import Column, ImageClass, Reject, StorePaths
 from decodeonce.store.columns import column_file
@@ -397,7 +397,7 @@ class Plan:
     def source(self) -> Source:
         """Open the source that this plan was made from."""
         facts = self.facts["source"]
-        return open_source(facts["kind"], Path(facts["root"]), facts["facts"])
+        return open_source(facts["kind"], as_path(facts["root"]), facts["facts"])
 
 
 def read_plan(paths: StorePaths) -> Plan:
@@ -438,7 +438,7 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
         "manifest": source.manifest_facts(recipe.facts(decoders), listing.digest),
         "source": {
             "kind": source.kind,
-            "root": os.path.abspath(source.root),
+            "root": absolute(source.root),
             "facts": source.facts(),
             "fingerprint": source.fingerprint(),
             "read_unit": source.read_unit,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, RowMaker
 from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources.remote import is_url
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import Column, ImageClass
 from decodeonce.store.table import Reject
@@ -60,7 +61,7 @@ class Source(ABC):
     1. The process that plans the build makes the source, usually with an opener such as `open_folder`. It calls
        `fingerprint`, `entries`, `classes`, `warnings` and `facts`.
     2. Each worker process makes its own copy with `type(source)(root, **facts)` and calls `read` for its samples, from
-       one thread.
+       one thread unless `reads_ahead`.
     3. The process that finishes the store makes a copy in the same way and calls `columns`, `column_values` and
        `carried_rejects`.
 
@@ -119,6 +120,14 @@ class Source(ABC):
     def keeps_order(self) -> bool:
         """Whether rows keep the source's order unless a shuffle seed is given. By default, only with a `read_unit`."""
         return bool(self.read_unit)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether several threads may call `read` at once, so that workers read ahead; default: for a URL.
+
+        With a `read_unit`, a worker reads one sample at a time.
+        """
+        return is_url(self.root) and not self.read_unit
 
     @property
     def found(self) -> str:
@@ -187,6 +196,13 @@ class Source(ABC):
                 be read.
             Undecodable: If these bytes alone are damaged. The text is the reason in rejects.tsv.
         """
+
+    def read_soon(self, entry: Entry) -> None:
+        """Start to read what `read(entry)` will need, while other samples are decoded; default: do nothing.
+
+        Called below a URL, if there is a `read_unit`, with a sample of the next unit. `read` is not called meanwhile.
+        """
+        return None
 
     def options(self) -> Json:
         """Return the arguments of the opener that `prep repair` needs besides SRC, without paths; default none.

@@ -6,6 +6,7 @@ import codecs
 import csv
 import os
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,10 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.files import named_entries, read_file, stat_entries
 from decodeonce.prep.sources.folder import IMAGE_SUFFIXES
+from decodeonce.prep.sources.holders import open_holder, open_text
 from decodeonce.prep.sources.labels import LabelledSource, parse_value
-from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
+from decodeonce.prep.sources.remote import absolute, as_path, check_url, is_url, source_path
+from decodeonce.prep.sources.safe_open import Links, expecting
 from decodeonce.store.layout import Json
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
@@ -61,7 +64,7 @@ class ListSource(LabelledSource):
     ) -> None:
         super().__init__(root, classes, column)
         self._links = Links(root, follow=follow_links)
-        self.file = Path(file)
+        self.file = as_path(file)
 
     @property
     def top(self) -> Path:
@@ -117,6 +120,8 @@ class ListSource(LabelledSource):
                     f"{self.file}: line {line.number}: {line.path!r} is not below {root}; pass a folder that holds "
                     "all paths as --root, for example /"
                 )
+            if is_url(self.root):
+                check_url(str(self.root / name))
             yield line, name_bytes(name)
 
     def _label(self, line: ListLine, name: bytes) -> str:
@@ -135,8 +140,8 @@ def path_below(root: str, path: str) -> str | None:
     """Return a path, absolute or relative to `root`, as a path below `root`; None if it is not below it."""
     if path[0] not in "/." and "/." not in path and "//" not in path and path[-1] != "/":
         return path  # the common case: normalizing takes longer than everything else
-    top = root.rstrip("/") + "/"
-    whole = os.path.normpath(os.path.join(top, path))
+    top = os.path.join(root, "")
+    whole = path if is_url(path) else os.path.normpath(os.path.join(top, path))
     return whole[len(top) :] if whole.startswith(top) and whole != top else None
 
 
@@ -152,12 +157,12 @@ def open_list(
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ListSource:
-    """Read images that a file lists. SRC has a path per line, or is a TSV or CSV table of paths and labels.
+    """Read images that a file lists. SRC has a path or URL per line, or is a TSV or CSV table of them and labels.
 
     Args:
         src: The list, UTF-8 text.
         root: The folder that relative paths start from; default None: the list's folder. Absolute paths must be below
-            it.
+            it. If the first line has a URL outside the list's folder, the default is its scheme, such as s3://.
         column: Names of columns of numbers, or of JSON lists of numbers, to keep in the store; default None: none. The
             list then needs a header line.
         classes: Class names in label order; default None: labels that are all whole numbers are the class numbers,
@@ -176,10 +181,16 @@ def open_list(
         >>> next(source.entries()).values
         (0.5,)
     """
-    file = Path(os.path.abspath(src))
-    if root is not None and not os.path.isdir(root):
+    file = as_path(absolute(source_path(src)))
+    given = source_path(root) if root is not None else None
+    if given is not None and not is_url(given) and not os.path.isdir(given):
         raise BuildError(f"{root}: no such folder; expected the folder that the paths in {file} start from")
-    top = Path(os.path.abspath(root)) if root else file if file.is_dir() else file.parent
+    top = as_path(absolute(given)) if given else file if file.is_dir() else file.parent
+    if given is None:
+        with suppress(BuildError):  # listing raises it again
+            first = next(read_list(file, column or ()), None)
+            if first and is_url(first.path) and path_below(str(top), first.path) is None:
+                top = as_path(f"{first.path.partition('://')[0]}://")
     return ListSource(top, file=str(file), classes=classes, column=column, follow_links=follow_links)
 
 
@@ -270,8 +281,8 @@ def _separator(file: Path, line: str) -> str:
 
 def _check_text(file: Path) -> None:
     """Raise BuildError if a file does not start like UTF-8 text: an image, an archive, or UTF-16 from Excel."""
-    with expecting(file, EXPECTED), open(open_regular(file), "rb") as opened:
-        begin = opened.read(LOOKED_AT)
+    with expecting(file, EXPECTED), open_holder(file) as opened:
+        begin = opened.read_at(0, LOOKED_AT)
     if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise BuildError(f"{file}: UTF-16; expected UTF-8 text; convert it: iconv -f UTF-16 -t UTF-8")
     if b"\0" in begin:
@@ -281,8 +292,7 @@ def _check_text(file: Path) -> None:
 def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and fields of each line that is not blank."""
     # Only \n ends a line: paths may contain the other characters that Python treats as line ends.
-    open_text = partial(open, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
-    with expecting(file, EXPECTED), open_text(open_regular(file)) as text:
+    with expecting(file, EXPECTED), open_text(file) as text:
         for number, line in enumerate(iter(partial(text.readline, MAX_LINE + 1), ""), 1):
             if len(line) > MAX_LINE:
                 raise BuildError(f"{file}: a line has more than {MAX_LINE} characters; expected a path and a label")

@@ -16,7 +16,17 @@ from typing import TypeVar
 
 from decodeonce.errors import BuildError, Stopped, failure_from, raise_file_system_failure
 from decodeonce.host import network_file_system
-from decodeonce.prep.entry import Entry
+from decodeonce.prep.entry import Entry, name_bytes, name_text
+from decodeonce.prep.sources.remote import (
+    CONNECTIONS,
+    MissingObject,
+    ObjectFacts,
+    is_url,
+    list_folder,
+    list_objects,
+    read_object,
+    stat_object,
+)
 from decodeonce.prep.sources.safe_open import OUTSIDE, Links, open_regular
 from decodeonce.store import disk
 from decodeonce.store.layout import missing_advice
@@ -46,7 +56,7 @@ def parallel_map(
         yield from map(function, items)
         return
     left = iter(items)
-    with ThreadPoolExecutor(STAT_THREADS) as threads:
+    with ThreadPoolExecutor(CONNECTIONS if is_url(top) else STAT_THREADS) as threads:
         while some := list(islice(left, at_once or STATS_AT_ONCE)):
             yield from threads.map(function, some)
 
@@ -96,6 +106,11 @@ def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) 
         'No such file or directory'
     """
     path = os.path.join(os.fsencode(root), name)
+    if is_url(root):
+        try:
+            return _object_entry(name, label, stat_object(os.fsdecode(path)))
+        except MissingObject:
+            return Entry(name, label, 0, 0, os.strerror(errno.ENOENT))
     if links is not None and links.folder_leads_outside(path.rpartition(b"/")[0]):
         return Entry(name, label, 0, 0, OUTSIDE)
     try:
@@ -111,6 +126,24 @@ def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) 
     if problem := _problem(path, facts):
         return Entry(name, label, 0, 0, problem)  # the size and mtime of a folder say nothing about the source
     return Entry(name, label, facts.st_size, mtime_of(facts))
+
+
+def _object_entry(name: bytes, label: int, facts: ObjectFacts) -> Entry:
+    problem = size_problem(facts.size)
+    return Entry(name, label, 0, 0, problem) if problem else Entry(name, label, *facts)
+
+
+def object_entries(root: Path, labelled: tuple[int, str]) -> list[Entry]:
+    """Return the entries of the objects below a folder of a URL, in the order of a walk, except hidden ones.
+
+    Args:
+        root: The URL that the entries' names are relative to.
+        labelled: The label of the entries, and the path of the folder below `root`.
+    """
+    label, folder = labelled
+    found = sorted((name_bytes(inner).split(b"/"), facts) for inner, facts in list_objects(str(root / folder)))
+    shown = ((parts, facts) for parts, facts in found if not any(part.startswith(b".") for part in parts))
+    return [_object_entry(os.path.join(name_bytes(folder), *parts), label, facts) for parts, facts in shown]
 
 
 def _problem(path: bytes, facts: os.stat_result) -> str:
@@ -158,8 +191,25 @@ def named_entries(root: Path, names: Iterable[bytes], links: Links) -> Iterator[
     """
     for name in sorted(names):
         inside = not name.startswith(b"/") and b".." not in name.split(b"/") and b"\0" not in name
-        if inside and stat.S_ISREG(mode_of(os.path.join(os.fsencode(root), name))):
+        if inside and (is_url(root) or stat.S_ISREG(mode_of(os.path.join(os.fsencode(root), name)))):
             yield file_entry(root, name, 0, links)
+
+
+def list_names(top: Path) -> list[str]:
+    """Return the names in a folder, sorted."""
+    if is_url(top):
+        return sorted(name for name, _ in list_folder(str(top)))
+    return sorted(name_text(name) for name in os.listdir(os.fsencode(top)))
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a path or a URL is a file that can be found."""
+    return path.is_file() if is_url(path) else os.path.isfile(path)
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether a path or a URL is a folder that can be found."""
+    return path.is_dir() if is_url(path) else os.path.isdir(path)
 
 
 def mode_of(path: bytes) -> int:
@@ -191,6 +241,8 @@ def read_file(root: Path, entry: Entry, links: Links | None = None) -> bytes:
         True
     """
     path = os.path.join(os.fsencode(root), entry.name)
+    if is_url(root):
+        return read_object(os.fsdecode(path), ObjectFacts(entry.size, entry.mtime_ns), 0, entry.size)
     fd = open_listed(path, entry.size, entry.mtime_ns, links)
     try:
         data = read_range(fd, path, 0, entry.size + 1)

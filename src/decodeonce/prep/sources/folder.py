@@ -7,6 +7,8 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +16,15 @@ from decodeonce.errors import BuildError, failure_from
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.files import mode_of, named_entries, read_file, stat_entries
+from decodeonce.prep.sources.files import (
+    mode_of,
+    named_entries,
+    object_entries,
+    parallel_map,
+    read_file,
+    stat_entries,
+)
+from decodeonce.prep.sources.remote import CONNECTIONS, is_url, list_folder, source_path
 from decodeonce.prep.sources.safe_open import Links, expecting, read_small
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
@@ -95,6 +105,9 @@ class FolderSource(Source):
 
 def list_folders(root: Path, folder: str, names: Sequence[str], links: Links) -> Iterator[Entry]:
     """Yield every sample below the class folders root/folder/<name>, by class in the order of `names`, then by name."""
+    if is_url(root):
+        labelled = enumerate(os.path.join(folder, name) for name in names)
+        return chain.from_iterable(parallel_map(root, partial(object_entries, root), labelled, CONNECTIONS))
     starts = enumerate(os.path.join(name_bytes(folder), name_bytes(name)) for name in names)
     found = (entry for label, start in starts for entry in _walk(root, start, label, links))
     return stat_entries(root, found, links)
@@ -166,6 +179,9 @@ def check_no_duplicates(names: Sequence[str]) -> None:
 
 def class_folders(top: Path) -> list[str]:
     """Return the names of the class folders of `top`, sorted by their bytes."""
+    if is_url(top):
+        found = (name for name, is_folder in list_folder(str(top)) if is_folder and not name.startswith("."))
+        return sorted(found, key=name_bytes)
     with expecting(top, "expected a folder of class folders"), os.scandir(os.fsencode(top)) as listing:
         names = [item.name for item in listing if item.is_dir() and not item.name.startswith(b".")]
     return [name_text(name) for name in sorted(names)]
@@ -197,7 +213,8 @@ def open_folder(
         >>> [cls.name for cls in source.classes()]
         ['n01440764', 'n01443537', 'n01484850', 'n02123045']
     """
-    return FolderSource(Path(src), classes=classes, follow_links=follow_links, splits_as_classes=splits_as_classes)
+    root = source_path(src)
+    return FolderSource(root, classes=classes, follow_links=follow_links, splits_as_classes=splits_as_classes)
 
 
 def read_class_list(path: Path) -> ClassList:

@@ -7,9 +7,11 @@ import io
 import os
 import stat
 import sys
+import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +19,15 @@ from typing import Any, NamedTuple
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.prep.entry import Entry, Value, name_bytes
 from decodeonce.prep.sources.files import mtime_of, open_listed, read_range
+from decodeonce.prep.sources.remote import ObjectFacts, as_path, is_url, read_object, stat_object
 from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
 from decodeonce.store import disk
 
 OPEN_FILES = 64
 GZIP_MAGIC = b"\x1f\x8b"
 CHUNK = 1 << 20
+# Bytes per request for the headers in an object: a header with the label next to it, or those of many images.
+FEW, MANY = 1 << 13, 1 << 21
 
 
 class Holder:
@@ -62,9 +67,87 @@ class Holder:
         disk.close(self._fd)
 
 
+class ObjectHolder(Holder):
+    """A part of an object behind a URL, the whole by default. Several threads may read it.
+
+    It keeps the last bytes that it read, because labels lie next to headers in a tar.
+
+    Args:
+        url: The URL.
+        facts: The listed version of the object.
+        first: Offset of the part in the object.
+        size: Size of the part in bytes; default None: all.
+        name: Name in messages; default "": the URL.
+    """
+
+    _thread = ThreadPoolExecutor(1)  # starts when it is used
+
+    def __init__(self, url: str, facts: ObjectFacts, first: int = 0, size: int | None = None, name: str = "") -> None:
+        self.path = name or url
+        self.size = facts.size if size is None else size
+        self._url, self._facts, self._first = url, facts, first
+        self._held = (0, b"")
+        self._next: tuple[int, int, Future[bytes]] | None = None
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Read `size` bytes from `offset`, fewer only at the end."""
+        start, held = self._held
+        size = max(0, min(size, self.size - offset))
+        if not start <= offset <= offset + size <= start + len(held):
+            start, held = self._held = offset, self._read(offset, size)
+        return held[offset - start :][:size]
+
+    def read_soon(self, offset: int, size: int) -> None:
+        """Start to read a range that `read_at` will be asked for."""
+        if 0 <= offset < offset + size <= self.size:
+            read = self._thread.submit(read_object, self._url, self._facts, self._first + offset, size)
+            self._next = (offset, size, read)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        if self._next is not None and self._next[:2] == (offset, size):
+            return self._next[2].result()
+        more = min(max(size, self._at_once(offset)), self.size - offset)
+        return read_object(self._url, self._facts, self._first + offset, more)
+
+    def _at_once(self, offset: int) -> int:
+        """Return the least number of bytes to request."""
+        return FEW
+
+    def part(self, first: int, size: int, name: str) -> Holder:
+        return type(self)(self._url, self._facts, self._first + first, size, f"{self.path}: {name}")
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+
+class ListedObject(ObjectHolder):
+    """An object whose headers are listed, in order.
+
+    Listing requests FEW or MANY bytes, whatever takes it further per second: reading the images in between pays if they
+    are small, the latency is high, and few tars share the bandwidth. Both are measured; the first time of FEW includes
+    connecting.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._tries = [FEW, MANY, FEW]
+        self._last = (0, 0, 0.0)  # the last request: its number of bytes, offset and time
+        self._speed: dict[int, float] = {}  # by the size of requests: how much further they took the listing per second
+
+    def _at_once(self, offset: int) -> int:
+        (size, start, began), now = self._last, time.monotonic()
+        self._speed[size] = (offset - start) / (now - began)
+        size = self._tries.pop(0) if self._tries else max((FEW, MANY), key=self._speed.__getitem__)
+        self._last = (size, offset, now)
+        return size
+
+
 @contextmanager
 def open_holder(path: bytes | Path) -> Iterator[Holder]:
-    """Open a regular file that was not listed; raise OSError if it is not one."""
+    """Open a regular file or an object that was not listed; raise OSError if it is not one."""
+    if isinstance(path, Path) and is_url(path):
+        yield ObjectHolder(str(path), stat_object(str(path)))
+        return
     with open(open_regular(path), "rb") as file:
         yield Holder(file.fileno(), os.fsdecode(path), 0, os.fstat(file.fileno()).st_size)
 
@@ -143,6 +226,15 @@ class HolderFile(io.RawIOBase):
         return len(data)
 
 
+def open_text(path: Path) -> io.TextIOWrapper:
+    """Open a regular file or an object as UTF-8 text; only \\n ends a line. Other bytes become lone surrogates."""
+    if is_url(path):
+        raw: io.RawIOBase = HolderFile(ObjectHolder(str(path), stat_object(str(path))))
+    else:
+        raw = io.FileIO(open_regular(path))
+    return io.TextIOWrapper(io.BufferedReader(raw, CHUNK), encoding="utf-8-sig", errors="surrogateescape", newline="\n")
+
+
 class Member(NamedTuple):
     """A file in an archive.
 
@@ -169,7 +261,7 @@ class SourceFile(NamedTuple):
     Attributes:
         name: Path below the root.
         size: Size in bytes.
-        mtime_ns: Modification time in nanoseconds.
+        mtime_ns: Modification time in nanoseconds; of an object behind a URL, its version.
 
     Example:
         >>> file = source_file(Path("shards"), "shard-000000.tar")
@@ -201,6 +293,8 @@ def source_file(root: Path, name: str, links: Links | None = None) -> SourceFile
         True
     """
     path = file_path(root, name)
+    if is_url(root):
+        return SourceFile(name, *stat_object(os.fsdecode(path)))
     if links is not None:
         links.check(path)
     with expecting(path, "expected a file that holds images"):
@@ -216,7 +310,7 @@ FileFacts = tuple[str, int, int]  # a SourceFile, or what JSON makes of it, a li
 class SourceFiles:
     """The numbered files of a source. Reading raises BuildError if a file is missing or has changed.
 
-    Only some files stay open at a time. `read` must not be used by several threads.
+    Only some files stay open at a time. `read` must not be used by several threads, except below a URL.
 
     Args:
         root: Folder that names are relative to.
@@ -245,7 +339,7 @@ class SourceFiles:
     @property
     def first(self) -> Path:
         """The path of the first file."""
-        return Path(os.fsdecode(self.path(0)))
+        return as_path(os.fsdecode(self.path(0)))
 
     def entry(self, number: int, member: Member, label: int = 0, values: Sequence[Value] = ()) -> Entry:
         """Return the entry of a member of a file. Its name is <file>/<member>."""
@@ -263,6 +357,8 @@ class SourceFiles:
 
     def holder(self, number: int) -> Holder:
         """Return an open file, checked against the listing when it was opened. Do not close it."""
+        if is_url(self._root):
+            return self._opened(number)  # which opens nothing
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
@@ -275,14 +371,16 @@ class SourceFiles:
     @contextmanager
     def opened(self, number: int) -> Iterator[Holder]:
         """Open a file with a descriptor of its own, for a listing in a thread."""
-        holder = self._opened(number)
+        holder = self._opened(number, ListedObject)
         try:
             yield holder
         finally:
             holder.close()
 
-    def _opened(self, number: int) -> Holder:
+    def _opened(self, number: int, cls: type[ObjectHolder] = ObjectHolder) -> Holder:
         path, (_, size, mtime_ns) = self.path(number), self.files[number]
+        if is_url(name := os.fsdecode(path)):
+            return cls(name, ObjectFacts(size, mtime_ns))
         return Holder(open_listed(path, size, mtime_ns), os.fsdecode(path), 0, size)
 
     def close(self) -> None:

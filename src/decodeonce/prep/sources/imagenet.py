@@ -21,10 +21,20 @@ from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes, name_text
 from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, sort_members
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.files import mode_of, named_entries, parallel_map, read_file, stat_entries
+from decodeonce.prep.sources.files import (
+    is_file,
+    list_names,
+    mode_of,
+    named_entries,
+    object_entries,
+    parallel_map,
+    read_file,
+    stat_entries,
+)
 from decodeonce.prep.sources.folder import SUFFIXES, WNID, check_classes, class_folders, list_folders
 from decodeonce.prep.sources.holders import FileFacts, Member, SourceFile, SourceFiles, open_holder, source_file
 from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
+from decodeonce.prep.sources.remote import is_url, source_path
 from decodeonce.prep.sources.safe_open import Links
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
@@ -81,7 +91,7 @@ def open_imagenet(
         >>> source.found
         'class folders in val, 4 classes'
     """
-    root = Path(src)
+    root = source_path(src)
     links = Links(root, follow=follow_links)
     source = _find(root, split, links)
     train = _train_classes(root, source, links) if source.split == "val" and classes is None else None
@@ -115,7 +125,7 @@ def _train_classes(root: Path, val: ImagenetSplit, links: Links) -> list[str] | 
 
 def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
     """Yield the forms of a split in a folder or an archive, unpacked ones first, and zips, which take long, last."""
-    if os.path.isfile(root):
+    if is_file(root):
         file = source_file(root, "")
         with open_holder(root) as holder:
             is_zip = holder.read_at(0, 2) == b"PK"
@@ -127,7 +137,10 @@ def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
             yield ImagenetTarSource(root, split=own, files=[file])
         return
     yield from _unpacked_or_tar(root, split, links)
-    names = sorted(path.name for path in root.glob("*.zip") if path.is_file())
+    if is_url(root):
+        names = [name for name in list_names(root) if name.endswith(".zip")]
+    else:
+        names = sorted(path.name for path in root.glob("*.zip") if path.is_file())
     yield from _in_zips(root, split, [source_file(root, name, links) for name in names])
 
 
@@ -153,10 +166,10 @@ def _in_zips(root: Path, split: str, files: Sequence[SourceFile]) -> Iterator[Im
 def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[ImagenetSplit]:
     """Yield the form of a folder: class folders, val images or class tars."""
     top = root / folder
-    if not stat.S_ISDIR(mode_of(os.fsencode(top))):
+    if not (top.is_dir() if is_url(top) else stat.S_ISDIR(mode_of(os.fsencode(top)))):
         return
     classes = class_folders(top)
-    names = sorted(name_text(name) for name in os.listdir(os.fsencode(top)))
+    names = list_names(top)
     images = [name for name in names if name.startswith(VAL_PREFIX)]
     tars = [name for name in names if name.endswith(".tar") and not name.startswith((".", "ILSVRC2012_"))]
     if images and classes:
@@ -182,7 +195,8 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
 
 def _unrecognised(root: Path, split: str) -> str:
     try:
-        os.stat(root)
+        if not is_url(root):
+            os.stat(root)
     except OSError as error:
         raise_file_system_failure(error, root)
         return f"{root}: {error.strerror}; expected a folder with {KNOWN}; or one of these archives"
@@ -356,6 +370,9 @@ class ImagenetFlatSource(ImagenetSource):
 
     def entries(self) -> Iterator[Entry]:
         """Yield every image, by class in label order, then by name."""
+        if is_url(self.root):
+            below = object_entries(self.root, (0, self.folder))
+            return iter(self.labels.sort((entry for entry in below if is_image_name(entry.name)), self._names))
         with os.scandir(os.fsencode(self.top)) as listing:
             names = sorted(item.name for item in listing if is_image_name(item.name))
         paths = [os.path.join(name_bytes(self.folder), name) for name in names]

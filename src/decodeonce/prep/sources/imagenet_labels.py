@@ -11,8 +11,9 @@ from typing import NamedTuple
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes
 from decodeonce.prep.sources.archives import list_tar
-from decodeonce.prep.sources.files import stem_of
+from decodeonce.prep.sources.files import is_file, is_folder, stem_of
 from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream, open_holder
+from decodeonce.prep.sources.remote import is_url
 from decodeonce.prep.sources.safe_open import MAX_TEXT_BYTES, expecting, read_small
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
@@ -100,7 +101,7 @@ class CompanionFiles:
         self._top = top
         self._inside = inside
         absolute = top.absolute()
-        self.folders = [folder for folder in (absolute, *absolute.parents[:PARENTS]) if os.path.isdir(folder)]
+        self.folders = [folder for folder in (absolute, *absolute.parents[:PARENTS]) if is_folder(folder)]
 
     def synsets(self) -> Synsets | None:
         """Return the classes of LOC_synset_mapping.txt, otherwise of ILSVRC2012 if the development kit is present.
@@ -145,10 +146,13 @@ class CompanionFiles:
         return self._nearest(DEVKITS)
 
     def _nearest(self, names: Sequence[str]) -> Path | None:
-        return next((path for folder in self.folders for name in names if os.path.isfile(path := folder / name)), None)
+        return next((path for folder in self.folders for name in names if is_file(path := folder / name)), None)
 
 
 def _content(path: Path) -> bytes:
+    if is_url(path):
+        with open_holder(path) as file:
+            return file.read_at(0, MAX_TEXT_BYTES)
     with expecting(path, ADVICE):
         return read_small(path)
 

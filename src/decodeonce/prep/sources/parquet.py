@@ -11,6 +11,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -20,10 +21,11 @@ from decodeonce.host import limited_memory
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes
 from decodeonce.prep.processes.isolated import MEMORY_BYTES, Isolated, answer_questions
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
-from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
-from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, SourceFiles, source_file
+from decodeonce.prep.sources.files import MAX_FILE_BYTES, parallel_map, size_problem
+from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, ObjectHolder, SourceFiles, source_file
 from decodeonce.prep.sources.labels import LabelledSource
 from decodeonce.prep.sources.patterns import check_one_split, describe_files, find_files
+from decodeonce.prep.sources.remote import as_path, is_url
 from decodeonce.store.layout import Json
 
 MAX_FOOTER_BYTES = 1 << 26  # the footer is read whole; with 10,000 row groups of three columns it has about 4 MB
@@ -106,6 +108,7 @@ class ParquetSource(LabelledSource):
         self._groups = list(groups)  # row groups per file
         self._table: tuple[int, Table] | None = None
         self._images: tuple[int, Arrow] | None = None
+        self._soon = -1  # the row group that is read ahead
 
     @property
     def top(self) -> Path:
@@ -132,12 +135,22 @@ class ParquetSource(LabelledSource):
     def read(self, entry: Entry) -> bytes:
         if self._images is None or self._images[0] != entry.unit:
             self._images = None  # free the memory before the next row group is read
-            number, group = self._locate(entry.unit)
-            if self._table is None or self._table[0] != number:
-                self._table = (number, Table(self._files.holder(number)))
-            data = self._table[1].read(group, [self._columns.image])
-            self._images = (entry.unit, column(data, self._columns.image))
+            table, group = self._table_of(entry.unit)
+            self._images = (entry.unit, column(table.read(group, [self._columns.image]), self._columns.image))
         return image_at(self._images[1], entry.place)
+
+    def read_soon(self, entry: Entry) -> None:
+        if self._soon != entry.unit:
+            self._soon = entry.unit
+            table, group = self._table_of(entry.unit)
+            table.read_soon(group, self._columns.image)
+
+    def _table_of(self, unit: int) -> tuple[Table, int]:
+        """Return the file of row group `unit`, counted over all files, and its index there."""
+        number, group = self._locate(unit)
+        if self._table is None or self._table[0] != number:
+            self._table = (number, Table(self._files.holder(number)))
+        return self._table[1], group
 
     def holder(self, entry: Entry) -> bytes:
         return self._files.path(self._locate(entry.unit)[0])
@@ -223,9 +236,9 @@ def open_parquet(
         16
     """
     root, names = find_files(os.fspath(src), (".parquet",), deep=True, follow_links=follow_links)
-    if os.path.isdir(src):
+    if os.path.isdir(src) or (is_url(src) and not os.fspath(src).endswith(".parquet")):
         check_one_split(root, names)
-    files = SourceFiles(root, [source_file(root, name) for name in names])
+    files = SourceFiles(root, parallel_map(root, partial(source_file, root), names))
     columns = ask_about(files, 0, "columns", image=image_column, label=label_column, numbers=column or [])
     return ParquetSource(root, files=files.files, columns=columns, classes=classes)
 
@@ -244,6 +257,7 @@ class Table:
 
     def __init__(self, holder: Holder) -> None:
         self.path = holder.path
+        self._holder = holder
         footer = int.from_bytes(holder.read_at(max(holder.size - 8, 0), 4), "little")
         if MAX_FOOTER_BYTES < footer < holder.size:
             limit = f"expected at most {MAX_FOOTER_BYTES}; rewrite the file"
@@ -263,6 +277,13 @@ class Table:
         except MemoryError:
             problem = f"takes more than {most} bytes of memory, or more than is free"
             raise BuildError(f"{what}: {problem}; {advice}") from None
+
+    def read_soon(self, group: int, name: str) -> None:
+        """Start to read the bytes of a column of a row group, which must be in an object. pyarrow parses them later."""
+        facts = _leaf(self.file.metadata.row_group(group), name)
+        if facts is not None and isinstance(self._holder, ObjectHolder):
+            pages = (facts.dictionary_page_offset, facts.data_page_offset)
+            self._holder.read_soon(min(filter(None, pages), default=0), facts.total_compressed_size)
 
     def rows(self, group: int, columns: Columns) -> list[Row]:
         """Read the rows of a row group. Images are only read if some are missing."""
@@ -284,10 +305,16 @@ class Table:
         return list(zip(labels, paths, has_image, zip(*numbers, strict=True) if numbers else [()] * count, strict=True))
 
 
+def _leaf(group: Arrow, name: str) -> Arrow | None:
+    """Return the metadata of a leaf column of a row group."""
+    leaves = (group.column(number) for number in range(group.num_columns))
+    return next((leaf for leaf in leaves if leaf.path_in_schema == name), None)
+
+
 def _null_count(group: Arrow, name: str) -> int:
     """Return the number of nulls in a leaf column according to its statistics; 0 without statistics."""
-    leaves = (group.column(number) for number in range(group.num_columns))
-    statistics = next((leaf.statistics for leaf in leaves if leaf.path_in_schema == name), None)
+    leaf = _leaf(group, name)
+    statistics = leaf.statistics if leaf is not None else None
     return int(statistics.null_count) if statistics is not None and statistics.has_null_count else 0
 
 
@@ -419,7 +446,7 @@ def _opened(file: FileFacts) -> Table:
         if _table is not None:
             _table[1].close()
         _table = _rows = None
-        files = SourceFiles(Path(file[0]), [("", *file[1:])])
+        files = SourceFiles(as_path(file[0]), [("", *file[1:])])
         _table = (file, files, Table(files.holder(0)))
     return _table[2]
 

@@ -15,12 +15,12 @@ import bracex
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import name_text
 from decodeonce.prep.sources.files import mode_of
+from decodeonce.prep.sources.remote import UrlPath, absolute, as_path, find_objects, is_url, source_text
 from decodeonce.prep.sources.safe_open import Links
 
 _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}.*")
 _SPLIT = re.compile(r"(?:^|[/._-])(train|training|validation|valid|val|test|testing|dev|eval)(?=[/._-])")
 MAX_FILES = 1 << 20  # limit for one pattern, because of slips like {0..99999999999}
-_ELSEWHERE = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def find_files(
@@ -38,8 +38,9 @@ def find_files(
     Raises:
         BuildError: If a file is missing, or a link leads out of a folder.
     """
-    if _ELSEWHERE.match(pattern):
-        raise BuildError(f"{pattern}: only local files can be read; download them, then pass their path or pattern")
+    if pattern.startswith("pipe:"):
+        raise BuildError(f"{pattern}: a command cannot be read; pass the URL or the path that it reads")
+    pattern = source_text(pattern)
     try:
         parts = bracex.expand(pattern, keep_escapes=True, limit=MAX_FILES)
     except bracex.ExpansionLimitException:
@@ -54,9 +55,10 @@ def find_files(
             raise BuildError(f"{missing[0]}: contains no {wanted}; pass the folder that holds them")
         of = f" ({len(missing)} of the {len(parts)} files of {pattern} are missing)" if len(parts) > 1 else ""
         raise BuildError(f"{missing[0]}: no such file{of}; expected {wanted}")
-    paths = list(dict.fromkeys(os.path.abspath(path) for part in parts for path in found[part]))
-    root = os.path.commonpath([os.path.dirname(path) for path in paths])
-    return Path(root), [name_text(os.fsencode(os.path.relpath(path, root))) for path in paths]
+    paths = list(dict.fromkeys(absolute(as_path(path)) for part in parts for path in found[part]))
+    top = os.path.commonpath([os.path.dirname(path) for path in paths])
+    root = UrlPath(top) if is_url(paths[0]) else Path(top)
+    return root, [name_text(os.fsencode(os.path.relpath(path, root))) for path in paths]
 
 
 def describe_files(names: Sequence[str], what: str) -> str:
@@ -65,6 +67,8 @@ def describe_files(names: Sequence[str], what: str) -> str:
 
 
 def _files_of(part: str, suffixes: tuple[str, ...], deep: bool, follow_links: bool) -> list[str]:
+    if is_url(part):
+        return find_objects(part, suffixes, deep=deep)
     if os.path.isdir(part):
         links = Links(Path(part), follow=follow_links)
         folders, ends = links.walk(), tuple(map(os.fsencode, suffixes))

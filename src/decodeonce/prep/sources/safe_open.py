@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from decodeonce.errors import BuildError, failure_from, raise_file_system_failure
+from decodeonce.prep.sources.remote import is_url
 from decodeonce.store import disk
 
 # O_NONBLOCK: opening a FIFO without a writer would wait forever. It has no effect on regular files.
@@ -84,7 +85,7 @@ class Links:
 
     Args:
         root: The folder that links must stay in. It may be a link itself.
-        follow: Whether links may lead anywhere; default False.
+        follow: Whether links may lead anywhere; default False. Below a URL there are no links.
 
     Example:
         >>> links = Links(Path("imagenet/val"))
@@ -93,7 +94,7 @@ class Links:
     """
 
     def __init__(self, root: Path, *, follow: bool = False) -> None:
-        self.follow = follow
+        self.follow = follow or is_url(root)
         self._root = root
         self.folder_leads_outside = lru_cache(KEPT_FOLDERS)(self.leads_outside)  # for folders, of which there are few
 

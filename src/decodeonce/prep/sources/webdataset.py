@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -21,7 +22,7 @@ from decodeonce.host import network_file_system, usable_cores
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
-from decodeonce.prep.sources.files import STAT_THREADS
+from decodeonce.prep.sources.files import STAT_THREADS, parallel_map
 from decodeonce.prep.sources.holders import (
     GZIP_MAGIC,
     FileFacts,
@@ -29,12 +30,11 @@ from decodeonce.prep.sources.holders import (
     Holder,
     Member,
     SourceFiles,
-    file_path,
-    open_holder,
     source_file,
 )
 from decodeonce.prep.sources.labels import LabelledSource, NumberColumn, number_columns
 from decodeonce.prep.sources.patterns import describe_files, find_files
+from decodeonce.prep.sources.remote import CONNECTIONS, is_url
 from decodeonce.prep.sources.safe_open import expecting
 from decodeonce.store.layout import Json
 
@@ -152,6 +152,8 @@ class WebdatasetSource(LabelledSource):
         return self._files.path(entry.unit)
 
     def _threads(self) -> int:
+        if is_url(self.root):
+            return CONNECTIONS
         return STAT_THREADS if network_file_system(self.root) else usable_cores() if self._gzipped else 1
 
     def _samples(self, number: int) -> Generator[TarSample, None, None]:
@@ -193,13 +195,14 @@ def open_webdataset(
         16
     """
     root, names = find_files(os.fspath(src), SUFFIXES, follow_links=follow_links)
-    files = [source_file(root, name) for name in names]
-    gzipped = [number for number, name in enumerate(names) if _is_gzipped(file_path(root, name))]
-    return WebdatasetSource(root, files=files, gzipped=gzipped, classes=classes, column=column)
+    files = SourceFiles(root, parallel_map(root, partial(source_file, root), names))
+    packed = parallel_map(root, partial(_is_gzipped, files), range(len(names)))
+    gzipped = [number for number, is_gzipped in enumerate(packed) if is_gzipped]
+    return WebdatasetSource(root, files=files.files, gzipped=gzipped, classes=classes, column=column)
 
 
-def _is_gzipped(path: bytes) -> bool:
-    with expecting(path, "expected a readable tar"), open_holder(path) as holder:
+def _is_gzipped(files: SourceFiles, number: int) -> bool:
+    with expecting(files.path(number), "expected a readable tar"), files.opened(number) as holder:
         return holder.read_at(0, len(GZIP_MAGIC)) == GZIP_MAGIC
 
 

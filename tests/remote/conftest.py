@@ -1,0 +1,155 @@
+"""An S3 server on the loopback, and the credentials for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ssl import SSLContext
+from threading import Event, Lock, Thread
+from typing import Any
+
+import pytest
+
+from decodeonce.prep.sources import remote
+
+SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[str]:
+    """The URL of moto's S3 server."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def credentials(endpoint: str) -> dict[str, str]:
+    """Return the environment in which s3fs finds the server and the credentials."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+    }
+
+
+@pytest.fixture
+def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client of the server, which has an empty bucket named "images"."""
+    import boto3
+
+    for name, value in credentials(endpoint).items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="images")
+    yield client
+    for item in client.list_objects_v2(Bucket="images").get("Contents", []):
+        client.delete_object(Bucket="images", Key=item["Key"])
+    client.delete_bucket(Bucket="images")
+
+
+class Proxy(ThreadingHTTPServer):
+    """Passes GET and HEAD on to the S3 server, late, and answers some requests with an error instead.
+
+    Attributes:
+        latency: Seconds before each answer.
+        answers: Statuses of the next answers, in this order; 0 closes the connection, None passes the request on.
+        requests: Path and range of each request that was passed on.
+        arrived: Set with each of them.
+        most_active: The most requests that waited for their answer at once.
+    """
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, endpoint: str, tls: SSLContext | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), Forwarder)
+        self.upstream = endpoint.removeprefix("http://")
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.server_port}"
+        if tls:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
+        self.latency = 0.0
+        self.answers: Iterator[int | None] = iter(())
+        self.requests: list[tuple[str, str | None]] = []
+        self.active = self.most_active = 0
+        self.lock, self.arrived = Lock(), Event()
+
+
+class Forwarder(BaseHTTPRequestHandler):
+    """Handles a connection to the proxy."""
+
+    protocol_version = "HTTP/1.1"
+    server: Proxy
+
+    def do_GET(self) -> None:
+        with self.server.lock:
+            self.server.active += 1
+            self.server.most_active = max(self.server.most_active, self.server.active)
+        time.sleep(self.server.latency)  # the latency of a network, not a wait for an event
+        with self.server.lock:
+            self.server.active -= 1
+        status = next(self.server.answers, None)
+        if status == 0:
+            self.close_connection = True
+            return
+        if status is not None:
+            self._answer(status, {}, b"")
+            return
+        self.server.requests.append((self.path, self.headers["Range"]))
+        self.server.arrived.set()
+        connection = HTTPConnection(self.server.upstream)
+        with closing(connection):
+            connection.request(self.command, self.path, headers=dict(self.headers))
+            answer = connection.getresponse()
+            self._answer(answer.status, dict(answer.getheaders()), answer.read())
+
+    do_HEAD = do_GET
+
+    def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            if name.lower() not in ("connection", "content-length", "transfer-encoding"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", headers.get("Content-Length", str(len(body))))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def proxy(s3: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before the S3 server; its clients are the file systems that a test makes."""
+    with running(Proxy(endpoint), monkeypatch) as server:
+        yield server
+
+
+@contextmanager
+def running(server: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Run a proxy as the endpoint of S3."""
+    with server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        forget_server()
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+    forget_server()
+
+
+def forget_server() -> None:
+    """Forget the file system and the signed URLs of an endpoint, which are kept for the life of a process."""
+    remote._file_system.cache_clear()
+    remote._signed.cache_clear()

@@ -1,0 +1,143 @@
+"""Builds from an object store with latency and failures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import chain, cycle
+from pathlib import Path
+from threading import Event, Semaphore
+from typing import Any
+
+import pytest
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.building.worker import MOST_READS, read_ahead
+from decodeonce.prep.entry import Entry
+from decodeonce.prep.sources import open_webdataset, remote
+from tests.command import assert_fails, prep
+from tests.forms.webdataset import sample, write_tar
+from tests.images import jpeg, tree_bytes
+from tests.remote.conftest import Proxy
+
+FLAGS = ("--size", 16, "--workers", 2)
+LATENCY = 0.05
+
+
+@pytest.fixture
+def tar(tmp_path: Path, s3: Any) -> Path:
+    """A shard of 150 images, on disk and in the bucket."""
+    parts = [sample(f"{k:03d}", jpeg(160, 120, seed=k, quality=95), cls=k % 3) for k in range(150)]
+    path = write_tar(tmp_path / "shards" / "a.tar", chain(*parts))
+    s3.upload_file(str(path), "images", "a.tar")
+    return path
+
+
+def failing() -> Iterator[int | None]:
+    """Yield the answers of a server that fails at 2% of the requests."""
+    return chain.from_iterable([*[None] * 49, status] for status in cycle((503, 0, 429)))
+
+
+def test_latency_and_failures_do_not_change_the_store(tmp_path: Path, tar: Path, proxy: Proxy) -> None:
+    assert prep("build", "webdataset", tar, tmp_path / "local", *FLAGS).returncode == 0
+    proxy.latency = LATENCY
+    proxy.answers = failing()
+    done = prep("build", "webdataset", "s3://images/a.tar", tmp_path / "out", *FLAGS)
+    assert done.returncode == 0, done.stderr
+    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "local")
+    assert proxy.most_active >= 8
+
+
+def numbered(taken: list[int]) -> Iterator[Entry]:
+    """Yield many entries, and note those that were taken."""
+    for number in range(1000):
+        taken.append(number)
+        yield Entry(b"", 0, 1000, 0)
+
+
+def test_more_reads_are_started_if_they_are_slow() -> None:
+    arrived, taken, ahead = Event(), list[int](), list[int]()
+
+    def read(_: Entry) -> bytes:
+        arrived.wait()
+        return b""
+
+    reads = read_ahead(read, numbered(taken))
+    for rows in range(1, 11):
+        next(reads)
+        ahead.append(len(taken) - rows)
+    arrived.set()  # ends the threads
+    assert ahead == [3, 7, 15, 31, *[63] * 6]
+
+
+def test_few_reads_are_started_if_they_are_fast() -> None:
+    read, taken, waited_for = Semaphore(0), list[int](), 0
+
+    def fast(_: Entry) -> bytes:
+        read.release()
+        return b""
+
+    reads = read_ahead(fast, numbered(taken))
+    for _ in range(300):
+        next(reads)
+        while waited_for < len(taken):
+            read.acquire()
+            waited_for += 1
+    assert len(taken) - 300 < MOST_READS / 2
+
+
+def test_few_bytes_are_read_ahead() -> None:
+    large = [Entry(b"%d" % k, 0, 40 << 20, 0) for k in range(9)]
+    read = list[bytes]()
+
+    def note(entry: Entry) -> bytes:
+        read.append(entry.name)
+        return entry.name
+
+    reads = read_ahead(note, large)
+    _, first = next(reads)
+    assert first() == b"0"
+    assert len(read) <= 2
+    assert [entry() for _, entry in reads] == [entry.name for entry in large[1:]]
+
+
+@pytest.mark.usefixtures("tar")
+def test_bucket_that_vanishes_is_named(s3: Any) -> None:
+    source = open_webdataset("s3://images/a.tar")
+    first, *_, last = source.entries()
+    source.read(first)
+    s3.delete_object(Bucket="images", Key="a.tar")
+    with pytest.raises(
+        BuildError, match=r"^s3://images/a\.tar: no such object or bucket; look for it with `aws s3 ls "
+    ):
+        source.read(last)
+
+
+def test_wrong_endpoint_stops_with_one_line(tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "PAUSES", (0.001,) * 2)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # the port "discard", where nothing listens
+    done = prep("build", "webdataset", "s3://images/a.tar", tmp_path / "out")
+    assert_fails(done, 75, "s3://images/a.tar: ", "3 times; the server may be down or its address wrong; run the same")
+
+
+@pytest.mark.long
+def test_build_killed_ten_times_has_the_same_bytes(tmp_path: Path, tar: Path, proxy: Proxy) -> None:
+    flags = (*map(str, FLAGS), "--shard-size", "20KB")  # many small blocks
+    assert prep("build", "webdataset", tar, tmp_path / "local", *flags).returncode == 0
+    source, out = "s3://images/a.tar", tmp_path / "out"
+    assert prep("plan", "webdataset", source, out, "--size", 16, "--shard-size", "20KB").returncode == 0
+    proxy.latency = LATENCY
+    proxy.answers = failing()
+    for _ in range(10):
+        proxy.requests.clear()
+        with subprocess.Popen(
+            [sys.executable, "-m", "decodeonce.cli", "build", "webdataset", source, out, *flags]
+        ) as run:
+            while len(proxy.requests) < 12 and run.poll() is None:
+                proxy.arrived.wait(1)
+                proxy.arrived.clear()
+            run.kill()
+    done = prep("build", "webdataset", source, out, *flags)
+    assert done.returncode == 0, done.stderr
+    assert tree_bytes(out) == tree_bytes(tmp_path / "local")

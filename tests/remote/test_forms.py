@@ -1,0 +1,180 @@
+"""Every form of a source in an object store: trees, lists, archives and tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources import Source, open_folder, open_imagenet, open_list, open_source
+from decodeonce.prep.sources.remote import QUERY, source_path
+from tests.command import assert_fails, prep
+from tests.forms import folder, imagenet, listed, parquet, webdataset
+from tests.forms.all_forms import PICS, PLAIN_FORMS
+from tests.forms.folder import write_folder
+from tests.images import tree_bytes
+from tests.remote.conftest import Proxy
+
+OPENERS = [
+    (imagenet, "open_imagenet"),
+    (listed, "open_list"),
+    (webdataset, "open_webdataset"),
+    (parquet, "open_parquet"),
+]
+FLAGS = ("--size", 16, "--workers", 2)
+
+
+def upload(s3: Any, root: Path) -> None:
+    """Put the files below `root` into the bucket. Absolute paths in lists become URLs."""
+    for path in root.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            if path.suffix == ".tsv":
+                data = data.replace(os.fsencode(root), b"s3://images")
+            s3.put_object(Bucket="images", Key=str(path.relative_to(root)), Body=data)
+
+
+@pytest.mark.parametrize("form", PLAIN_FORMS)
+def test_source_at_url_equals_local_one(tmp_path: Path, s3: Any, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    calls: list[Callable[[], Source]] = []
+
+    def url(value: object) -> Any:
+        text = os.fspath(value) if isinstance(value, str | Path) else ""
+        return text.replace(str(tmp_path), "s3://images") if text.startswith(str(tmp_path)) else value
+
+    def noting(opener: Callable[..., Source]) -> Callable[..., Source]:
+        def opened(src: object, **options: object) -> Source:
+            calls.append(lambda: opener(url(src), **{name: url(value) for name, value in options.items()}))
+            return opener(src, **options)
+
+        return opened
+
+    for module, name in OPENERS:
+        monkeypatch.setattr(module, name, noting(getattr(module, name)))
+    monkeypatch.setattr(folder, "FolderSource", noting(open_folder))
+    local = PLAIN_FORMS[form].make(tmp_path, PICS)
+    upload(s3, tmp_path)
+    remote = calls[-1]()
+    here, there = list(local.entries()), list(remote.entries())
+    assert [replace(entry, mtime_ns=0) for entry in there] == [replace(entry, mtime_ns=0) for entry in here]
+    assert (remote.classes(), remote.warnings(len(PICS)), remote.found) == (
+        local.classes(),
+        local.warnings(len(PICS)),
+        local.found.replace(str(tmp_path), "s3://images"),
+    )
+    worker = open_source(remote.kind, remote.root, remote.facts())
+    assert [worker.read(entry) for entry in there] == [local.read(entry) for entry in here]
+    assert remote.fingerprint() == calls[-1]().fingerprint()
+    wanted = {entry.name for entry in here[::5]}
+    assert {entry.name for entry in remote.find(wanted)} == wanted
+
+
+def test_list_of_urls_has_a_store_like_the_local_list(tmp_path: Path, s3: Any) -> None:
+    write_folder(tmp_path / "images" / "set", PICS)
+    upload(s3, tmp_path / "images")
+    s3.put_object(Bucket="images", Key="set/.hidden/empty.jpg", Body=b"")
+    names = [f"images/set/{pic.wnid}/{pic.stem}.JPEG\n" for pic in PICS]
+    names += ["images/set/n01440764/gone.JPEG\n", "images/set/.hidden/empty.jpg\n"]
+    (tmp_path / "images/set/.hidden").mkdir()
+    (tmp_path / "images/set/.hidden/empty.jpg").touch()
+    (tmp_path / "local.txt").write_text("".join(names))
+    (tmp_path / "urls.txt").write_text("".join(f"s3://{name}" for name in names))
+    for name in ("local", "urls"):
+        done = prep("build", "list", tmp_path / f"{name}.txt", tmp_path / name, *FLAGS, "--max-bad", 2)
+        assert done.returncode == 0, done.stderr
+    assert tree_bytes(tmp_path / "urls") == tree_bytes(tmp_path / "local")
+    assert tree_bytes(tmp_path / "urls")["rejects.tsv"].count(b"\n") == 3
+
+
+def test_downloaded_tar_and_list_are_read_from_a_web_server(tmp_path: Path, s3: Any, endpoint: str) -> None:
+    write_folder(tmp_path / "set", PICS)
+    (tmp_path / imagenet.TRAIN_TAR).write_bytes(imagenet.tar_bytes(imagenet.class_tars(PICS)))
+    upload(s3, tmp_path)
+    for key in [item["Key"] for item in s3.list_objects_v2(Bucket="images")["Contents"]]:
+        s3.put_object_acl(Bucket="images", Key=key, ACL="public-read")
+    (tmp_path / "list.txt").write_text("".join(f"{endpoint}/images/set/{p.wnid}/{p.stem}.JPEG\n" for p in PICS))
+    tree = {entry.name.rpartition(b"/")[2]: entry.label for entry in open_folder(tmp_path / "set").entries()}
+    tar = open_imagenet(f"{endpoint}/images/{imagenet.TRAIN_TAR}")
+    for source in (tar, open_list(tmp_path / "list.txt")):
+        worker = open_source(source.kind, source.root, source.facts())
+        found = {entry.name.rpartition(b"/")[2]: (entry.label, worker.read(entry)) for entry in source.entries()}
+        assert {name: label for name, (label, _) in found.items()} == tree
+        assert {data for _, data in found.values()} == {pic.data for pic in PICS}
+
+
+def test_tree_is_read_from_a_web_server_that_lists_folders(tmp_path: Path) -> None:
+    local = open_imagenet(write_folder(tmp_path / "imagenet/train", PICS).parent)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as server:
+        Thread(target=server.serve_forever).start()
+        source = open_imagenet(f"http://127.0.0.1:{server.server_port}/imagenet")
+        here, there = list(local.entries()), list(source.entries())
+        assert [replace(entry, mtime_ns=0) for entry in there] == [replace(entry, mtime_ns=0) for entry in here]
+        worker = open_source(source.kind, source.root, source.facts())
+        assert [worker.read(entry) for entry in there] == [local.read(entry) for entry in here]
+        server.shutdown()
+
+
+def test_tree_is_listed_with_few_requests(tmp_path: Path, s3: Any, proxy: Proxy) -> None:
+    write_folder(tmp_path / "set", PICS)
+    upload(s3, tmp_path)
+    s3.put_object(Bucket="images", Key="set/n01440764/", Body=b"")  # as consoles do for a new folder
+    s3.put_object(Bucket="images", Key="set/.hidden/a.jpg", Body=b"a")
+    source = open_folder("s3://images/set")
+    assert len(list(source.entries())) == len(PICS)
+    assert len(proxy.requests) <= 2 + len(source.classes())
+    proxy.requests.clear()
+    source.read(next(source.entries()))
+    assert [path.partition("?")[0] for path, span in proxy.requests if span] == [
+        "/images/set/n01440764/n01440764_0.JPEG"
+    ]
+
+
+def test_image_of_a_tree_that_changes_is_noticed(tmp_path: Path, s3: Any) -> None:
+    write_folder(tmp_path / "set", PICS)
+    upload(s3, tmp_path)
+    first, *_ = (source := open_folder("s3://images/set")).entries()
+    s3.put_object(Bucket="images", Key=f"set/{first.text}", Body=source.read(first)[:-1] + b"x")
+    with pytest.raises(BuildError, match=r"s3://images/set/n01440764/.*: changed since the plan was made"):
+        source.read(first)
+
+
+@pytest.mark.parametrize(
+    ("kind", "src", "message"),
+    [
+        ("folder", "s3://nowhere/set", "s3://nowhere/set: no such object or bucket; look for it with `aws s3 ls"),
+        ("folder", "s3://images/set", "s3://images/set: no such object or bucket; look for it with `aws s3 ls"),
+        ("imagenet", "s3://nowhere/set", "s3://nowhere/set: no such object or bucket; look for it with `aws s3 ls"),
+        ("imagenet", "s3://images/a.tar", "s3://images/a.tar: no such object or bucket; look for it"),
+        ("list", "s3://images/a.txt", "s3://images/a.txt: no such object or bucket; look for it with `aws s3 ls"),
+        ("folder", "https://me:hush@host/set", "https://host/set: the URL also has a password or a query"),
+    ],
+)
+@pytest.mark.usefixtures("s3")
+def test_url_that_cannot_be_read_is_one_line(tmp_path: Path, kind: str, src: str, message: str) -> None:
+    done = prep("build", kind, src, tmp_path / "out", "--log", tmp_path / "log")
+    assert_fails(done, 1, message)
+    assert "hush" not in done.stdout + done.stderr + (tmp_path / "log").read_text()
+
+
+def test_list_of_urls_with_queries_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("https://host/cat/1.jpg?signature=hush\n")
+    with pytest.raises(BuildError, match=r"^https://host/cat/1\.jpg: the URL also has a password or a query") as failed:
+        list(open_list(tmp_path / "list.txt").entries())
+    assert "hush" not in str(failed.value)
+
+
+def test_query_is_kept_out_of_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(QUERY, "")
+    assert str(source_path("https://host/a.tar?signature=hush")) == "https://host/a.tar"
+    assert os.environ[QUERY] == "host signature=hush"
+    assert str(source_path(Path("s3://bucket/set"))) == "s3://bucket/set"
+    assert str(source_path("s3://bucket/set") / "a" / "b") == "s3://bucket/set/a/b"
+    assert str(source_path("s3://bucket").parent / "other") == "s3://other"

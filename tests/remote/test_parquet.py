@@ -1,0 +1,50 @@
+"""Parquet files in an object store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from decodeonce.prep.building.worker import read_units_ahead
+from decodeonce.prep.sources import open_parquet, open_source
+from tests.command import prep
+from tests.forms.all_forms import PICS
+from tests.forms.parquet import FORMS, write_table
+from tests.images import jpeg, tree_bytes
+from tests.remote.conftest import Proxy
+
+FLAGS = ("--size", 16, "--workers", 2)
+
+
+def test_store_from_parquet_files_equals_local_one(tmp_path: Path, s3: Any) -> None:
+    FORMS[0].make(tmp_path / "data", PICS)
+    for path in (tmp_path / "data").rglob("*.parquet"):
+        s3.upload_file(str(path), "images", f"data/{path.name}")
+    for src, out in ((tmp_path / "data", "local"), ("s3://images/data", "out")):
+        done = prep("build", "parquet", src, tmp_path / out, *FLAGS)
+        assert done.returncode == 0, done.stderr
+    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "local")
+
+
+def groups_read(proxy: Proxy) -> int:
+    """Return how many requests were for the images of a row group."""
+    spans = [span.removeprefix("bytes=").partition("-") for _, span in proxy.requests if span]
+    return sum(int(last) - int(first) > 100_000 for first, _, last in spans)
+
+
+def test_next_row_group_is_read_while_one_is_decoded(tmp_path: Path, s3: Any, proxy: Proxy) -> None:
+    data = [jpeg(400, 300, seed=seed, quality=95) for seed in range(12)]
+    write_table(tmp_path / "a.parquet", {"image": pa.array(data), "label": pa.array([0] * 12)})
+    s3.upload_file(str(tmp_path / "a.parquet"), "images", "a.parquet")
+    source = open_parquet("s3://images/a.parquet")
+    entries = list(source.entries())
+    worker = open_source(source.kind, source.root, source.facts())
+    proxy.requests.clear()
+    for number, (entry, read) in enumerate(read_units_ahead(worker, [*entries[3:6], *entries[9:], *entries[:3]])):
+        assert read() == data[entry.unit * 3 + entry.place]
+        while groups_read(proxy) < min(number // 3 + 2, 3):  # the next group is read while this one is decoded
+            proxy.arrived.wait(1)
+            proxy.arrived.clear()
+    assert groups_read(proxy) == 3

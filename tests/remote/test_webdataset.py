@@ -1,0 +1,164 @@
+"""WebDataset shards in an object store and on a web server."""
+
+from __future__ import annotations
+
+import sys
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources import holders, open_source, open_webdataset, remote
+from decodeonce.prep.sources.holders import FEW, MANY
+from decodeonce.prep.sources.remote import ObjectFacts
+from tests.command import assert_fails, prep
+from tests.forms.webdataset import sample, write_tar
+from tests.images import jpeg, tree_bytes
+from tests.remote.conftest import SECRET, Proxy
+
+COUNT = 12
+FLAGS = ("--size", 16, "--workers", 2)
+
+
+@pytest.fixture
+def shards(tmp_path: Path, s3: Any) -> Path:
+    """Three shards on disk and in the bucket, of which one is gzipped; images of about 20 kB."""
+    images = [jpeg(160, 120, seed=seed, quality=95) for seed in range(COUNT)]
+    for number, suffix in enumerate((".tar", ".tar", ".tgz")):
+        parts = [sample(f"{k:02d}", images[k], cls=k % 3) for k in range(number, COUNT, 3)]
+        path = write_tar(tmp_path / "shards" / f"train-{number}{suffix}", chain(*parts), "w:gz" if number == 2 else "w")
+        s3.upload_file(str(path), "images", f"set/{path.name}", {"ACL": "public-read"})
+    return tmp_path / "shards"
+
+
+@pytest.mark.parametrize(
+    "src", ["s3://images/set", "s3://images/set/train-*", "{endpoint}/images/set/train-{{0.tar,1.tar,2.tgz}}"]
+)
+def test_store_from_url_equals_local_one(tmp_path: Path, shards: Path, endpoint: str, src: str) -> None:
+    assert prep("build", "webdataset", shards, tmp_path / "local", *FLAGS).returncode == 0
+    done = prep("build", "webdataset", src.format(endpoint=endpoint), tmp_path / "out", *FLAGS)
+    assert done.returncode == 0, done.stderr
+    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "local")
+    again = prep("build", "webdataset", src.format(endpoint=endpoint), tmp_path / "out", *FLAGS)
+    assert (again.returncode, "already" in again.stdout) == (0, True), again.stdout
+    assert not [name for name, data in tree_bytes(tmp_path).items() if SECRET.encode() in data]
+
+
+def test_listing_takes_few_requests_and_reading_reads_one_image(tmp_path: Path, s3: Any, proxy: Proxy) -> None:
+    images = [jpeg(400, 300, seed=seed, quality=95) for seed in range(4)]
+    names = [f"{number:04d}" for number in range(1000)]
+    parts = (sample(name, images[number % 4], cls=number % 3) for number, name in enumerate(names))
+    s3.upload_file(str(write_tar(tmp_path / "a.tar", chain(*parts))), "images", "a.tar")
+    proxy.latency = 0.05
+    source = open_webdataset("s3://images/a.tar")
+    entries = list(source.entries())
+    assert (len(entries), len(proxy.requests) < 60) == (1000, True), len(proxy.requests)
+    proxy.requests.clear()
+    worker = open_source(source.kind, source.root, source.facts())
+    assert worker.read(entries[2]) == images[2]
+    place = entries[2].place
+    assert "Signature=" in proxy.requests[-1][0]  # s3fs itself takes more processor time
+    assert [found for _, found in proxy.requests] == [f"bytes={place}-{place + len(images[2]) - 1}"]
+
+
+@pytest.mark.parametrize("url", ["s3://images/set/train-0.tar", "{endpoint}/images/set/train-0.tar"])
+def test_object_that_changes_is_noticed(shards: Path, s3: Any, endpoint: str, url: str) -> None:
+    source = open_webdataset(url.format(endpoint=endpoint))
+    first, second, *_ = source.entries()
+    reader, later = (open_source(source.kind, source.root, source.facts()) for _ in range(2))
+    reader.read(first)
+    other = (shards / "train-0.tar").read_bytes()[:-1] + b"x"  # the same size
+    s3.put_object(Bucket="images", Key="set/train-0.tar", Body=other, ACL="public-read")
+    for worker in (reader, later):  # one has read the object before, the other has not
+        with pytest.raises(BuildError, match=r"set/train-0\.tar: changed since the plan was made"):
+            worker.read(second)
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "message"),
+    [
+        ([503, 429, 0, 500], 0, ""),
+        ([503] * 8, 75, "s3://images/set/train-0.tar: HTTP status 503, 7 times; the server may be down or its address"),
+        (
+            [403, 403],
+            1,
+            "set/train-0.tar: access denied (403); test your credentials with `aws s3 ls s3://images/set/train-0.tar`",
+        ),
+        (
+            [404, 404, 404],
+            1,
+            "set/train-0.tar: no such object or bucket; look for it with `aws s3 ls s3://images/set/train-0.tar`",
+        ),
+    ],
+)
+def test_passing_errors_are_repeated(
+    tmp_path: Path,
+    shards: Path,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[int],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.setattr(remote, "PAUSES", (0.001,) * 6)
+    proxy.answers = iter(answers)
+    done = prep("build", "webdataset", "s3://images/set/train-0.tar", tmp_path / "out", *FLAGS)
+    if code:
+        assert_fails(done, code, message, "run the same command again")
+    else:
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("src", "message"),
+    [
+        ("s3://images/none*.tar", "s3://images/none*.tar: no such file; expected *.tar or"),
+        ("s3://images/a.tar", "s3://images/a.tar: no such object or bucket; look for it with `aws s3 ls"),
+        ("s3://nowhere/", "s3://nowhere/: no such object or bucket"),
+        ("zz://a/b.tar", "zz://: unknown to fsspec; expected s3, gs, hf or https"),
+        ("gs://a/b.tar", "reading gs:// requires gcsfs; run: pip install gcsfs"),
+        (
+            "{endpoint}/images/private.tar",
+            "/images/private.tar: access denied (403); test your credentials with `curl -I",
+        ),
+        ("https://me:hush@host/a.tar?sig=hush", "https://host/a.tar: the URL also has a password or a query"),
+    ],
+)
+def test_url_that_cannot_be_read_is_one_line(tmp_path: Path, s3: Any, endpoint: str, src: str, message: str) -> None:
+    s3.put_object(Bucket="images", Key="private.tar", Body=b"")
+    log = tmp_path / "log"
+    done = prep("build", "webdataset", src.format(endpoint=endpoint), tmp_path / "out", "--log", log)
+    assert_fails(done, 1, message)
+    assert "hush" not in done.stdout + done.stderr + log.read_text()
+
+
+def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote._file_system.cache_clear()
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    done = prep("build", "webdataset", "s3://images/a.tar", tmp_path / "out")
+    assert_fails(done, 1, "reading s3:// requires fsspec; run: pip install fsspec s3fs")
+
+
+@pytest.mark.parametrize(
+    ("latency", "bytes_per_s", "image", "size"),
+    [(0.05, 8e7, 100_000, MANY), (0.001, 8e7, 1_000_000, FEW), (0.05, 1e6, 100_000, FEW), (0.05, 8e7, 1 << 27, FEW)],
+)
+def test_headers_are_read_in_the_faster_blocks(
+    monkeypatch: pytest.MonkeyPatch, latency: float, bytes_per_s: float, image: int, size: int
+) -> None:
+    clock, requests = [1.0], list[int]()
+
+    def read(url: str, facts: ObjectFacts, offset: int, nbytes: int) -> bytes:
+        requests.append(nbytes)
+        clock[0] += latency + nbytes / bytes_per_s
+        return bytes(nbytes)
+
+    monkeypatch.setattr(holders, "read_object", read)
+    monkeypatch.setattr(holders, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    listed = holders.ListedObject("s3://images/a.tar", ObjectFacts(1000 * image, 1))
+    for offset in range(0, 900 * image, image):
+        listed.read_at(offset, 513)
+    assert set(requests[3:]) == {size}
