@@ -92,7 +92,8 @@ def test_interrupted_submission_leaves_no_jobs(tmp_path: Path, how: str) -> None
     command = [*PREP, "submit", "pbs", *words]
     if how == "Ctrl-C of submit.sh":
         subprocess.run(command, cwd=tmp_path, check=True)
-        command = ["bash", "OUT.jobs/submit.sh"]
+        # In the background of a shell, the tests ignore SIGINT, and bash cannot trap signals that were ignored before.
+        command = ["env", "--default-signal=INT", "bash", "OUT.jobs/submit.sh"]
     else:
         command += ["--submit"]
     submitting = subprocess.Popen(
