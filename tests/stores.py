@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
-from decodeonce.store.layout import ContainerName, StorePaths
+from decodeonce.store.layout import ContainerName, Paired, StorePaths
 from decodeonce.store.manifest import DATA_OFFSET, Column, ImageClass, Manifest
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
 from decodeonce.store.writer import seal_store, shard_ranges, write_array, write_small
@@ -40,18 +40,23 @@ def make_store(
     classes: int = 3,
     block_rows: int = 4,
     columns: Mapping[str, NDArray[Any]] | None = None,
+    paired: Mapping[str, NDArray[np.uint8]] | None = None,
 ) -> Path:
-    """Write a store of these images at `root` and return `root`. Labels default to row % classes."""
-    count = len(images)
+    """Write a store of these images at `root` and return `root`. Labels default to row % classes.
+
+    `paired` are masks (count, H, W) and second images (count, H, W, 3).
+    """
+    count, paired = len(images), paired or {}
+    whole = np.concatenate([array.reshape(count, -1) for array in (images, *paired.values())], axis=1)
     labels = np.arange(count) % classes if labels is None else labels
     shard_rows = shard_rows or count
     paths = StorePaths(root)
     root.mkdir(parents=True)
     for index, (first, rows) in enumerate(shard_ranges(count, shard_rows)):
         path = paths.shard(index, CONTAINERS[container].suffix)
-        path.write_bytes(bytes(DATA_OFFSET) + images[first : first + rows].tobytes())
+        path.write_bytes(bytes(DATA_OFFSET) + whole[first : first + rows].tobytes())
     files = {"labels.npy": write_array(paths.labels, (count,), np.dtype("<i8"), [labels])}
-    sums = np.array([row_checksum(image.tobytes()) for image in images], np.uint64)
+    sums = np.array([row_checksum(row.tobytes()) for row in whole], np.uint64)
     files["checksums.npy"] = write_array(paths.checksums, (count,), np.dtype("<u8"), [sums])
     samples = [
         Sample(row, int(label), f"class{label}", f"class{label}/{row}.jpg", 9, 9, "", f"{row:016x}")
@@ -76,6 +81,7 @@ def make_store(
         source={"kind": "test", "digest": "0" * 16},
         columns=tuple(Column(name, f"{name}.npy", a.dtype.str, a.shape[1:]) for name, a in columns.items()),
         files={},
+        paired=tuple(Paired(name, 3 if array.ndim == 4 else 1) for name, array in paired.items()),
     )
     seal_store(paths, draft, shard_rows=shard_rows, scratch=root, files=files, labels=[labels])
     return root

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from decodeonce.prep.sources import DatasetSource as DatasetSource
     from decodeonce.prep.sources import FolderSource as FolderSource
     from decodeonce.prep.sources import ListSource as ListSource
+    from decodeonce.prep.sources import PairedSource as PairedSource
     from decodeonce.prep.sources import ParquetSource as ParquetSource
     from decodeonce.prep.sources import Registered as Registered
     from decodeonce.prep.sources import Source as Source

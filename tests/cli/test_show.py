@@ -344,3 +344,22 @@ def test_missing_pillow_is_an_error_with_the_command_to_run(tmp_path: Path, comm
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert re.fullmatch("prep: error: a package cannot be imported: .*PIL.*; run: prep doctor\n", done.stderr)
+
+
+# ---- masks
+
+
+def test_masks_are_drawn_over_their_images_and_second_images_next_to_them(tmp_path: Path) -> None:
+    images, targets = random_images(2, shape=(SIDE, SIDE, 3)), random_images(2, shape=(SIDE, SIDE, 3), seed=1)
+    masks = np.zeros((2, SIDE, SIDE), np.uint8)
+    masks[0, :50, :40], masks[1, 60:, 70:] = 3, 255
+    [first, second] = thumbnails(make_store(tmp_path / "a", images, paired={"mask": masks}))
+    np.testing.assert_array_equal(first[50:], images[0, 50:])
+    np.testing.assert_array_equal(second[:60], images[1, :60])
+    colours = {tuple((first[:50, :40].astype(int) - images[0, :50, :40] // 2).reshape(-1, 3)[k]) for k in range(2000)}
+    assert len(colours) == 1
+    assert len(np.unique((second[60:, 70:].astype(int) - images[1, 60:, 70:] // 2).reshape(-1, 3), axis=0)) == 1
+    root = make_store(tmp_path / "b", images, paired={"mask": masks, "target": targets})
+    assert [one.shape for one in thumbnails(root)] == [(SIDE // 2, SIDE, 3)] * 2
+    assert prep("show", root, "--out", tmp_path / "sheet.png").returncode == 0
+    assert prep("report", root, "--out", tmp_path / "report.html").returncode == 0

@@ -1,9 +1,10 @@
 """Every Python block of README.md and docs/*.md runs.
 
 The blocks of a page run in order and share a namespace. They run in a folder with `imagenet/` (a tree of generated
-images), `train.store` (512 rows of 256x256, the columns "weight", "attributes" and "mask"), `val.store` (256 rows) and
-`boxes.store` (its images with boxes). Before a block runs, its number of epochs becomes 1, its models become small,
-and if there is no GPU, its device becomes the CPU. The launcher's variables are set to one rank.
+images), `train.store` (512 rows of 256x256, the columns "weight", "attributes" and "mask"), `val.store` (256 rows),
+`boxes.store` (its images with boxes) and `scenes.store` (its images with masks). Before a block runs, its number of
+epochs becomes 1, its models become small, and if there is no GPU, its device becomes the CPU. The launcher's variables
+are set to one rank.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from decodeonce.prep.building import WorkSettings, build
 from decodeonce.prep.recipe import BoxRules, Recipe
-from decodeonce.prep.sources import open_imagenet
+from decodeonce.prep.sources import PairedSource, open_imagenet
 from decodeonce.prep.sources.boxed import BoxedSource
 from decodeonce.prep.sources.imagenet import AnySplit
 from decodeonce.store import add_column
@@ -44,6 +46,7 @@ ON_THE_CPU = (('"cuda"', '"cpu"'), (".cuda()", ".cpu()"), ('"nccl"', '"gloo"'))
 SMALL_MODELS = (
     ('"resnet50"', '"test_resnet"'),
     ("ResNetConfig(num", "ResNetConfig(embedding_size=16, hidden_sizes=[16], depths=[1], layer_type='basic', num"),
+    ("widths=(16, 32, 64)", "widths=(2, 4, 8)"),
     ("torch.compile(model)", 'torch.compile(model, backend="aot_eager")'),  # inductor takes a minute
 )
 PAGES = {name_of(page): page for page in WRITTEN}
@@ -75,6 +78,14 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rules = BoxRules(keep=8)
     boxed = BoxedSource(open_imagenet(root / "imagenet", split="val"), annotations, rules)
     build(boxed, root / "boxes.store", Recipe(shuffle_seed=0, boxes=rules), WorkSettings(workers=1))
+    masks = root / "masks"
+    for image in (root / "imagenet/val").rglob("*.JPEG"):
+        mask = masks / image.relative_to(root / "imagenet").with_suffix(".png")
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(image) as opened:
+            Image.fromarray(np.asarray(opened.convert("L")) // 13).save(mask)
+    scenes = PairedSource(open_imagenet(root / "imagenet", split="val"), {"mask": masks})
+    build(scenes, root / "scenes.store", Recipe(shuffle_seed=0), WorkSettings(workers=1))
     count, rng = rows_of["train"], np.random.default_rng(0)
     add_column(root / "train.store", "weight", np.ones(count, np.float32))
     add_column(root / "train.store", "attributes", rng.integers(0, 2, (count, 5)).astype(np.float32))
@@ -85,7 +96,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which the blocks of a page run."""
-    for name in ("imagenet", "train.store", "val.store", "boxes.store"):
+    for name in ("imagenet", "train.store", "val.store", "boxes.store", "scenes.store"):
         (tmp_path / name).symlink_to(stores / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -159,3 +159,18 @@ def test_two_loaders_in_two_threads(larger: Path, device: torch.device) -> None:
     with ThreadPoolExecutor(2) as pool:
         for settings, found in zip((TRAINING, VALIDATION), pool.map(run, (TRAINING, VALIDATION)), strict=True):
             assert found == on_host(larger, 4, **settings)
+
+
+@pytest.mark.parametrize("transform", [None, Augment(RandomCrop(48), RandomFlip(), paired={"mask": "nearest"})])
+@CACHES
+def test_masks_of_a_store_equal_those_on_the_host(
+    tmp_path: Path, device: torch.device, cache: Any, transform: Any
+) -> None:
+    masks = np.ascontiguousarray(random_images(COUNT, shape=(64, 56, 3), seed=1)[..., 0])
+    store = make_store(tmp_path / "s", random_images(COUNT, shape=(64, 56, 3)), paired={"mask": masks})
+    settings: dict[str, Any] = {"batch_size": BATCH, "seed": 4, "transform": transform}
+    with Loader(store, device=device, cache=cache, **settings) as loader, Loader(store, **settings) as host:
+        for _ in range(3):
+            for found, wanted in zip([copied(batch) for batch in loader], host, strict=True):
+                assert torch.equal(found["mask"].cpu(), wanted["mask"])
+                assert torch.equal(found.images.cpu(), wanted.images)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decodeonce import Batch, Loader
+from decodeonce import Batch, Loader, StoreDataset, open_store
+from decodeonce.errors import StoreError
 from decodeonce.loader.augment import (
     Augment,
     CenterCrop,
@@ -31,6 +33,7 @@ from decodeonce.loader.order import derive_key
 from decodeonce.store import add_column
 from tests.libraries import library
 from tests.loader.meta_device import batch_of, run_on_device
+from tests.store.signing import flip
 from tests.stores import make_store, random_images
 
 COUNT, HEIGHT, WIDTH = 40, 24, 18
@@ -150,3 +153,110 @@ def test_errors_name_the_problem() -> None:
     augment = Augment(RandomFlip(), paired={"mask": "nearest"})
     with pytest.raises(ValueError, match=r"'mask', but this column is \(40, 3\), expected \(B, H, W\) or"):
         augment(batch_with(noise(), mask=torch.zeros(COUNT, 3)))
+
+
+# ---- masks that are stored with their images, by `prep build --paired`
+
+
+IMAGES = random_images(COUNT, shape=(HEIGHT, WIDTH, 3))
+TARGETS = random_images(COUNT, shape=(HEIGHT, WIDTH, 3), seed=1)
+MASKS = np.ascontiguousarray(random_images(COUNT, shape=(HEIGHT, WIDTH, 3), seed=2)[..., 0])
+
+
+@pytest.fixture(scope="module")
+def paired_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    paired = {"mask": MASKS, "target": TARGETS}
+    return make_store(tmp_path_factory.mktemp("paired") / "s", IMAGES, shard_rows=13, paired=paired)
+
+
+def test_arrays_of_a_store_are_indexed_like_images(paired_store: Path) -> None:
+    store = pickle.loads(pickle.dumps(open_store(paired_store)))
+    assert repr(store).endswith(f"{COUNT} x {HEIGHT}x{WIDTH}x3 uint8 with mask with target, 3 classes>")
+    mask = np.arange(COUNT) % 3 == 1
+    for found, wanted in ((store.images, IMAGES), (store.paired["mask"], MASKS), (store.paired["target"], TARGETS)):
+        assert (found.shape, len(found), found.dtype) == (wanted.shape, COUNT, np.uint8)
+        for index in (0, -1, slice(None), slice(2, 9), slice(30, 3, -4), [7, 30, 7], mask, (slice(1, 20), 4), ...):
+            np.testing.assert_array_equal(found[index], wanted[index])
+        out = np.empty((3, *wanted.shape[1:]), np.uint8)
+        np.testing.assert_array_equal(found.take([39, 0, 12], out=out), wanted[[39, 0, 12]])
+    assert np.shares_memory(store.images[3], store.images[3])
+    assert not store.images[3].flags.writeable
+    assert store.images[3].flags.c_contiguous
+
+
+@pytest.mark.parametrize("reader", ["pread", "mmap"])
+@pytest.mark.parametrize("cache", [None, "device"])
+def test_batch_has_masks_of_its_images_in_the_same_memory(paired_store: Path, reader: Any, cache: Any) -> None:
+    with Loader(paired_store, batch_size=8, reader=reader, cache=cache, verify=True) as loader:
+        for batch in [batch for _ in range(2) for batch in loader]:
+            rows = batch.rows.numpy()
+            np.testing.assert_array_equal(batch.images, IMAGES[rows])
+            np.testing.assert_array_equal(batch["mask"], MASKS[rows])
+            np.testing.assert_array_equal(batch.columns["target"], TARGETS[rows])
+            storages = {tensor.untyped_storage().data_ptr() for tensor in (batch.images, *batch.columns.values())}
+            assert len(storages) == 1
+            assert batch.images[0].is_contiguous()
+
+
+def test_memory_of_a_kept_mask_is_not_reused(paired_store: Path) -> None:
+    with Loader(paired_store, batch_size=8, prefetch=1) as loader:
+        kept = [(batch.rows, batch["mask"]) for _ in range(3) for batch in loader]
+    for rows, mask in kept:
+        np.testing.assert_array_equal(mask, MASKS[rows.numpy()])
+
+
+@pytest.mark.parametrize("size", [(13, 20), (24, 18)])
+def test_stored_masks_move_like_columns(paired_store: Path, tmp_path: Path, size: tuple[int, int]) -> None:
+    columns = {"mask": MASKS, "target": TARGETS}
+    with_columns = make_store(tmp_path / "columns", IMAGES, shard_rows=13, columns=columns)
+    steps: list[Step] = [RandomResizedCrop(size), RandomFlip(), ColorJitter(0.4), Normalize("imagenet")]
+    augment = Augment(*steps, seed=3, paired={"mask": "nearest", "target": "bilinear"})
+    with (
+        Loader(paired_store, batch_size=8, transform=augment) as one,
+        Loader(with_columns, batch_size=8, transform=augment) as other,
+    ):
+        for found, wanted in zip(one, other, strict=True):
+            assert found.columns.keys() == wanted.columns.keys()
+            for name, tensor in found.as_dict().items():
+                assert torch.equal(tensor, wanted[name]), name
+            assert found.images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_masks_move_like_those_of_torchvision(paired_store: Path) -> None:
+    functional: Any = library("torchvision.transforms.v2.functional")
+    tensors: Any = library("torchvision.tv_tensors")
+    crop, flip_all = RandomResizedCrop((13, 20)), RandomFlip(1.0)
+    augment = Augment(crop, flip_all, seed=4, paired={"mask": "nearest"})
+    with Loader(paired_store, batch_size=COUNT, shuffle="none", transform=augment) as loader:
+        [batch] = loader
+    windows = crop.windows(Draws(derive_key(4, 0, 0), batch.rows), HEIGHT, WIDTH).long().tolist()
+    nearest = library("torchvision.transforms.v2").InterpolationMode.NEAREST_EXACT
+    for found, mask, window in zip(batch["mask"], MASKS, windows, strict=True):
+        wanted = functional.crop(tensors.Mask(torch.from_numpy(mask)), *window)
+        wanted = functional.resize(wanted.as_subclass(Tensor)[None], [13, 20], nearest, antialias=False)
+        assert torch.equal(found, functional.horizontal_flip(tensors.Mask(wanted[0])).as_subclass(Tensor))
+
+
+def test_store_dataset_gives_masks(paired_store: Path) -> None:
+    dataset = pickle.loads(pickle.dumps(StoreDataset(paired_store, columns=["mask", "target"])))
+    image, label, mask, target = dataset[17]
+    assert label == 17 % 3
+    for found, wanted in ((image, IMAGES), (mask, MASKS), (target, TARGETS)):
+        np.testing.assert_array_equal(found, wanted[17])
+    with pytest.raises(StoreError, match="no column 'depth', expected one of its columns: mask, target"):
+        StoreDataset(paired_store, columns=["depth"])
+
+
+def test_damaged_mask_is_found_by_the_loader(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s", IMAGES, paired={"mask": MASKS})
+    manifest = open_store(store).manifest
+    flip(store / "images-00000.npy", manifest.shards[0].offset(11) + IMAGES[0].size + 7)
+    with pytest.raises(StoreError, match="row 11 does not match its checksum"):
+        list(Loader(store, batch_size=8, verify=True, shuffle="none"))
+
+
+def test_missing_mask_is_named_next_to_those_of_the_store(paired_store: Path) -> None:
+    with pytest.raises(
+        ValueError, match="paired has 'depth', which is not a column of the store; its columns: mask, t"
+    ):
+        Loader(paired_store, batch_size=4, transform=Augment(paired={"depth": "nearest"}))

@@ -20,7 +20,7 @@ def build_in_process(source: Source, out: Path, recipe: Recipe) -> Path:
     journal = Journal(plan.paths.journals, 0, 1)
     writer = BlockWriter(plan, journal.path)
     for block in map(plan.blocks.__getitem__, range(len(plan.blocks))):
-        buffer = page_aligned_buffer(block.rows * recipe.row_bytes)
+        buffer = page_aligned_buffer(block.rows * plan.recipe.row_bytes)
         report = writer.write(block, decoder.decode(block, {}, buffer), buffer)
         journal.append_line(report["line"].encode())
     finish(out, "99%")

@@ -43,7 +43,7 @@ def test_next_row_group_is_read_while_one_is_decoded(tmp_path: Path, s3: Any, pr
     worker = open_source(source.kind, source.root, source.facts())
     proxy.requests.clear()
     for number, (entry, read) in enumerate(read_units_ahead(worker, [*entries[3:6], *entries[9:], *entries[:3]])):
-        assert read() == data[entry.unit * 3 + entry.place]
+        assert read() == [data[entry.unit * 3 + entry.place]]
         while groups_read(proxy) < min(number // 3 + 2, 3):  # the next group is read while this one is decoded
             proxy.arrived.wait(1)
             proxy.arrived.clear()

@@ -111,11 +111,11 @@ def test_json_without_our_format_is_refused(store: Path, facts: Any) -> None:
     assert_refused(store, 'store.json: not a decodeonce file: "format" is not "decodeonce"; restore it from a copy')
 
 
-@pytest.mark.parametrize("version", [2, 17, 0, "1", 1.0, True, None])
+@pytest.mark.parametrize("version", [3, 17, 0, "1", 1.0, True, None])
 def test_other_format_version_is_named(store: Path, version: Any) -> None:
     resign(store, lambda facts: facts.update(version=version))
     assert_refused(
-        store, f"store.json: format version {version!r}, this decodeonce reads 1", "install a newer decodeonce"
+        store, f"store.json: format version {version!r}, this decodeonce reads 1 and 2", "install a newer decodeonce"
     )
 
 

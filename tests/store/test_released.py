@@ -195,12 +195,16 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
 @pytest.mark.parametrize(
     "reader", [pytest.param(name, marks=[needs_torch] if name == "Loader" else []) for name in READERS]
 )
-@pytest.mark.parametrize(("name", "file"), [("v1/npy", "store.json"), ("v1/part", "stage.json")])
-def test_newer_format_version_is_refused(name: str, file: str, reader: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "file", "newer", "read"), [("v1/npy", "store.json", 3, "1 and 2"), ("v1/part", "stage.json", 2, "1")]
+)
+def test_newer_format_version_is_refused(
+    name: str, file: str, newer: int, read: str, reader: str, tmp_path: Path
+) -> None:
     store, out = Path(shutil.copytree(RELEASED / name, tmp_path / "s")), tmp_path / "out"
     facts = json.loads((store / file).read_bytes())
-    (store / file).write_bytes(sign({**facts, "version": 2}))
-    message = f"{store / file}: format version 2, this decodeonce reads 1; install a newer decodeonce, or "
+    (store / file).write_bytes(sign({**facts, "version": newer}))
+    message = f"{store / file}: format version {newer}, this decodeonce reads {read}; install a newer decodeonce, or "
     with pytest.raises(DecodeonceError) as caught:
         READERS[reader](store, out)
     assert str(caught.value).startswith(message)

@@ -73,6 +73,21 @@ def fitted(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.Image
     return kept.rstrip() + "..."
 
 
+def with_paired(arrays: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8] | None:
+    """Return an image with its masks drawn over it, and with its second images to its right; None without an image.
+
+    Each value of a mask above 0 is a colour, mixed half and half with the image.
+    """
+    if not arrays:
+        return None
+    image, *others = arrays
+    colours = np.array([[(n * step) % 256 for step in (97, 53, 193)] for n in range(256)], np.uint8)
+    for mask in (other for other in others if other.ndim == 2):
+        mixed = image // 2 + colours[mask] // 2
+        image = np.where(mask[:, :, None] > 0, mixed, image)
+    return np.concatenate([image, *(other for other in others if other.ndim == 3)], axis=1)
+
+
 def thumbnail(pixels: NDArray[np.uint8] | None, boxes: Sequence[NamedBox] = ()) -> Image.Image | None:
     """Return pixels of shape (H, W, C) as an RGB image of at most 128 pixels per side, with boxes; None for None.
 

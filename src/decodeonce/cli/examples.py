@@ -6,6 +6,7 @@ EXAMPLES = """
 prep build imagenet /data/imagenet train.store
 prep build imagenet /data/imagenet val.store --split val --size 320
 prep build folder images images.store --format hdf5 --shard-size 10GB
+prep build folder photos scenes.store --paired mask=masks
 prep build list train.tsv train.store --root /data/images
 prep build list train.csv train.store --column score --column token_ids
 prep build webdataset 'shards/train-{0000..0147}.tar' train.store --dry-run

@@ -49,6 +49,7 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
         "rows_per_class": _rows_per_class(opened),
         "rejects": rejects,
         "columns": [column.name for column in manifest.columns],
+        **({"paired": [one.text for one in manifest.paired]} if manifest.paired else {}),
         **({} if manifest.box_classes is None else {"box_classes": len(manifest.box_classes)}),
         "pixel_mean": list(manifest.pixel_mean),
         "pixel_std": list(manifest.pixel_std),
@@ -78,6 +79,7 @@ def _for_people(facts: Json) -> Json:
         "rows_per_class": _per_class_text(facts["rows_per_class"]),
         "rejects": rejects_text(facts["rejects"], facts["rows"]),
         "columns": facts["columns"],
+        **({"paired": facts["paired"]} if "paired" in facts else {}),
         **({"box_classes": facts["box_classes"]} if "box_classes" in facts else {}),
         "pixel_mean": [f"{value:.1f}" for value in facts["pixel_mean"]],
         "pixel_std": [f"{value:.1f}" for value in facts["pixel_std"]],
@@ -265,7 +267,10 @@ def show(
         int | None, option("Draw the rows of --random with this seed. (default: 0)", "N", min=0, max=2**63 - 1)
     ] = None,
 ) -> None:
-    """Write a PNG of selected rows, each with its class and row number. Damaged rows get a red frame."""
+    """Write a PNG of selected rows, each with its class and row number. Damaged rows get a red frame.
+
+    Boxes and masks are drawn over their images. A second image is to the right of its image.
+    """
     if random is not None and count is not None:
         raise typer.BadParameter("--count and --random exclude each other; give only one of them")
     if seed is not None and random is None:

@@ -36,7 +36,7 @@ OnBadOption = Annotated[
 # The headings of --help, with the parameters below each. The flags of one kind of source are below "Source".
 HEADINGS = {
     "Source": ("classes", "follow_links", "expect"),
-    "Images": ("size", "fit", "filter", "exif", "on_damaged", "scaled_decode", "map"),
+    "Images": ("size", "fit", "filter", "exif", "on_damaged", "scaled_decode", "map", "paired"),
     "Store": ("container", "shard_size", "shuffle_seed"),
     "Boxes": ("boxes", "box_margin", "min_box", "without_box", "box_origin", "keep_boxes"),
     "Run": ("workers", "on_bad", "max_bad", "dry_run"),
@@ -142,6 +142,14 @@ class BuildOptions:
     map: Annotated[
         str | None, option("Call your function on each decoded image, before resizing.", "PACKAGE.MODULE:FUNCTION")
     ] = None
+    paired: Annotated[
+        list[str] | None,
+        option(
+            "Store a mask with each image: the file in DIR with the image's path and any suffix; with webdataset, the "
+            "member with this suffix. NAME:rgb=DIR keeps three channels. Repeatable.",
+            "NAME=DIR",
+        ),
+    ] = None
     follow_links: Annotated[
         bool,
         option(
@@ -160,6 +168,7 @@ class BuildOptions:
         from decodeonce.prep.building import WorkSettings
         from decodeonce.prep.sources import BoxedSource
         from decodeonce.prep.sources.folder import read_class_list
+        from decodeonce.prep.sources.paired import open_with_paired
 
         if not src:
             raise typer.BadParameter("SRC is empty; expected a path or a pattern")
@@ -167,13 +176,16 @@ class BuildOptions:
             recipe = self._recipe()
             work = WorkSettings(workers=self.workers, max_bad=self.max_bad, on_bad=self.on_bad)
             names = read_class_list(self.classes) if self.classes else None
-        source = opener(src, classes=names, follow_links=self.follow_links)
+            paired = parse.paired(self.paired or [])
+        source = open_with_paired(opener, src, paired, classes=names, follow_links=self.follow_links)
         if self.boxes is not None and recipe.boxes is not None:
             source = BoxedSource(
                 source, self.boxes, recipe.boxes, origin=self.box_origin, follow_links=self.follow_links
             )
         if self.shuffle_seed is None and source.keeps_order:
             recipe = replace(recipe, shuffle_seed=None)
+        with parse.usage_errors():
+            recipe = replace(recipe, paired=source.paired)
         return BuildRequest(source, out, recipe, work, self.dry_run, self.expect)
 
     def _recipe(self) -> Recipe:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import typer
 
+from decodeonce.store.layout import Paired
+
 LARGEST = 2**63 - 1
 LEAST = 4096  # bytes; a smaller size without a unit is refused
 
@@ -42,6 +44,16 @@ def byte_size(text: str, flag: str = "--shard-size") -> int:
     if size < LEAST and not unit:
         raise typer.BadParameter(f"{flag} {text}: {size} bytes cannot hold an image; did you mean {number}GiB?")
     return size
+
+
+def paired(texts: list[str]) -> dict[str, str]:
+    """Return the folders of "mask=masks" and "target:rgb=targets" by "mask" and "target:rgb"."""
+    found = dict(text.split("=", 1) for text in texts if "=" in text)
+    with usage_errors():
+        names = {Paired.parse(name).name for name in found}
+    if len(names) < len(texts) or not all(found.values()):
+        raise typer.BadParameter(f"--paired {' '.join(texts)}: expected NAME=DIR, such as mask=masks, each name once")
+    return found
 
 
 def shuffle_seed(text: str) -> int | None:

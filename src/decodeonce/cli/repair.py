@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from decodeonce.cli import parse
 from decodeonce.cli.options import StoreArgument, option
 from decodeonce.cli.output import count_bar, say
 from decodeonce.formatting import counted
@@ -20,6 +21,10 @@ FromOption = Annotated[
     ),
 ]
 
+PairedOption = Annotated[
+    list[str] | None, option("Read masks or second images from DIR, as for `prep build`; repeatable.", "NAME=DIR")
+]
+
 BuildOptions = Annotated[
     list[str] | None,
     option(
@@ -32,7 +37,9 @@ BuildOptions = Annotated[
 ]
 
 
-def repair(store: StoreArgument, source: FromOption = None, options: BuildOptions = None) -> None:
+def repair(
+    store: StoreArgument, source: FromOption = None, paired: PairedOption = None, options: BuildOptions = None
+) -> None:
     """Repair the damage that `prep verify` finds, and restore the same bytes.
 
     The exit code is 0 if the store is intact afterwards, and 1 if damage is left. A line for each damage that is left
@@ -42,7 +49,9 @@ def repair(store: StoreArgument, source: FromOption = None, options: BuildOption
 
     if bad := [text for text in options or [] if "=" not in text]:
         raise typer.BadParameter(f"--option {bad[0]}: expected NAME=VALUE, such as split=val")
-    given = dict(text.split("=", 1) for text in options or [])
+    given: dict[str, object] = {**dict(text.split("=", 1) for text in options or [])}
+    if paired:
+        given["paired"] = parse.paired(paired)
     with count_bar("rows") as update:
         done = patient_if_there(store, repair_store, store, source, options=given, progress=update)
     if done.rows:  # otherwise it is not a store, or its manifest cannot be read

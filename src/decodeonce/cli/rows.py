@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.cli.drawing import NamedBox, ShownRow, thumbnail
+from decodeonce.cli.drawing import NamedBox, ShownRow, thumbnail, with_paired
 from decodeonce.errors import StoreError
 from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import Store
@@ -50,14 +50,18 @@ class CheckedRows:
         except (FileNotFoundError, StoreError) as error:
             self.problem = str(error)
 
-    def read(self, row: int) -> tuple[Pixels | None, bool]:
-        """Return the (H, W, C) pixels of a row, or None if it cannot be read, and whether it is known to be damaged."""
-        manifest = self._store.manifest
+    def read(self, row: int) -> tuple[list[Pixels], bool]:
+        """Return the arrays of a row, and whether it is known to be damaged.
+
+        The first array is the image, (H, W, C). The others are its masks, (H, W), and second images, (H, W, 3). If the
+        row cannot be read, there are none.
+        """
         [data] = read_rows(self._store, range(row, row + 1))
         if data is None:
-            return None, True
+            return [], True
         damaged = not self.problem and row_checksum(data) != int(self._checksums[row])
-        return np.frombuffer(data, np.uint8).reshape(manifest.shape), damaged
+        pixels = np.frombuffer(data, np.uint8)
+        return [pixels[part].reshape(shape) for part, shape in self._store.manifest.parts.values()], damaged
 
 
 def box_columns(store: Store) -> list[Column]:
@@ -95,7 +99,8 @@ def shown_rows(store: Store, rows: Iterable[int], checked: CheckedRows) -> Itera
     boxes = KeptBoxes(store)
     for row in rows:
         pixels, damaged = checked.read(row)
-        yield ShownRow(row, thumbnail(pixels, boxes.of(row)), store.classes[store.labels[row]], damaged)
+        image = thumbnail(with_paired(pixels), boxes.of(row))
+        yield ShownRow(row, image, store.classes[store.labels[row]], damaged)
 
 
 def damage_messages(store: Store, damaged: list[int], problem: str) -> Iterator[str]:

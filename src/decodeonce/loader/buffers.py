@@ -90,7 +90,9 @@ class Event(Protocol):
 
 
 class Slot:
-    """A batch-sized buffer, uint8 (B, H, W, C), as a tensor (`memory`) and as an array (`pixels`).
+    """A batch-sized buffer of rows, uint8 (B, H, W, C), as a tensor (`memory`) and as an array (`pixels`).
+
+    With paired masks or images, it is uint8 (B, bytes of a row).
 
     `copied` is the event of the last copy to a device. After it, the slot can be overwritten.
     """

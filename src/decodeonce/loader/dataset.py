@@ -23,7 +23,7 @@ class StoreDataset(Dataset[tuple[Any, ...]]):
         store: Path to a store, or an open ``Store``.
         transform: Called with each image, a new uint8 tensor (H, W, C). The dataset returns its result as the image.
             Default: return the tensor.
-        columns: Names of columns whose entries follow the label, each a tensor. Default: none.
+        columns: Names of columns and paired masks whose entries follow the label, each a tensor. Default: none.
 
     Raises:
         StoreError: If the store is damaged, or has no such column.
@@ -44,7 +44,8 @@ class StoreDataset(Dataset[tuple[Any, ...]]):
         self.transform = transform
         self.columns = tuple(columns)
         for name in self.columns:
-            self.store.column(name)  # raises StoreError here instead of in a worker process
+            if name not in self.store.paired:
+                self.store.column(name)  # raises StoreError here instead of in a worker process
 
     @cached_property
     def classes(self) -> list[str]:
@@ -73,5 +74,6 @@ class StoreDataset(Dataset[tuple[Any, ...]]):
         images = torch.from_numpy(self.store.take(rows))
         labels = self.store.labels[rows].tolist()
         transformed = images if self.transform is None else map(self.transform, images)
-        columns = [torch.from_numpy(self.store.columns[name][rows]) for name in self.columns]
+        arrays: dict[str, Any] = {**self.store.columns, **self.store.paired} if self.columns else {}
+        columns = [torch.from_numpy(arrays[name][rows]) for name in self.columns]
         return list(zip(transformed, labels, *columns, strict=True))

@@ -22,6 +22,7 @@ from decodeonce.loader.buffers import Event, Pool, Slot, Slots, page_aligned_slo
 from decodeonce.loader.meter import mark
 from decodeonce.loader.order import Rows
 from decodeonce.loader.partition import StepRows
+from decodeonce.store.manifest import Parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,15 +33,17 @@ class Batch:
     column "mask"; "images", "labels" and "rows" work, too.
 
     Attributes:
-        images: uint8 (B, H, W, C), contiguous. ``images.permute(0, 3, 1, 2)`` is already channels_last; no copy. After
-            ``Augment``: (B, C, H, W), channels_last, with the dtype of its last step. After ``Views``: no rows.
+        images: uint8 (B, H, W, C), contiguous. ``images.permute(0, 3, 1, 2)`` is already channels_last; no copy. With
+            paired masks or images, each row is contiguous, but not the batch. After ``Augment``: (B, C, H, W),
+            channels_last, with the dtype of its last step. After ``Views``: no rows.
         labels: int64 (B,). After ``MixUp`` or ``CutMix``: float32 (B, classes).
         rows: int64 (B,), row numbers in the store. The first `valid` are in ascending order, and so is the padding:
             this is faster to read, and the order within a batch has no meaning. With ``Loader(weights=...)``, a row
             can be there several times.
         valid: Number of rows that count. The rows after them are padding.
         epoch: Number of the epoch. A transform can derive its random numbers from it.
-        columns: The store's other numeric columns by name, each (B, ...).
+        columns: The store's other numeric columns by name, each (B, ...), and its paired masks, uint8 (B, H, W), and
+            images, uint8 (B, H, W, 3).
         views: After ``Views``: the images of each view, like `images` after ``Augment``. Otherwise empty.
         positions: With ``Loader(weights=...)``, int64 (B,): the position in the epoch at which each row was drawn.
             Derive random numbers from it instead of from `rows`, as ``Augment`` does. Otherwise None.
@@ -271,6 +274,7 @@ class Delivery:
         self.slots = slots
         self._transform = transform
         self._transform_checked = False
+        self.parts: Parts = {}  # those of a row, if it holds more than an image
         self.blocks: Pool[mmap.mmap] = Pool(4)  # for a transform on a CPU; an augmented batch needs three
 
     def begin(self) -> None:
@@ -295,6 +299,10 @@ class Delivery:
         """Move a batch to its device and transform it. The slot is given back automatically."""
         step, images = filled.step, self._images(filled)
         moved = {name: self._move(column) for name, column in columns.items()}
+        if self.parts:  # one transfer, of which images and masks are views
+            split = {name: images[:, part].unflatten(1, shape) for name, (part, shape) in self.parts.items()}
+            images = split.pop("images")
+            moved |= split
         positions = None if step.positions is None else self._move(step.positions)
         batch = Batch(images, self._move(labels), self._move(step.rows), step.valid, step.epoch, moved, positions)
         result, seconds = batch, 0.0

@@ -155,7 +155,8 @@ class Loader:
         target, opened = find_device(device), as_store(store)
         self._root, self._manifest = opened.paths.root, opened.manifest
         if isinstance(transform, Augment):
-            transform.check_store([column.name for column in self._manifest.columns], len(self._manifest.classes))
+            columns = [column.name for column in self._manifest.columns] + [one.name for one in self._manifest.paired]
+            transform.check_store(columns, len(self._manifest.classes))
 
         chosen = find_rows(rows, len(opened))
         self.count, self._chosen = len(chosen), chosen
@@ -186,8 +187,9 @@ class Loader:
         if shuffle == "window":
             self._identity["block_rows"] = self._manifest.block_rows
 
-        shape = (self.batch_size, *self._manifest.shape)
+        shape = (self.batch_size, *self._manifest.row_shape)
         self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None)
+        self._delivery.parts = self._manifest.parts if self._manifest.paired else {}
         made, why = make_reader(opened, reader, threads, verify=verify)
         self._reader: Reader | None = made
         self._choice: dict[str, Any] = {"name": made.name, "why": why, "threads": threads}

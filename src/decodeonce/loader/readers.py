@@ -216,7 +216,7 @@ class Reader(ShardFiles):
 
 
 class MmapReader(Reader):
-    """Copy rows from mapped files directly into slots (Images.take).
+    """Copy whole rows from mapped files directly into slots (Images.take).
 
     Reading the mapping of a truncated file kills the process (SIGBUS). So sizes are checked before each batch, but a
     file that is truncated after the check still kills the process. With pread, truncation always is an error. Losing a
@@ -233,7 +233,7 @@ class MmapReader(Reader):
         self.check(rows)
 
     def _copy(self, rows: Rows, out: Pixels) -> None:
-        self._store.images.take(rows, out)
+        self._store.whole_rows.take(rows, out)
 
 
 def make_reader(store: Store, name: ReaderName, threads: int, *, verify: bool) -> tuple[Reader, str]:

@@ -95,7 +95,7 @@ class Row:
     """An image as a row, with the facts that the store records about it.
 
     Args:
-        pixels: H*W*3 bytes.
+        pixels: H*W*3 bytes, then those of what the recipe pairs with the image.
         width: Width of the source image in pixels.
         height: Height of the source image in pixels.
         unusual: What is unusual about the image, for rejects.tsv; "" for nothing.
@@ -116,8 +116,8 @@ class Row:
 class RowMaker(Protocol):
     """Turns the bytes that a source reads into rows."""
 
-    def row(self, data: bytes, entry: Entry) -> Row:
-        """Return the row of one sample.
+    def row(self, data: bytes, entry: Entry, *paired: bytes) -> Row:
+        """Return the row of one sample, from what `Source.read_all` returned.
 
         Raises:
             Undecodable: The sample cannot become a row; the text is the reason.

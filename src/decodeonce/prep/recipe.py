@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
-from decodeonce.store.layout import ContainerName, Json
+from decodeonce.store.layout import ContainerName, Json, Paired
 
 Fit = Literal["crop", "stretch", "pad"]
 Filter = Literal["bilinear", "bicubic", "lanczos", "box"]
@@ -22,6 +22,7 @@ BoxOrigin = Literal["0", "1", "edge"]
 Sort = Literal["class", "source"]
 ExportForm = Literal["folder", "webdataset"]
 MOST_BOXES = 1000
+RESERVED = ("images", "labels", "rows", "checksums", "boxes", "box_count", "box_labels")  # arrays of a store or batch
 
 
 def check_choice(name: str, value: object, choices: object) -> None:
@@ -100,6 +101,7 @@ class Recipe:
             False.
         boxes: How to treat annotated boxes. None (default): ignore them.
         map: A function to call on each decoded image, from `find_map`. None (default): no map.
+        paired: The masks and second images that follow the image in each row. A build takes them from its source.
 
     Raises:
         ValueError: If a value is out of range, or settings conflict.
@@ -122,6 +124,7 @@ class Recipe:
     scaled_decode: bool = False
     boxes: BoxRules | None = None
     map: UserMap | None = None
+    paired: tuple[Paired, ...] = ()
 
     def __post_init__(self) -> None:
         if not (1 <= self.height <= 16384 and 1 <= self.width <= 16384):
@@ -135,6 +138,14 @@ class Recipe:
             raise ValueError("scaled_decode cannot be combined with a map: a map may change the image size")
         if self.map and self.boxes and self.boxes.keep:
             raise ValueError("kept boxes cannot be combined with a map: boxes would not follow a map that moves pixels")
+        if self.map and self.paired:
+            raise ValueError(
+                "paired images cannot be combined with a map: they would not follow a map that moves pixels"
+            )
+        names = [one.name for one in self.paired]
+        if wrong := [name for name in names if name in RESERVED or names.count(name) > 1]:
+            expected = f"expected a unique name, not one of {', '.join(RESERVED)}"
+            raise ValueError(f"a paired image is called {wrong[0]!r}, {expected}")
 
     @classmethod
     def from_facts(cls, facts: Json) -> Recipe:
@@ -146,24 +157,27 @@ class Recipe:
             own["boxes"] = BoxRules(**{**boxes, "without": "keep" if boxes["without"] == "whole" else boxes["without"]})
         if own["map"] is not None:
             own["map"] = UserMap(**own["map"])
+        own["paired"] = tuple(map(Paired.parse, own.get("paired", ())))
         return cls(**own)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of a row, (H, W, C)."""
+        """Shape of a row's image, (H, W, C)."""
         return (self.height, self.width, 3)
 
     @property
     def row_bytes(self) -> int:
         """Size of a row in bytes."""
-        return self.height * self.width * 3
+        return self.height * self.width * (3 + sum(one.channels for one in self.paired))
 
     def facts(self, decoders: dict[str, str]) -> dict[str, object]:
         """Return the recipe as manifests and plans write it: `on_damaged` as "on_odd", without="keep" as "whole"."""
-        facts = {**asdict(self), "decoders": decoders}
+        facts = {**asdict(self), "decoders": decoders, "paired": [one.text for one in self.paired]}
         facts["on_odd"] = facts.pop("on_damaged")
         if self.boxes and self.boxes.without == "keep":
             facts["boxes"]["without"] = "whole"
+        if not self.paired:
+            del facts["paired"]
         return facts
 
 

@@ -12,6 +12,7 @@ from decodeonce.lazy import lazy_imports
 if TYPE_CHECKING:
     from decodeonce.store.columns import add_column as add_column
     from decodeonce.store.columns import remove_column as remove_column
+    from decodeonce.store.layout import Paired as Paired
     from decodeonce.store.layout import StorePaths as StorePaths
     from decodeonce.store.manifest import Column as Column
     from decodeonce.store.manifest import ImageClass as ImageClass

@@ -116,7 +116,8 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[np.gener
                 existing = manifest.files.get(file)
                 if is_new and os.path.lexists(target):  # left by a killed call, or the user's own file
                     existing = SmallFile(target.stat().st_size, file_hexdigest(target))
-                taken = is_new and (file in manifest.files or name in [known.name for known in manifest.columns])
+                known = [column.name for column in manifest.columns] + [one.name for one in manifest.paired]
+                taken = is_new and (file in manifest.files or name in known)
                 if taken or existing not in (None, written):
                     remove = f"prep column remove {quoted(str(paths.root))} {quoted(name)}"
                     advice = f"remove it first (`{remove}`, or `rm`), or choose another name"

@@ -25,7 +25,7 @@ class Container(Protocol):
     suffix: str
     magic: bytes
 
-    def head(self, shape: tuple[int, int, int, int], *, size: int, scratch: Path) -> bytes:
+    def head(self, shape: tuple[int, ...], *, size: int, scratch: Path) -> bytes:
         """Return the header of a shard with `shape` (rows, H, W, C): the `size` bytes before its first row."""
 
 
@@ -44,7 +44,7 @@ class NpyContainer:
     suffix = ".npy"
     magic = NPY_MAGIC
 
-    def head(self, shape: tuple[int, int, int, int], *, size: int, scratch: Path) -> bytes:
+    def head(self, shape: tuple[int, ...], *, size: int, scratch: Path) -> bytes:
         """Return the header of a shard with `shape` (rows, H, W, C): the `size` bytes before its first row."""
         return npy_header(shape, "|u1", size=size)
 
@@ -55,7 +55,7 @@ class Hdf5Container:
     suffix = ".h5"
     magic = b"\x89HDF\r\n\x1a\n"
 
-    def head(self, shape: tuple[int, int, int, int], *, size: int, scratch: Path) -> bytes:
+    def head(self, shape: tuple[int, ...], *, size: int, scratch: Path) -> bytes:
         """Return the `size` bytes before the first row, copied from a sparse file that libhdf5 writes in `scratch`.
 
         libver "earliest" puts superblock, group and dataset header (1,090 bytes) before the data. A metadata block of

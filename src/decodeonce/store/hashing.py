@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import xxhash
@@ -74,21 +74,21 @@ def sign(facts: Mapping[str, object]) -> bytes:
     return canonical({**facts, "digest": digest_of(facts)})
 
 
-def parse_signed(encoded: bytes, path: Path, *, form: str, version: int, advice: str) -> Json:
+def parse_signed(encoded: bytes, path: Path, *, form: str, versions: Sequence[int], advice: str) -> Json:
     """Parse a signed file and check its digest.
 
     Args:
         encoded: The file's bytes.
         path: The file's path, for errors.
         form: The expected value of "format".
-        version: The expected value of "version".
+        versions: The possible values of "version".
         advice: The next step for a damaged file, for errors.
 
     Returns:
         The facts of the file.
 
     Raises:
-        StoreError: If the bytes are not signed JSON of this format and version.
+        StoreError: If the bytes are not signed JSON of this format and one of the versions.
     """
     try:
         facts = json.loads(encoded)
@@ -98,8 +98,8 @@ def parse_signed(encoded: bytes, path: Path, *, form: str, version: int, advice:
     if not isinstance(facts, dict) or facts.get("format") != form:
         raise StoreError(f'{path}: not a {form} file: "format" is not "{form}"; {advice}')
     found = facts.get("version")
-    if type(found) is not int or found != version:
-        what = f"format version {found!r}, this decodeonce reads {version}"
+    if type(found) is not int or found not in versions:
+        what = f"format version {found!r}, this decodeonce reads {' and '.join(map(str, versions))}"
         raise StoreError(f"{path}: {what}; install a newer decodeonce, or {advice}")
     if not as_signed:
         raise StoreError(f"{path}: damaged: its contents do not match its digest; {advice}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +13,56 @@ from decodeonce.formatting import quoted
 from decodeonce.host import network_file_system
 
 ContainerName = Literal["npy", "hdf5"]  # defined here because recipe and command line need it without NumPy
+MOST_NAME_BYTES = 100  # of a paired image
 Json = dict[str, Any]  # the facts of a JSON object, such as store.json
 # Folders that commands create for their own use: in a store, next to an export, next to a store.
 PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|\..+\.export|.+\.jobs", re.DOTALL)
-# The folders inside private folders. The last alternative matches the class folders of an export.
-INSIDE_PRIVATE = re.compile(r"|journals|scratch|images(/[^/]+)?", re.DOTALL)
+# The folders inside private folders. The last alternative matches the class folders of an export, also of its masks.
+INSIDE_PRIVATE = re.compile(r"|journals|scratch|images(/[^/]+){0,2}", re.DOTALL)
 # The arrays that a build writes; other .npy files are columns of the user's own.
 BUILT_ARRAY = re.compile(r"(images-\d+|labels|checksums|boxes|box_count|box_labels)\.npy")
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A mask or second image that every row holds after its image.
+
+    Attributes:
+        name: Name, such as "mask", which can be that of a variable or a folder.
+        channels: 1 for a mask, resized to the nearest value; 3 for an image, resized like the first.
+
+    Raises:
+        ValueError: If one of them is not valid.
+
+    Example:
+        >>> Paired("target", 3).text
+        'target:rgb'
+    """
+
+    name: str
+    channels: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or len(self.name.encode()) > MOST_NAME_BYTES:
+            expected = f"expected letters, digits and _, at most {MOST_NAME_BYTES} bytes, such as mask"
+            raise ValueError(f"the name of a paired image is {self.name!r:.80}, {expected}")
+        if self.channels not in (1, 3):
+            raise ValueError(f"paired image {self.name} has {self.channels} channels, expected 1 or 3")
+
+    @classmethod
+    def parse(cls, text: str) -> Paired:
+        """Return what flags and recipes call "mask" or, with three channels, "target:rgb"; otherwise ValueError."""
+        name, colon, kind = text.partition(":")
+        if colon and kind != "rgb":
+            raise ValueError(
+                f"{text!r:.80}: expected a name such as mask, or target:rgb for an image of three channels"
+            )
+        return cls(name, 3 if colon else 1)
+
+    @property
+    def text(self) -> str:
+        """The inverse of `parse`."""
+        return self.name if self.channels == 1 else f"{self.name}:rgb"
 
 
 class StorePaths:

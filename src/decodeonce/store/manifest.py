@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cache, cached_property
+from itertools import accumulate
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -22,10 +23,11 @@ from decodeonce.errors import StoreError
 from decodeonce.store.containers import npy_header
 from decodeonce.store.files import read_regular
 from decodeonce.store.hashing import MAX_SIGNED_BYTES, parse_signed, sign
-from decodeonce.store.layout import ContainerName, Json, missing_advice
+from decodeonce.store.layout import ContainerName, Json, Paired, missing_advice
 
 FORMAT = "decodeonce"
 VERSION = 1
+PAIRED_VERSION = 2  # of stores whose rows hold more than an image: readers of version 1 must refuse them
 PART_FORMAT = "decodeonce-part"
 PART_VERSION = 1
 DATA_OFFSET = 4096
@@ -33,7 +35,8 @@ MAX_DATA_OFFSET = 1 << 20  # headers are read into memory
 BOX_LABELS = "box_labels"  # the column of indexes into box_classes; -1 for none
 BOX_COLUMNS = ("boxes", "box_count", BOX_LABELS)  # written by `prep build --keep-boxes`
 REBUILD = "remove the store and build it again"
-OPTIONAL_KEYS = {"box_classes", "decoder_crashes"}  # manifests of earlier releases lack them
+OPTIONAL_KEYS = {"box_classes", "decoder_crashes", "paired"}  # manifests of earlier releases lack them
+Parts = dict[str, tuple[slice, tuple[int, ...]]]  # names, bytes of a row, and shapes
 T = TypeVar("T")
 _field_types: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
@@ -151,6 +154,7 @@ class Manifest:
         files: Size and digest of every file except shards, by file name.
         box_classes: Class names of the column `box_labels` in label order. None if the manifest has no such key.
         decoder_crashes: Number of images that crashed a decoder during the build.
+        paired: The masks and second images that follow the image in each row, in order.
         dtype: Dtype of the images, always "uint8".
         digest: xxh3_64 of everything else in store.json.
 
@@ -174,13 +178,34 @@ class Manifest:
     files: dict[str, SmallFile]
     box_classes: tuple[str, ...] | None = None
     decoder_crashes: int = 0
+    paired: tuple[Paired, ...] = ()
     dtype: Literal["uint8"] = "uint8"
     digest: str = field(default="", compare=False)
 
     @property
+    def version(self) -> int:
+        """Version of the format."""
+        return PAIRED_VERSION if self.paired else VERSION
+
+    @property
     def row_bytes(self) -> int:
         """Size of one row in bytes."""
-        return self.shape[0] * self.shape[1] * self.shape[2]
+        height, width, channels = self.shape
+        return height * width * (channels + sum(one.channels for one in self.paired))
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of a row in a shard: that of the image, or (bytes,) if anything is paired with the image."""
+        return (self.row_bytes,) if self.paired else self.shape
+
+    @property
+    def parts(self) -> Parts:
+        """The bytes of a row that hold the image, named "images", and each paired array, with their shapes."""
+        height, width, _ = self.shape
+        shapes: dict[str, tuple[int, ...]] = {"images": self.shape}
+        shapes |= {one.name: (height, width, 3) if one.channels == 3 else (height, width) for one in self.paired}
+        ends = [0, *accumulate(map(math.prod, shapes.values()))]
+        return {name: (slice(*ends[k : k + 2]), shape) for k, (name, shape) in enumerate(shapes.items())}
 
     @property
     def rows_digest(self) -> str:
@@ -207,7 +232,9 @@ class Manifest:
         facts = asdict(self)
         if self.box_classes is None:
             del facts["box_classes"]
-        return sign({"format": FORMAT, "version": VERSION, **facts})
+        if not self.paired:
+            del facts["paired"]
+        return sign({"format": FORMAT, "version": self.version, **facts})
 
 
 def overlap(rows: range, others: range) -> range:
@@ -247,9 +274,14 @@ def _no_manifest(path: Path) -> StoreError:
 
 def parse_manifest(encoded: bytes, path: Path) -> Manifest:
     """Parse and validate the bytes of a manifest. Errors name `path`."""
-    facts = parse_signed(encoded, path, form=FORMAT, version=VERSION, advice=f"restore it from a copy, or {REBUILD}")
+    advice = f"restore it from a copy, or {REBUILD}"
+    facts = parse_signed(encoded, path, form=FORMAT, versions=(VERSION, PAIRED_VERSION), advice=advice)
+    if facts["version"] == VERSION:
+        facts.pop("paired", None)  # a key that another writer added
     try:
         manifest: Manifest = _as_type(Manifest, facts)
+        if manifest.version != facts["version"]:
+            raise ValueError(f'"paired" is empty, expected a list of arrays in version {PAIRED_VERSION}')
         _check_names(manifest)
         _check_counts(manifest)
         _check_columns(manifest)
@@ -318,6 +350,7 @@ def _check_names(manifest: Manifest) -> None:
 
 
 def _check_counts(manifest: Manifest) -> None:
+
     if 0 in manifest.shape or not manifest.count or not manifest.block_rows or not manifest.classes:
         found = f"{manifest.count} rows of shape {manifest.shape}, {len(manifest.classes)} classes"
         raise ValueError(f"{found}, blocks of {manifest.block_rows} rows: expected at least 1 of each")
@@ -342,6 +375,11 @@ def _check_counts(manifest: Manifest) -> None:
 
 def _check_columns(manifest: Manifest) -> None:
     """Refuse columns that cannot be an npy file or an array. NumPy would raise its own error when reading one."""
+    if manifest.paired and manifest.shape[2] != 3:
+        raise ValueError(f"the images have {manifest.shape[2]} channels, expected 3 next to paired images")
+    names = ["images", *(one.name for one in manifest.paired)]
+    if repeated := [name for name in names if [*names, *(c.name for c in manifest.columns)].count(name) > 1][1:]:
+        raise ValueError(f"{repeated[0]!r:.80} names more than one array")
     for column in manifest.columns:
         shape = (manifest.count, *column.shape)
         if not re.fullmatch(r"\|[biu]1|<[iuf][248]", column.dtype):
@@ -394,7 +432,7 @@ def read_part(path: Path, manifest: Manifest) -> range | None:
     except FileNotFoundError:
         return None
     advice = f"remove {path.parent} and stage it again"
-    facts = parse_signed(encoded, path, form=PART_FORMAT, version=PART_VERSION, advice=advice)
+    facts = parse_signed(encoded, path, form=PART_FORMAT, versions=(PART_VERSION,), advice=advice)
     found, first, rows = facts.get("store"), facts.get("first_row"), facts.get("rows")
     if found != manifest.digest:
         raise StoreError(f"{path}: its store has digest {found!r}, but store.json has {manifest.digest!r}; {advice}")

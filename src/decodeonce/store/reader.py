@@ -67,6 +67,8 @@ class Store:
 
     Attributes:
         images: Images, an array-like uint8 (count, H, W, C). Rows are read from disk when you index it.
+        paired: The masks and second images of `prep build --paired` by name, array-likes uint8 (count, H, W) or
+            (count, H, W, 3) that work like `images`.
         rows: The rows whose images this folder holds: all of them, or the range of a staged part. Labels, samples and
             columns exist for every row.
         manifest: The contents of store.json.
@@ -84,7 +86,10 @@ class Store:
         self.paths = paths
         self.manifest = manifest
         self.rows = held or range(manifest.count)
-        self.images = Images(paths, manifest, self.rows)
+        self.whole_rows = Images(paths, manifest, self.rows)  # like `images`, or uint8 (count, row_bytes) with `paired`
+        parts = {name: self.whole_rows.part(*part) for name, part in manifest.parts.items()} if manifest.paired else {}
+        self.images = parts.pop("images", self.whole_rows)
+        self.paired = parts
 
     def __reduce__(self) -> tuple[object, ...]:
         return open_store, (self.paths.root,)  # a pickle holds no rows; the other process opens the store again
@@ -94,7 +99,8 @@ class Store:
 
     def __repr__(self) -> str:
         height, width, channels = self.manifest.shape
-        rows = f"{len(self)} x {height}x{width}x{channels} uint8"
+        paired = "".join(f" with {one.name}" for one in self.manifest.paired)
+        rows = f"{len(self)} x {height}x{width}x{channels} uint8{paired}"
         held = "" if len(self.rows) == len(self) else f", holds {rows_text(self.rows)}"
         return f"<Store {self.paths.root}: {rows}, {len(self.manifest.classes)} classes{held}>"
 
@@ -158,7 +164,7 @@ class Store:
         """
         found = {column.name: column for column in self.manifest.columns}
         if name not in found:
-            expected = f"expected one of its columns: {', '.join(found) or 'none'}"
+            expected = f"expected one of its columns: {', '.join([*found, *self.paired]) or 'none'}"
             raise StoreError(f"{self.paths.root}: no column {name!r}, {expected}")
         column, names = found[name], self.manifest.box_classes
         array = self._array(column.file, column.dtype, column.shape)
@@ -212,9 +218,16 @@ class Images:
     dtype = np.dtype(np.uint8)
 
     def __init__(self, paths: StorePaths, manifest: Manifest, held: range) -> None:
-        self.shape = (manifest.count, *manifest.shape)
+        self.shape: tuple[int, ...] = (manifest.count, *manifest.row_shape)
         self._root, self._manifest, self._held = paths.root, manifest, held
-        self._mapped: dict[int, Pixels] = {}
+        self._mapped: dict[int, Pixels] = {}  # whole rows
+        self._part: slice | None = None
+
+    def part(self, part: slice, shape: tuple[int, ...]) -> Images:
+        """Return this part of the bytes of each row, in this shape. Both use the same mappings."""
+        images = Images.__new__(Images)
+        images.__dict__ = {**self.__dict__, "shape": (len(self), *shape), "_part": part}
+        return images
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -275,6 +288,9 @@ class Images:
         for start, end in runs(shards[1:] != shards[:-1]):
             shard = int(shards[start])
             local = numbers[start:end] - self._manifest.shards[shard].first_row
+            if self._part is not None:  # np.take would copy the shard first
+                out[start:end] = self._mapping(shard)[local]
+                continue
             # mode="clip" writes directly into out; the default "raise" buffers all of it (see NumPy's documentation).
             np.take(self._mapping(shard), local, axis=0, out=out[start:end], mode="clip")
         return out
@@ -286,8 +302,12 @@ class Images:
             raise StoreError(f"{self._root}: {what}; asked for {rows_text(rows)}: {advice}")
 
     def _mapping(self, index: int) -> Pixels:
-        if index in self._mapped:
-            return self._mapped[index]
+        rows = self._mapped.get(index)
+        if rows is None:
+            rows = self._map(index)
+        return rows if self._part is None else rows[:, self._part].reshape(len(rows), *self.shape[1:])
+
+    def _map(self, index: int) -> Pixels:
         shard = self._manifest.shards[index]
         path = self._root / shard.file
         check_size(path, shard.bytes, longer_is_fine=True)
@@ -297,7 +317,7 @@ class Images:
         except OSError as error:
             raise unreadable_shard_error(path, error) from error
         check_not_replaced(self._root, self._manifest, path)
-        rows = np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *self.shape[1:])
+        rows = np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *self._manifest.row_shape)
         return self._mapped.setdefault(index, rows)
 
     def _locate(self, row: int) -> tuple[int, int]:

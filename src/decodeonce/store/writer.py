@@ -106,7 +106,7 @@ def seal_store(
     container, shards = CONTAINERS[draft.container], []
     for index, (first, rows) in enumerate(shard_ranges(draft.count, shard_rows)):
         path = paths.shard(index, container.suffix)
-        head = container.head((rows, *draft.shape), size=DATA_OFFSET, scratch=scratch)
+        head = container.head((rows, *draft.row_shape), size=DATA_OFFSET, scratch=scratch)
         write_head(path, head)
         size = DATA_OFFSET + rows * draft.row_bytes
         shards.append(Shard(path.name, first, rows, DATA_OFFSET, size, hexdigest(head)))
@@ -133,10 +133,10 @@ def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64], with_classes
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     create.set_layout(h5py.h5d.VIRTUAL)
     create.set_obj_track_times(False)
-    whole = h5py.h5s.create_simple((manifest.count, *manifest.shape))
+    whole = h5py.h5s.create_simple((manifest.count, *manifest.row_shape))
     for shard in manifest.shards:
-        part = (shard.rows, *manifest.shape)
-        whole.select_hyperslab((shard.first_row, 0, 0, 0), part)
+        part = (shard.rows, *manifest.row_shape)
+        whole.select_hyperslab((shard.first_row, *(0 for _ in manifest.row_shape)), part)
         create.set_virtual(whole, os.fsencode(shard.file), b"images", h5py.h5s.create_simple(part))
     whole.select_all()
     with h5py.File("store.h5", "w", libver=("earliest", "v110"), driver="core", backing_store=False) as file:

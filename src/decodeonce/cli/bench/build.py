@@ -29,10 +29,10 @@ from decodeonce.prep.building.status import read_status
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
+from decodeonce.prep.sources.base import SourceWrapper
 from decodeonce.store import StorePaths
 from decodeonce.store.files import make_folder, remove_tree
 from decodeonce.store.layout import Json
-from decodeonce.store.manifest import ImageClass
 
 RUN_ROWS = 16  # consecutive rows of the sample: a build in the source's order reads neighbors, too
 SCRATCH_BYTES = 1 << 30  # the most that is written
@@ -92,29 +92,19 @@ def remove_scratch() -> None:
             remove_tree(folder)
 
 
-class SampledSource(Source):
+class SampledSource(SourceWrapper):
     """A source with the given samples of another source."""
 
     def __init__(self, source: Source, entries: Sequence[Entry]) -> None:
-        super().__init__(source.root)
-        self.kind, self.read_unit = source.kind, source.read_unit
-        self._source, self._entries = source, entries
+        super().__init__(source)
+        self._entries = entries
+        self.column_names = ()  # the samples come from a plan, without their values
 
-    @property
-    def top(self) -> Path:
-        return self._source.top
-
-    def facts(self) -> Json:
-        return self._source.facts()
-
-    def classes(self) -> tuple[ImageClass, ...]:
-        return self._source.classes()
+    def warnings(self, samples: int) -> list[str]:
+        return []
 
     def entries(self) -> Iterator[Entry]:
         return iter(self._entries)
-
-    def read(self, entry: Entry) -> bytes:
-        return self._source.read(entry)
 
 
 def fair_sample(source: Source, listing: Listing, seed: int | None, rows: int) -> list[Entry]:

@@ -19,13 +19,13 @@ from PIL import Image
 
 from decodeonce import __version__
 from decodeonce.cli import printable
-from decodeonce.cli.drawing import ShownRow, legible, thumbnail
+from decodeonce.cli.drawing import ShownRow, legible, thumbnail, with_paired
 from decodeonce.cli.report import charts
 from decodeonce.cli.rows import CheckedRows, KeptBoxes, box_columns, evenly_spaced
 from decodeonce.errors import StoreError
 from decodeonce.formatting import counted, size_text
 from decodeonce.store import Reject, Store
-from decodeonce.store.manifest import VERSION, rows_text
+from decodeonce.store.manifest import rows_text
 from decodeonce.store.table import read_rejects
 from decodeonce.store.verify import bad_files, ranges_text
 
@@ -191,14 +191,15 @@ def _read_rows(
         rows.checked += not checked.problem
         if damaged:
             rows.damaged.append(row)
-        elif row in sample and pixels is not None:
+        elif row in sample and pixels:
             rows.counted += 1
             for channel in range(channels):
                 # Pillow takes 0.1 ms per row of 256x256, and np.bincount 1.5 ms.
-                rows.levels[channel] += np.array(Image.fromarray(pixels[..., channel]).histogram())
+                rows.levels[channel] += np.array(Image.fromarray(pixels[0][..., channel]).histogram())
         if row in shown:
             cls = None if labels is None else store.classes[labels[row]]
-            rows.shown[row] = ShownRow(row, thumbnail(pixels, boxes.of(row) if boxes else ()), cls, damaged)
+            image = thumbnail(with_paired(pixels), boxes.of(row) if boxes else ())
+            rows.shown[row] = ShownRow(row, image, cls, damaged)
         progress(1)
     return rows
 
@@ -218,7 +219,7 @@ def page(facts: Facts) -> bytes:
     template = environment().get_template("page.html")
     html = template.render(
         version=__version__,
-        format_version=VERSION,
+        format_version=manifest.version,
         policy=POLICY,
         name=legible(facts.store.paths.root.resolve().name),
         facts=facts,

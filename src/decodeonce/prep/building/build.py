@@ -6,6 +6,7 @@ import logging
 import mmap
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
@@ -58,7 +59,7 @@ def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expec
         >>> plan.count
         16
     """
-    paths = StorePaths(out)
+    paths, recipe = StorePaths(out), replace(recipe, paired=source.paired)
     check_output_dir(paths, source)
     decoders = decoder_versions(recipe.container)
     if paths.plan.exists():

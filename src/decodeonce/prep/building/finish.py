@@ -230,6 +230,7 @@ class _Finisher:
             files={},
             box_classes=None if (names := facts["manifest"].get("box_classes")) is None else tuple(names),
             decoder_crashes=self._crashes,
+            paired=plan.recipe.paired,
         )
 
 

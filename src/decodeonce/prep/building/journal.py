@@ -70,7 +70,8 @@ class PixelSums:
 
     def add(self, pixels: bytes, checksum: int) -> None:
         """Add a row."""
-        lines = np.frombuffer(pixels, np.uint8).reshape(self._height, -1)[checksum % self._step :: self._step]
+        image = np.frombuffer(pixels, np.uint8, self._height * self._sums.size)  # without what is paired with it
+        lines = image.reshape(self._height, -1)[checksum % self._step :: self._step]
         values = lines[: self._lines].astype(np.float32)  # at most 63 lines, so squares add up to less than 2**24
         self._sums += values.sum(axis=0)
         self._squares += np.einsum("ij,ij->j", values, values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from decodeonce.errors import BuildError, add_path_to_errors
@@ -58,6 +59,7 @@ def is_built(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect
         return False
     if paths.part.exists():
         raise BuildError(f"{out}: already holds a staged part of a store; choose another OUT, or remove it first")
+    recipe = replace(recipe, paired=source.paired)
     found, planned = open_store(out).manifest, recipe.facts(decoder_versions(recipe.container))
     if changes := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
         raise _different_store(paths.root, changes)

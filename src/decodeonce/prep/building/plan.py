@@ -251,6 +251,8 @@ def scan(source: Source, expect: int | None = None) -> Listing:
         fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _other_facts(entry))
         digest.update(fact)
         digest_with_times.update(b"%d\t%d\t%d\t%s" % (entry.mtime_ns, entry.unit, entry.place, fact))
+        if entry.planned:  # may hold times and places, too
+            digest_with_times.update(repr(entry.planned).encode())
         if entry.problem:
             rejects.append(Reject(entry.text, entry.problem, "rejected"))
             continue
@@ -423,6 +425,8 @@ def read_plan(paths: StorePaths) -> Plan:
 
 def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> Json:
     """Return the content of plan.json, without its digest."""
+    if taken := {c.name for c in (*listing.columns, *source.columns())} & {one.name for one in recipe.paired}:
+        raise BuildError(f"{source.root}: {min(taken)!r} is a column and a paired image; give one of them another name")
     block_rows = source.block_rows(len(listing), recipe.row_bytes)
     blocks = Blocks.of(len(listing), recipe.row_bytes, recipe.shard_size, block_rows)
     return {

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -35,7 +36,8 @@ from decodeonce.store.writer import trim_shards
 MOST_READS = 64  # at once: with 3 ms per image, enough for a latency of 200 ms
 MOST_BYTES = 64 << 20  # of images that are read ahead; a larger image is read alone
 ROWS_AHEAD = 512  # in which the next read unit is looked for: 1 s of decoding
-Read = tuple[Entry, Callable[[], bytes]]  # the function returns the encoded bytes
+Data = TypeVar("Data")
+Read = tuple[Entry, Callable[[], list[bytes]]]  # the function returns the encoded bytes, as `Source.read_all`
 
 
 class BlockDecoder:
@@ -52,10 +54,10 @@ class BlockDecoder:
         """Yield the entries, each with the function that returns its encoded bytes."""
         source = self._source
         if source.reads_ahead:
-            return read_ahead(source.read, entries)
+            return read_ahead(source.read_all, entries)
         if source.read_unit and is_url(source.root):
             return read_units_ahead(source, entries)
-        return ((entry, partial(source.read, entry)) for entry in entries)
+        return ((entry, partial(source.read_all, entry)) for entry in entries)
 
     def decode(
         self, block: Block, poison: dict[int, str], buffer: memoryview, reads: Iterable[Read] | None = None
@@ -94,24 +96,24 @@ class BlockDecoder:
         crashes = sum(number in poison for number in range(block.first, block.last))
         return BlockRecord(block.index, facts, rejects, boxes, sums.sums(), sums.squares(), crashes)
 
-    def _row(self, number: int, entry: Entry, read: Callable[[], bytes], poison: str | None) -> Row:
+    def _row(self, number: int, entry: Entry, read: Callable[[], list[bytes]], poison: str | None) -> Row:
         if poison:
             raise Undecodable(poison)
         try:
             self._heartbeat.start_reading(number)
-            data = read()
+            data, *paired = read()
             self._heartbeat.start_decoding(number)  # remains if the image kills this process, also by an exception
-            return self._maker.row(data, entry)
+            return self._maker.row(data, entry, *paired)
         except MemoryError:
             raise Stopped(f"{entry.text}: out of memory; run the same command again with fewer --workers") from None
 
 
-def read_ahead(read: Callable[[Entry], bytes], entries: Iterable[Entry]) -> Iterator[Read]:
+def read_ahead(read: Callable[[Entry], Data], entries: Iterable[Entry]) -> Iterator[tuple[Entry, Callable[[], Data]]]:
     """Read entries in threads, and yield them in their order.
 
     The latency decides how many are read at once: the number doubles when the decoder has to wait for one of as many.
     """
-    left, started, at_once, nbytes = iter(entries), deque[tuple[Entry, Future[bytes]]](), 4, 0
+    left, started, at_once, nbytes = iter(entries), deque[tuple[Entry, Future[Data]]](), 4, 0
     with ThreadPoolExecutor(MOST_READS) as threads:
         while True:
             while len(started) < at_once and nbytes < MOST_BYTES and (entry := next(left, None)) is not None:
@@ -130,8 +132,8 @@ def read_units_ahead(source: Source, entries: Iterable[Entry]) -> Iterator[Read]
     """Yield the entries with their reads. The first read of a unit lets the source start to read the next one."""
     left, held = iter(entries), deque[Entry]()
 
-    def read(entry: Entry, after: Entry) -> bytes:
-        data = source.read(entry)
+    def read(entry: Entry, after: Entry) -> list[bytes]:
+        data = source.read_all(entry)
         if after.unit != entry.unit:
             source.read_soon(after)
         return data

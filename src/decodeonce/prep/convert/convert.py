@@ -134,6 +134,7 @@ def open_conversion(
             shard_size=conversion.shard_size
             or (shard_size if type(shard_size) is int and shard_size > 0 else Recipe.shard_size),
             shuffle_seed=conversion.shuffle_seed,
+            paired=first.paired,
         )
     except ValueError as error:  # rows of another writer may be larger than a build can make
         raise BuildError(f"{opened[0].paths.root}: {error}") from None
@@ -165,6 +166,7 @@ def check_mergeable(stores: Sequence[Store]) -> None:
 
 def _columns_text(manifest: Manifest) -> str:
     columns = sorted(f"{c.name} ({c.dtype}{list(c.shape)})" for c in manifest.columns)
+    columns += [f"{one.text} (paired)" for one in manifest.paired]
     if manifest.box_classes is not None:  # without class names, the box labels of two stores cannot be compared
         columns.append("the names of box_labels")
     return f"the columns {', '.join(columns)}" if columns else "no columns"

@@ -12,6 +12,7 @@ from decodeonce.prep.sources.holders import SourceFiles, source_file
 from decodeonce.store.checks import check_file
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import verify_command
+from decodeonce.store.manifest import Manifest
 from decodeonce.store.reader import open_store
 from decodeonce.store.table import Sample
 
@@ -65,16 +66,20 @@ class StoreRows:
         self._files.close()
 
 
-def resized(pixels: bytes, shape: tuple[int, int, int], recipe: Recipe) -> bytes:
-    """Return a row of `shape`, resized if the recipe has another size."""
-    if shape == recipe.shape:
+def resized(pixels: bytes, manifest: Manifest, recipe: Recipe) -> bytes:
+    """Return a row of the store with this manifest, resized if the recipe has another size."""
+    if manifest.shape == recipe.shape:
         return pixels
     from PIL import Image  # here, so that a missing Pillow is reported like in a build
 
     from decodeonce.prep.pixels.decode import FILTERS
 
-    image = Image.frombuffer("RGB", (shape[1], shape[0]), pixels, "raw", "RGB", 0, 1)
-    return image.resize((recipe.width, recipe.height), FILTERS[recipe.filter]).tobytes("raw", "RGB")
+    made = bytearray()
+    for part, (height, width, *channels) in manifest.parts.values():
+        mode, filter_ = ("RGB", FILTERS[recipe.filter]) if channels else ("L", Image.Resampling.NEAREST)
+        image = Image.frombuffer(mode, (width, height), pixels[part], "raw", mode, 0, 1)
+        made += image.resize((recipe.width, recipe.height), filter_).tobytes("raw", mode)
+    return bytes(made)
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from decodeonce.prep.pixels.versions import DISTRIBUTIONS
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import DecodedRows, Source
 from decodeonce.store.hashing import canonical, hexdigest
-from decodeonce.store.layout import Json
+from decodeonce.store.layout import Json, Paired
 from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass, Manifest, overlap
 from decodeonce.store.select import Selection, labels_of, matching_lines
 from decodeonce.store.table import Reject, read_rejects
@@ -55,6 +55,11 @@ class StoreSource(Source):
         super().__init__(root)
         self._facts: Json = {"stores": stores, "selection": selection, "sort": sort, "size": size}
         self._stores, self._selection, self._sort, self._size = stores, Selection(**selection), sort, size
+
+    @property
+    def paired(self) -> tuple[Paired, ...]:  # type: ignore[override]
+        """What is paired with the images, the same in all stores."""
+        return self.inputs[0].manifest.paired
 
     @cached_property
     def inputs(self) -> list[StoreRows]:
@@ -138,10 +143,10 @@ class StoreSource(Source):
         self._recipe = recipe
         return self
 
-    def row(self, data: bytes, entry: Entry) -> Row:
-        """Return the new row for the bytes of a stored row."""
+    def row(self, data: bytes, entry: Entry, *paired: bytes) -> Row:
+        """Return the new row for the bytes of a stored row, which hold what is paired with its image."""
         rows = self.inputs[entry.unit]
-        sample, pixels = rows.sample(entry.place), resized(data, rows.manifest.shape, self._recipe)
+        sample, pixels = rows.sample(entry.place), resized(data, rows.manifest, self._recipe)
         return Row(pixels, sample.width, sample.height, "", sample.digest, box=sample.box)
 
     def columns(self) -> list[Column]:

@@ -122,10 +122,12 @@ def export_store(
     """Write every row of a store as an image into a new folder, and check the checksum of each row.
 
     The form "folder" writes DEST/<class>/<row>_<stem of the source name>.png. The row has eight digits, so names are
-    unique and not hidden. A class without rows becomes an empty folder.
+    unique and not hidden. A class without rows becomes an empty folder. If the store has masks, the folders of the
+    classes are in DEST/images and, for example, DEST/mask.
 
     The form "webdataset" writes DEST/shard-000000.tar and so on. A row has three members: <row>.png, <row>.cls with
-    its label, and <row>.json with its line of samples.tsv, its columns and the class names of its boxes.
+    its label, and <row>.json with its line of samples.tsv, its columns and the class names of its boxes. A mask is one
+    more member, such as <row>.mask.png.
 
     DEST/classes.txt lists the classes in label order. PNG keeps every pixel. The bytes depend on the store, the
     settings and the encoder, not on `workers`.
@@ -168,7 +170,8 @@ def export_store(
         renamed = claimed and not paths.images.exists()  # a run was killed right after the rename
         if not os.path.lexists(paths.dest):
             if renamed or not claimed:
-                _begin(paths, facts, folders, [cls.name for cls in source.classes])
+                parts = list(source.manifest.parts) if source.manifest.paired and folders else []
+                _begin(paths, facts, parts, folders, [cls.name for cls in source.classes])
             blocks = _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
             if len(Journals(paths.journals).blocks()) < blocks:  # as may happen without locks
                 raise Stopped(
@@ -239,8 +242,10 @@ def _is_claimed(paths: ExportPaths, facts: dict[str, object]) -> bool:
     return True
 
 
-def _begin(paths: ExportPaths, facts: dict[str, object], folders: list[str], names: list[str]) -> None:
-    """Create empty folders, and last the claim that identifies the export."""
+def _begin(
+    paths: ExportPaths, facts: dict[str, object], parts: list[str], folders: list[str], names: list[str]
+) -> None:
+    """Create empty folders, those of the classes in each of `parts`, and last the claim that identifies the export."""
     ours = (paths.journals, paths.scratch, paths.images)
     foreign = {*os.listdir(paths.work)} - {LOCK, *(path.name for path in (*ours, paths.claim))}
     if foreign:
@@ -250,11 +255,12 @@ def _begin(paths: ExportPaths, facts: dict[str, object], folders: list[str], nam
     for folder in ours:
         remove_tree(folder)
         make_folder(folder)
-    for name in folders:
+    for name in (*parts, *(os.path.join(part, name) for part in parts or [""] for name in folders)):
         disk.mkdir(paths.images / name)
     if CLASS_LIST not in folders and all(name == name.strip() and name.isprintable() for name in names):
         write_atomic(paths.images / CLASS_LIST, [b"".join(encoded_name(name) + b"\n" for name in names)])
-    sync_folder(paths.images)
+    for part in (*parts, ""):
+        sync_folder(paths.images / part)
     write_atomic(paths.claim, [json.dumps(facts).encode()], scratch=paths.scratch)
 
 
@@ -307,14 +313,18 @@ class ImageWriter:
     ) -> None:
         self._rows = StoreRows(source.paths.root, source.manifest.digest)
         self._paths, self._settings, self._progress = paths, settings, progress
-        self._folders = [paths.images / os.fsdecode(encoded_name(cls.name)) for cls in source.classes]
+        self._names = [os.fsdecode(encoded_name(cls.name)) for cls in source.classes]
         self._journal = Journal(paths.journals, 0, 1)
 
     def write(self, block: int) -> None:
         """Write a block; raise StoreError if a row is damaged."""
         if self._settings.form == "folder":
             with ThreadPoolExecutor(SYNC_THREADS) as threads:
-                saved = [threads.submit(self._save, self._path(s), [image]) for s, image in self._images(block)]
+                saved = [
+                    threads.submit(self._save, self._path(sample, name, suffix), [image])
+                    for sample, images in self._images(block)
+                    for name, (suffix, image) in images.items()
+                ]
                 for file in saved:
                     file.result()
         else:
@@ -326,23 +336,26 @@ class ImageWriter:
         self._rows.close()
         self._journal.close()
 
-    def _path(self, sample: Sample) -> Path:
+    def _path(self, sample: Sample, part: str, suffix: str) -> Path:
         stem = os.path.splitext(sample.source.rpartition("/")[2])[0].replace("\0", "?")
         name = name_bytes(f"{sample.row:08d}_{stem}")
         end = NAME_BYTES
         while len(name) > end and name[end] & 0xC0 == 0x80:  # do not cut within a character
             end -= 1
-        return self._folders[sample.label] / (os.fsdecode(name[:end]) + self._settings.suffix)
+        top = self._paths.images / (part if self._rows.manifest.paired else "")
+        return top / self._names[sample.label] / (os.fsdecode(name[:end]) + suffix)
 
     def _tar(self, block: int) -> Iterator[bytes]:
-        for sample, image in self._images(block):
+        for sample, images in self._images(block):
             facts = asdict(sample)
             facts["class"] = facts.pop("class_name")
             store = self._rows.store
             facts |= {name: column[sample.row].tolist() for name, column in store.columns.items()}
             if store.manifest.box_classes is not None:
                 facts["box_classes"] = [store.box_classes[label] for label in facts["box_labels"] if label >= 0]
-            yield _tar_member(f"{sample.row:08d}{self._settings.suffix}", image)
+            for name, (suffix, image) in images.items():
+                part = "" if name == "images" else f".{name}"
+                yield _tar_member(f"{sample.row:08d}{part}{suffix}", image)
             yield _tar_member(f"{sample.row:08d}.cls", b"%d" % sample.label)
             yield _tar_member(f"{sample.row:08d}.json", json.dumps(facts).encode())
         yield bytes(2 * tarfile.BLOCKSIZE)
@@ -350,13 +363,16 @@ class ImageWriter:
     def _save(self, path: Path, chunks: Iterable[bytes]) -> None:
         write_atomic(path, chunks, scratch=self._paths.scratch)
 
-    def _images(self, block: int) -> Iterator[tuple[Sample, bytes]]:
-        """Yield each row of a block as an encoded image."""
-        size, (height, width, channels) = self._settings.block_rows(self._rows.store), self._rows.manifest.shape
+    def _images(self, block: int) -> Iterator[tuple[Sample, dict[str, tuple[str, bytes]]]]:
+        """Yield each row of a block as encoded images by name, each with its suffix. Masks are always PNG."""
+        size, parts = self._settings.block_rows(self._rows.store), self._rows.manifest.parts
         for row in range(block * size, min((block + 1) * size, len(self._rows.store))):
-            sample = self._rows.sample(row)
-            image = Image.frombytes(MODES[channels], (width, height), self._rows.read(row))
-            yield sample, _encoded(image, self._settings.quality)
+            sample, data, images = self._rows.sample(row), self._rows.read(row), {}
+            for name, (part, (height, width, *channels)) in parts.items():
+                image = Image.frombytes(MODES[channels[0] if channels else 1], (width, height), data[part])
+                suffix, quality = (self._settings.suffix, self._settings.quality) if channels else (".png", None)
+                images[name] = suffix, _encoded(image, quality)
+            yield sample, images
             self._progress(1)
 
 

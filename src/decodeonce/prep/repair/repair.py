@@ -82,8 +82,9 @@ def repair_store(
         path: Path of the store or staged part.
         source: What the store was built from, or a finished store that has its rows. None repairs only what the rest
             of the store determines, such as labels, checksums and headers of shards.
-        options: Arguments of the function that opened the source for the build, such as {"split": "val"}. None: those
-            that the store records. Stores of earlier releases record none.
+        options: Arguments of the function that opened the source for the build, such as {"split": "val"}, and the
+            folders of masks, {"paired": {"mask": "masks"}}, which no store records. None: those that the store records.
+            Stores of earlier releases record none.
         progress: Function that is called with the number of rows checked since its last call.
 
     Returns:
@@ -237,7 +238,7 @@ class _StoreRepair:
         for shard in self._bad_shards():
             if shard.file in self._file_reasons:
                 continue
-            container, shape = CONTAINERS[self._manifest.container], (shard.rows, *self._manifest.shape)
+            container, shape = CONTAINERS[self._manifest.container], (shard.rows, *self._manifest.row_shape)
             head = container.head(shape, size=shard.data_offset, scratch=self._paths.repair)
             if hexdigest(head) == shard.meta_xxh3:
                 self._heads[shard.file] = head

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.host import usable_cores
@@ -21,9 +21,10 @@ from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Filter, Recipe, check_choice
 from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
 from decodeonce.prep.sources import KINDS, SOURCES, Source, find_opener, find_registered, has_opener
-from decodeonce.prep.sources.base import WITH_BOXES
+from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED
+from decodeonce.prep.sources.paired import open_with_paired
 from decodeonce.store.hashing import hexdigest
-from decodeonce.store.layout import Json
+from decodeonce.store.layout import Json, Paired
 from decodeonce.store.manifest import REBUILD, Manifest, read_manifest
 from decodeonce.store.table import Sample
 
@@ -78,7 +79,7 @@ class ImageRows:
         mapped = any(recipe.map for recipe in self._recipes)
         threads = 1 if mapped else usable_cores()  # a map is code of the user, which need not be thread-safe
 
-        def decode(found: tuple[Sample, bytes]) -> tuple[Sample, Pixels]:
+        def decode(found: tuple[Sample, list[bytes]]) -> tuple[Sample, Pixels]:
             return found[0], self._decode(*found, is_right)
 
         with ThreadPoolExecutor(threads) as pool:
@@ -88,8 +89,10 @@ class ImageRows:
             why = problems.get(name) or f"not in {self._src}; pass what the store was built from"
             yield from ((sample, Reason(why, sample.source)) for sample in missing)
 
-    def _read(self, left: dict[bytes, list[Sample]], problems: dict[bytes, str]) -> Iterator[tuple[Sample, bytes]]:
-        """Yield the samples in `left`, which are by name, with their images, and remove them there.
+    def _read(
+        self, left: dict[bytes, list[Sample]], problems: dict[bytes, str]
+    ) -> Iterator[tuple[Sample, list[bytes]]]:
+        """Yield the samples in `left`, which are by name, with what is read of them, and remove them there.
 
         `problems` gets why other images cannot be used, by name.
         """
@@ -100,11 +103,11 @@ class ImageRows:
                     problems[name] = entry.problem
                     continue
                 try:
-                    data = self._source.read(entry)
+                    data = self._source.read_all(entry)
                 except Undecodable as error:
                     problems[name] = f"{os.fsdecode(self._source.holder(entry))}: {error}"
                     continue
-                digest = hexdigest(data)
+                digest = hexdigest(data[0])
                 fitting = [sample for sample in left[name] if sample.digest == digest]
                 left[name] = [sample for sample in left[name] if sample.digest != digest]
                 if not fitting:
@@ -113,12 +116,12 @@ class ImageRows:
         except BuildError as error:  # a damaged archive: what was found before is of use
             problems.update({name: str(error) for name in left if name not in problems})
 
-    def _decode(self, sample: Sample, data: bytes, is_right: IsRight) -> Pixels:
+    def _decode(self, sample: Sample, data: list[bytes], is_right: IsRight) -> Pixels:
         why = "decodes to different pixels"
         for decoder, recipe in zip(self._decoders.each, self._recipes, strict=True):
             for entry in _entries(sample, recipe):
                 try:
-                    pixels = decoder.row(data, entry).pixels
+                    pixels = decoder.row(data[0], entry, *data[1:]).pixels
                 except (Undecodable, LeftOut) as error:
                     why = f"cannot be decoded ({error})"
                     continue
@@ -133,12 +136,17 @@ def reopen_source(manifest: Manifest, src: str, options: Mapping[str, object]) -
     Args:
         manifest: The store's manifest.
         src: The source of the build. For a list, it may be the folder that its paths start from.
-        options: Arguments of the opener that the manifest lacks or that differ now; "kind" names another opener.
+        options: Arguments of the opener that the manifest lacks or that differ now; "kind" names another opener, and
+            "paired" is the folder of each mask or second image by name.
 
     Raises:
         BuildError: If SRC is not such a source.
     """
-    recorded = str(manifest.source.get("kind")).removesuffix(WITH_BOXES)
+    options = dict(options)
+    asked: Any = options.pop("paired", {})
+    where = {Paired.parse(name).name: folder for name, folder in asked.items()}
+    folders = {one.text: where[one.name] for one in manifest.paired if one.name in where}
+    recorded = str(manifest.source.get("kind")).removesuffix(WITH_BOXES).removesuffix(WITH_PAIRED)
     # imagenet-tar is one of the forms that the opener of imagenet detects.
     openers = [kind for kind in (recorded, recorded.partition("-")[0]) if has_opener(kind)]
     # Selected and merged stores do not name the kinds of their inputs.
@@ -160,9 +168,16 @@ def reopen_source(manifest: Manifest, src: str, options: Mapping[str, object]) -
         for name, value in given.items():
             if get_origin(hints.get(name)) is Literal:  # the command line checks choices, so openers need not
                 check_choice(name, value, hints[name])
-        return opener(src, **given, follow_links=True)
+        members: Any = given.pop("paired", {})
+        if "paired" in hints:  # suffixes of the members of a tar; a manifest must not name folders
+            folders = folders or members
+        source = open_with_paired(opener, src, folders, **given, follow_links=True)
     except (TypeError, AttributeError, ValueError) as error:  # options of another kind, or a damaged manifest
         raise BuildError(f"{src}: cannot be opened as {kind}: {error}; pass the flags of the build") from None
+    if source.paired != manifest.paired:
+        flags = " ".join(f"--paired {one.name}=DIR" for one in manifest.paired) or "no --paired"
+        raise BuildError(f"{src}: the store's images are paired with others; pass those of the build: {flags}")
+    return source
 
 
 def recipes_of(facts: Json) -> list[Recipe]:
@@ -172,7 +187,7 @@ def recipes_of(facts: Json) -> list[Recipe]:
     try:
         others = ("selected", "columns")  # these change no pixel
         return [Recipe.from_facts({key: value for key, value in facts.items() if key not in others})]
-    except (KeyError, TypeError, ValueError):  # rows were resized, or another writer made the store
+    except (KeyError, TypeError, ValueError, AttributeError):  # rows were resized, or another writer made the store
         return []
 
 
@@ -201,6 +216,9 @@ class StoredRows:
         self._rows = StoreRows(path, read_manifest(path / "store.json").digest)
         (height, width, _), theirs = manifest.shape, self._rows.manifest.shape
         self._recipe: Recipe | None = None
+        if manifest.paired != self._rows.manifest.paired:
+            expected = ", ".join(one.text for one in manifest.paired) or "no paired images"
+            raise BuildError(f"{path}: expected a store with {expected}; pass another one, or the images")
         if manifest.shape == theirs:
             return
         sizes, filter_ = manifest.recipe.get("resized_from"), manifest.recipe.get("resize_filter", "")
@@ -228,7 +246,7 @@ class StoredRows:
                 why = f"also damaged in {self._path}"
                 continue
             if self._recipe:
-                pixels = resized(pixels, self._rows.manifest.shape, self._recipe)
+                pixels = resized(pixels, self._rows.manifest, self._recipe)
             if is_right(sample.row, pixels):
                 return pixels
             why = f"has different pixels in {self._path}; pass as --from a copy of the store to repair"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from decodeonce.prep.sources.folder import open_folder as open_folder
     from decodeonce.prep.sources.imagenet import ImagenetSource as ImagenetSource
     from decodeonce.prep.sources.imagenet import open_imagenet as open_imagenet
+    from decodeonce.prep.sources.paired import PairedSource as PairedSource
     from decodeonce.prep.sources.parquet import ParquetSource as ParquetSource
     from decodeonce.prep.sources.parquet import open_parquet as open_parquet
     from decodeonce.prep.sources.webdataset import WebdatasetSource as WebdatasetSource
@@ -140,14 +141,19 @@ def find_registered(kind: str) -> Registered:
 
 def open_source(kind: str, root: Path, facts: Json) -> Source:
     """Make the source that a plan names."""
-    from decodeonce.prep.sources.base import WITH_BOXES
+    from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED
 
-    if not kind.endswith(WITH_BOXES):
-        source: Source = _load(kind, find_registered(kind).source)(root, **facts)
-        return source
-    from decodeonce.prep.sources.boxed import BoxedSource
+    if kind.endswith(WITH_BOXES):
+        from decodeonce.prep.sources.boxed import BoxedSource
 
-    return BoxedSource.from_facts(open_source(kind.removesuffix(WITH_BOXES), root, facts["source"]), facts)
+        return BoxedSource.from_facts(open_source(kind.removesuffix(WITH_BOXES), root, facts["source"]), facts)
+    if kind.endswith(WITH_PAIRED):
+        from decodeonce.prep.sources.paired import PairedSource
+
+        own = {name: value for name, value in facts.items() if name != "source"}
+        return PairedSource(open_source(kind.removesuffix(WITH_PAIRED), root, facts["source"]), **own)
+    source: Source = _load(kind, find_registered(kind).source)(root, **facts)
+    return source
 
 
 def find_opener(kind: str) -> Callable[..., Source]:

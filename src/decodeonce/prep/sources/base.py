@@ -15,11 +15,12 @@ from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, RowMaker
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.remote import is_url
-from decodeonce.store.layout import Json
+from decodeonce.store.layout import Json, Paired
 from decodeonce.store.manifest import Column, ImageClass
 from decodeonce.store.table import Reject
 
-WITH_BOXES = "+boxes"  # suffix of `kind` for a source with boxes
+# Suffixes of `kind` for a source with boxes, and for one with masks or second images in other folders.
+WITH_BOXES, WITH_PAIRED = "+boxes", "+paired"
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Source(ABC):
             a shuffle seed is given, a seed permutes whole units, and one worker reads all rows of a unit.
         column_names: Names of the columns of numbers; default (). Every entry without a problem has one value for each
             of them in `Entry.values`.
+        paired: Masks and second images that `read_all` returns for each entry; default ().
 
     Example:
         >>> import os
@@ -107,6 +109,7 @@ class Source(ABC):
     kind: str
     read_unit: str = ""
     column_names: tuple[str, ...] = ()
+    paired: tuple[Paired, ...] = ()
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -197,6 +200,10 @@ class Source(ABC):
             Undecodable: If these bytes alone are damaged. The text is the reason in rejects.tsv.
         """
 
+    def read_all(self, entry: Entry) -> list[bytes]:
+        """Return what `read` returns, followed by the encoded image of each of `paired`. Raises as `read`."""
+        return [self.read(entry)]
+
     def read_soon(self, entry: Entry) -> None:
         """Start to read what `read(entry)` will need, while other samples are decoded; default: do nothing.
 
@@ -262,3 +269,66 @@ class Source(ABC):
     def row_maker(self, recipe: Recipe) -> RowMaker | None:
         """Return what turns the bytes from `read` into rows, or None (the default) if they are encoded images."""
         return None
+
+
+class SourceWrapper(Source):
+    """A source that changes another one: by default, every method is that of the other source.
+
+    Args:
+        source: The other source.
+        suffix: What to add to its kind.
+    """
+
+    def __init__(self, source: Source, suffix: str = "") -> None:
+        super().__init__(source.root)
+        self.kind, self.read_unit = source.kind + suffix, source.read_unit
+        self.column_names, self.paired = source.column_names, source.paired
+        self.source = source
+
+    @property
+    def top(self) -> Path:
+        return self.source.top
+
+    @property
+    def keeps_order(self) -> bool:
+        return self.source.keeps_order
+
+    @property
+    def found(self) -> str:
+        return self.source.found
+
+    def warnings(self, samples: int) -> list[str]:
+        return self.source.warnings(samples)
+
+    def facts(self) -> Json:
+        return self.source.facts()
+
+    def classes(self) -> tuple[ImageClass, ...]:
+        return self.source.classes()
+
+    def entries(self) -> Iterator[Entry]:
+        return self.source.entries()
+
+    def read(self, entry: Entry) -> bytes:
+        return self.source.read(entry)
+
+    def read_all(self, entry: Entry) -> list[bytes]:
+        return self.source.read_all(entry)
+
+    def read_soon(self, entry: Entry) -> None:
+        self.source.read_soon(entry)
+
+    def options(self) -> Json:
+        return self.source.options()
+
+    def holder(self, entry: Entry) -> bytes:
+        return self.source.holder(entry)
+
+    def columns(self) -> list[Column]:
+        return self.source.columns()
+
+    def column_values(self, column: Column, rows: DecodedRows) -> np.ndarray:
+        return self.source.column_values(column, rows)
+
+    def row_maker(self, recipe: Recipe) -> RowMaker | None:
+        return self.source.row_maker(recipe)

@@ -39,10 +39,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, raise_file_system_failure
-from decodeonce.prep.entry import WHOLE, Box, Entry, RowMaker, name_bytes, name_text
+from decodeonce.prep.entry import WHOLE, Box, Entry, name_bytes, name_text
 from decodeonce.prep.pixels.geometry import fit_to, turned_box, upright
-from decodeonce.prep.recipe import BoxOrigin, BoxRules, Recipe
-from decodeonce.prep.sources.base import WITH_BOXES, DecodedRows, Source
+from decodeonce.prep.recipe import BoxOrigin, BoxRules
+from decodeonce.prep.sources.base import WITH_BOXES, DecodedRows, Source, SourceWrapper
 from decodeonce.prep.sources.files import parallel_map, stem_of
 from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
 from decodeonce.store.layout import Json
@@ -57,7 +57,7 @@ SHIFTS: dict[BoxOrigin, tuple[int, int]] = {"0": (0, 1), "1": (-1, 0), "edge": (
 EDGES, NUMBERS = "edges", "numbers"  # planned for kept boxes: 4 fractions each, then NaN; number of the name, then -1
 
 
-class BoxedSource(Source):
+class BoxedSource(SourceWrapper):
     """A source whose images have bounding boxes from COCO's JSON, or from XML annotations of ILSVRC or Pascal VOC.
 
     By default every object becomes a row of its own. With `rules.keep`, whole images are kept, with up to `keep` boxes
@@ -94,10 +94,7 @@ class BoxedSource(Source):
         origin: BoxOrigin | None = None,
         follow_links: bool = False,
     ) -> None:
-        super().__init__(source.root)
-        self.kind, self.read_unit = source.kind + WITH_BOXES, source.read_unit
-        self.column_names = source.column_names
-        self.source = source
+        super().__init__(source, WITH_BOXES)
         self.boxes = boxes
         self.rules = rules
         self._origin = origin
@@ -110,14 +107,6 @@ class BoxedSource(Source):
         boxed = cls(source, Path(facts["boxes"]), BoxRules(**facts["rules"]))
         boxed._numbers = {name: number for number, name in enumerate(facts["names"])}
         return boxed
-
-    @property
-    def top(self) -> Path:
-        return self.source.top
-
-    @property
-    def keeps_order(self) -> bool:
-        return self.source.keeps_order
 
     @property
     def found(self) -> str:
@@ -133,9 +122,6 @@ class BoxedSource(Source):
     def facts(self) -> Json:
         own = {"boxes": str(self.boxes), "rules": asdict(self.rules), "names": list(self._numbers)}
         return {"source": self.source.facts(), **own}
-
-    def options(self) -> Json:
-        return self.source.options()
 
     def classes(self) -> tuple[ImageClass, ...]:
         """Return the inner source's classes, then new classes of objects. They are complete after `entries` has run."""
@@ -166,15 +152,6 @@ class BoxedSource(Source):
             if not used:
                 raise BuildError(f"{self.boxes}: {unused[0]} and all other annotations match no image in {self.root}")
             self._note(f"annotations in {self.boxes} that match no image", unused[0], len(unused))
-
-    def read(self, entry: Entry) -> bytes:
-        return self.source.read(entry)
-
-    def holder(self, entry: Entry) -> bytes:
-        return self.source.holder(entry)
-
-    def row_maker(self, recipe: Recipe) -> RowMaker | None:
-        return self.source.row_maker(recipe)
 
     def columns(self) -> list[Column]:
         """Return the inner source's columns, then those of the kept boxes."""
@@ -250,8 +227,8 @@ class BoxedSource(Source):
         edges = [*chain(*boxes), *WHOLE * ((keep or 1) - len(boxes))]
         numbers: list[float] = [self._number(name) for name in names]
         planned = {EDGES: edges, NUMBERS: numbers + [-1] * (keep - len(names))} if keep else {"box": edges}
-        facts = (*(",".join(map(repr, box)) for box in boxes), *map(ascii, names))
-        return replace(entry, planned=planned, facts=facts)
+        facts = (*entry.facts, *(",".join(map(repr, box)) for box in boxes), *map(ascii, names))
+        return replace(entry, planned={**entry.planned, **planned}, facts=facts)
 
     def _usable(self, entry: Entry, annotation: Annotation) -> Iterator[tuple[str, Box]]:
         for name, edges in annotation.objects:

@@ -27,6 +27,7 @@ from decodeonce.prep.sources.folder import ClassList, check_no_duplicates
 from decodeonce.prep.sources.labels import LabelledSource
 from decodeonce.prep.sources.parquet import class_names as names_in_schema
 from decodeonce.prep.sources.parquet import column, find_columns
+from decodeonce.store.layout import Paired
 
 SAMPLES_AT_ONCE = 64  # that a process lists before it reports them
 TABLE_ROWS_AT_ONCE = 1 << 14  # of a Hugging Face dataset, whose listing reads no images
@@ -41,19 +42,22 @@ class Sample(NamedTuple):
         data: The bytes of an image file; b"" if only the other values were read.
         label: The class number or name as text; None without a label.
         numbers: Values of columns by name.
+        paired: The bytes of image files of masks and second images by name.
     """
 
     data: bytes
     label: str | None
     numbers: Mapping[str, Any]
+    paired: Mapping[str, bytes] = {}
 
 
 class IndexedDataset:
-    """A dataset whose samples are (image, label) or (image, label, {"column": numbers}).
+    """A dataset whose samples are (image, label) or (image, label, {"column": numbers, "mask": mask}).
 
     Attributes:
         class_names: The dataset's `classes`; None if it has none.
         columns: The names of the first sample's columns.
+        paired: The masks and second images of the first sample.
         fingerprint: A text that changes with the dataset; "" if only reading all samples tells.
         description: What the dataset is, in words.
     """
@@ -73,16 +77,23 @@ class IndexedDataset:
     def columns(self) -> list[str]:
         return list(self.read(0).numbers)
 
+    @cached_property
+    def paired(self) -> list[Paired]:
+        return [Paired(name, 3 if data.startswith(b"P6") else 1) for name, data in self.read(0).paired.items()]
+
     def read(self, index: int) -> Sample:
         """Return a sample; raise Undecodable if it is not one, or whatever the dataset raises."""
         item = self._dataset[index]
         if not isinstance(item, tuple | list) or len(item) not in (2, 3):
             found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
             raise Undecodable(f"found a {found}, expected (image, label) or (image, label, {{'column': numbers}})")
-        image, label, numbers = (*item, {})[:3]
-        if not isinstance(numbers, Mapping):
-            raise Undecodable(f"third value is a {type(numbers).__name__}, expected {{'column': numbers}}")
-        return Sample(encoded(image), _label_text(label), json.loads(json.dumps(dict(numbers), default=_plain)))
+        image, label, others = (*item, {})[:3]
+        if not isinstance(others, Mapping):
+            raise Undecodable(f"third value is a {type(others).__name__}, expected {{'column': numbers}}")
+        data = encoded(image)
+        paired = {name: mask for name, value in others.items() if (mask := _encoded_mask(name, value))}
+        numbers = {name: value for name, value in others.items() if name not in paired}
+        return Sample(data, _label_text(label), json.loads(json.dumps(numbers, default=_plain)), paired)
 
 
 class HuggingFaceDataset:
@@ -95,6 +106,7 @@ class HuggingFaceDataset:
     """
 
     samples_at_once = TABLE_ROWS_AT_ONCE
+    paired: Sequence[Paired] = ()
 
     def __init__(self, dataset: Any, name: str, **asked: Any) -> None:
         if dataset.format["type"] == "custom":
@@ -148,6 +160,7 @@ class DatasetSource(LabelledSource):
         label_column: Name of a Hugging Face dataset's column of labels; default "": the only one.
         length: Number of samples when the source was made; default None: it is made now.
         fingerprint: The fingerprint of the Hugging Face dataset at that time.
+        paired: The masks ("mask") and second images ("target:rgb") at that time.
 
     Raises:
         BuildError: If the dataset cannot be imported or made, or is not one.
@@ -160,7 +173,7 @@ class DatasetSource(LabelledSource):
 
     kind = "dataset"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last three are for workers
         self,
         root: str | Path,
         *,
@@ -170,14 +183,19 @@ class DatasetSource(LabelledSource):
         label_column: str = "",
         length: int | None = None,
         fingerprint: str = "",
+        paired: Sequence[str] = (),
     ) -> None:
         self._made_from, self._name = Path(root), Path(root).name
         self._asked = {"image_column": image_column, "label_column": label_column}
         self._length, self._fingerprint = length, fingerprint
         self._wanted = column
+        self.paired = tuple(map(Paired.parse, paired))
         if length is None:
             self._length, self._fingerprint = len(self._dataset), self._dataset.fingerprint
-            column = self._first_columns() if column is None else column
+            columns, found = self._of_first_sample()
+            self.paired = tuple(one for one in found if column is None or one.name in column)
+            paired = [one.name for one in self.paired]
+            column = columns if column is None else [name for name in column if name not in paired]
             if classes is None and (names := self._dataset.class_names) is not None:
                 classes = ClassList(names, f"the classes of {self._name}")
                 check_no_duplicates(classes)
@@ -192,7 +210,8 @@ class DatasetSource(LabelledSource):
 
     def _own_facts(self) -> dict[str, Any]:
         own = {"column": list(self.column_names), "length": self._length, "fingerprint": self._fingerprint}
-        return {**self._asked, **own, "classes": self._requested}
+        paired = {"paired": [one.text for one in self.paired]} if self.paired else {}
+        return {**self._asked, **own, **paired, "classes": self._requested}
 
     def fingerprint(self) -> Any:
         return self._own_facts() if self._fingerprint else None
@@ -245,6 +264,10 @@ class DatasetSource(LabelledSource):
         return json.dumps(rows)
 
     def read(self, entry: Entry) -> bytes:
+        return self.read_all(entry)[0]
+
+    def read_all(self, entry: Entry) -> list[bytes]:
+        """Return the image and what is paired with it; raise BuildError if the sample differs from the listed one."""
         with limited_memory(None):  # a dataset may keep much memory
             sample = self._sample(entry.place)
         if entry.mtime_ns not in (0, self._version(sample)):
@@ -253,7 +276,7 @@ class DatasetSource(LabelledSource):
                 "and columns each time: remove random transforms from the dataset; if its data changed, remove OUT and "
                 "build again"
             )
-        return sample.data
+        return [sample.data, *(sample.paired[one.name] for one in self.paired)]
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
         assert self._length is not None
@@ -272,6 +295,8 @@ class DatasetSource(LabelledSource):
             if isinstance(error, OSError):
                 raise_file_system_failure(error, f"{self._name}[{index}]")
             raise Undecodable(f"{type(error).__name__}: {error}") from None
+        if missing := [one.name for one in self.paired if one.name not in sample.paired]:
+            problem = f"{missing[0]} is missing, or is not an image as in the first sample"
         if problem:
             raise Undecodable(problem)
         return sample
@@ -282,14 +307,16 @@ class DatasetSource(LabelledSource):
         hashed = xxhash.xxh3_64(facts.encode())
         if not self._fingerprint:
             hashed.update(sample.data)
+            for one in self.paired:
+                hashed.update(sample.paired[one.name])
         return hashed.intdigest() >> 1 | 1  # fits int64; 0 means unknown
 
-    def _first_columns(self) -> list[str]:
-        """Return the columns of the first sample; none if there is no sample or it cannot be read."""
+    def _of_first_sample(self) -> tuple[list[str], Sequence[Paired]]:
+        """Return columns, masks and second images of the first sample; none if it is missing or cannot be read."""
         try:
-            return self._dataset.columns if len(self._dataset) else []
+            return (self._dataset.columns, self._dataset.paired) if len(self._dataset) else ([], [])
         except Exception:  # a user's dataset may raise anything; listing reports it
-            return []
+            return [], []
 
     @cached_property
     def _dataset(self) -> IndexedDataset | HuggingFaceDataset:
@@ -392,6 +419,22 @@ def encoded(image: object) -> bytes:
         f"{image.dtype} {image.shape}" if hasattr(image, "dtype") and hasattr(image, "shape") else type(image).__name__
     )
     raise Undecodable(f"image is {found}, {EXPECTED_IMAGE}")
+
+
+def _encoded_mask(name: str, value: Any) -> bytes:
+    """Return a mask or second image as a PGM or PPM file; b"" if the value is a number or a list of numbers."""
+    from PIL import Image
+
+    if isinstance(value, Image.Image):
+        kept = value.mode in ("1", "L", "P")
+        return _netpbm(np.asarray(value if kept else value.convert("RGB")).astype(np.uint8))
+    if getattr(value, "ndim", 0) < 2:
+        return b""
+    pixels = np.asarray(value)
+    if pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)):
+        expected = "expected a PIL image, or a uint8 array (h, w) or (h, w, 3)"
+        raise Undecodable(f"{name} is {pixels.dtype} {pixels.shape}, {expected}")
+    return _netpbm(pixels)
 
 
 def _pixels(image: Any) -> NDArray[Any]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -19,7 +20,7 @@ from typing import Annotated, NamedTuple
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.host import network_file_system, usable_cores
-from decodeonce.prep.entry import Entry, name_bytes, name_text
+from decodeonce.prep.entry import Entry, Value, name_bytes, name_text
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
 from decodeonce.prep.sources.files import STAT_THREADS, parallel_map
@@ -36,7 +37,7 @@ from decodeonce.prep.sources.labels import LabelledSource, NumberColumn, number_
 from decodeonce.prep.sources.patterns import describe_files, find_files
 from decodeonce.prep.sources.remote import CONNECTIONS, is_url
 from decodeonce.prep.sources.safe_open import expecting
-from decodeonce.store.layout import Json
+from decodeonce.store.layout import Json, Paired
 
 SUFFIXES = SOURCES["webdataset"].suffixes
 IMAGE_SUFFIXES = (b"jpg", b"jpeg", b"png")
@@ -60,6 +61,8 @@ class WebdatasetSource(LabelledSource):
         gzipped: Indexes of the shards that are gzip streams; default ().
         classes: Class names in label order; default None: they follow from the labels.
         column: Keys of each sample's json to keep as columns of numbers; default None: none.
+        paired: The suffix, such as "mask.png", of each mask ("mask") or image of three channels ("target:rgb") of a
+            sample; default None: none.
 
     Example:
         >>> source = open_webdataset("shards/shard-000000.tar")
@@ -77,8 +80,11 @@ class WebdatasetSource(LabelledSource):
         gzipped: Sequence[int] = (),
         classes: Sequence[str] | None = None,
         column: Sequence[str] | None = None,
+        paired: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(root, classes, column)
+        self._suffixes = dict(paired or {})
+        self.paired = tuple(map(Paired.parse, self._suffixes))
         self.read_unit = "gzip stream" if gzipped else ""
         self._files = SourceFiles(root, files)
         self._gzipped = frozenset(gzipped)
@@ -97,11 +103,15 @@ class WebdatasetSource(LabelledSource):
         return f"{describe_files([file.name for file in self._files.files], 'shard')}, {labels}"
 
     def facts(self) -> Json:
-        own = {"gzipped": sorted(self._gzipped), "column": list(self.column_names)}
+        own = {"gzipped": sorted(self._gzipped), "column": list(self.column_names), "paired": self._suffixes}
         return {**super().facts(), "files": self._files.facts(), **own}
 
     def fingerprint(self) -> object:
-        return [self._files.facts(), sorted(self._gzipped), self._requested, *self.column_names]
+        paired = [self._suffixes] if self._suffixes else []
+        return [self._files.facts(), sorted(self._gzipped), self._requested, *self.column_names, *paired]
+
+    def options(self) -> Json:
+        return {"paired": self._suffixes} if self._suffixes else {}
 
     def entries(self) -> Iterator[Entry]:
         """Yield every sample in the order of shards and members, after all shards have been indexed."""
@@ -115,25 +125,48 @@ class WebdatasetSource(LabelledSource):
                         seen[sample.label] = f"{path}/{name_text(sample.member.name)}"
                     _collect(columns, sample, path)
                 # JSON takes 60 bytes per sample and its name, objects 500.
-                indexes.append(json.dumps([(*sample.member, sample.label) for sample in found], default=name_text))
+                listed = [(*sample.member, sample.label, sample.paired) for sample in found]
+                indexes.append(json.dumps(listed, default=name_text))
         self._learn(seen)
         rows = zip(*columns, strict=True)
         for number, index in enumerate(indexes):
-            for name, place, size, damage, text in json.loads(index):
+            for name, place, size, damage, text, paired in json.loads(index):
                 label, problem = self._class_of(text)
                 values = next(rows, ()) if text and not damage else ()
-                yield self._files.entry(number, Member(name_bytes(name), place, size, damage or problem), label, values)
+                member = Member(name_bytes(name), place, size, damage or problem)
+                yield self._entry(number, member, paired, label, values)
+
+    def _entry(
+        self, number: int, member: Member, paired: Sequence[list[int]], label: int = 0, values: tuple[Value, ...] = ()
+    ) -> Entry:
+        """Return the entry of a sample, with places and sizes of the members that are paired with its image."""
+        entry = self._files.entry(number, member, label, values)
+        if entry.problem or not paired:
+            return entry
+        numbers: list[list[float]] = [[*place] for place in paired]
+        planned = {f"paired {one.name}": place for one, place in zip(self.paired, numbers, strict=True)}
+        return replace(entry, planned=planned, facts=tuple(str(size) for _, size in paired))
 
     def read(self, entry: Entry) -> bytes:
-        if entry.unit not in self._gzipped:
-            return self._files.read(entry.unit, entry.place, entry.size)
-        if self._stream is None or self._stream[0] != entry.unit:
+        return self._read(entry.unit, entry.place, entry.size)
+
+    def read_all(self, entry: Entry) -> list[bytes]:
+        """Return the image and what is paired with it. They are read in the order of the tar."""
+        paired = [entry.planned[f"paired {one.name}"] for one in self.paired]
+        places = [(entry.place, entry.size), *((int(place), int(size)) for place, size in paired)]
+        found = {place: self._read(entry.unit, *place) for place in sorted(places)}
+        return [found[place] for place in places]
+
+    def _read(self, unit: int, place: int, size: int) -> bytes:
+        if unit not in self._gzipped:
+            return self._files.read(unit, place, size)
+        if self._stream is None or self._stream[0] != unit:
             if self._stream is not None:
                 self._stream[1].close()
-            self._stream = (entry.unit, GzipStream(self._files.holder(entry.unit), Stopped))
+            self._stream = (unit, GzipStream(self._files.holder(unit), Stopped))
         stream = self._stream[1]
-        data = stream.read_at(entry.place, entry.size)
-        if len(data) != entry.size:
+        data = stream.read_at(place, size)
+        if len(data) != size:
             length = f"unpacks to {stream.size} bytes, fewer than when it was listed"
             raise Stopped(f"{stream.path}: {length}; run the same command again")
         return data
@@ -143,7 +176,8 @@ class WebdatasetSource(LabelledSource):
         for number, file in enumerate(self._files.files):
             here = {name for name in names if name.startswith(name_bytes(file.name) + b"/")}
             try:
-                found = (self._files.entry(number, sample.member) for sample in (self._samples(number) if here else ()))
+                samples = self._samples(number) if here else ()
+                found = (self._entry(number, sample.member, sample.paired) for sample in samples)
                 yield from (entry for entry in found if entry.name in here)
             except BuildError as error:
                 yield from (Entry(name, 0, 0, 0, str(error)) for name in here)
@@ -160,7 +194,7 @@ class WebdatasetSource(LabelledSource):
         """Yield the samples of one shard."""
         with self._files.opened(number) as file:
             tar = GzipStream(file, BuildError) if number in self._gzipped else file
-            yield from read_samples(tar, self.column_names)
+            yield from read_samples(tar, self.column_names, list(self._suffixes.values()))
             tar.read_to_end()
 
 
@@ -172,6 +206,7 @@ def open_webdataset(
         "Keep this key of each sample's json as a column of numbers. Repeat the flag for more columns.",
         "NAME",
     ] = None,
+    paired: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> WebdatasetSource:
@@ -182,6 +217,8 @@ def open_webdataset(
     Args:
         src: A folder of tars, a tar, or a pattern with braces or wildcards. Tars may be gzipped.
         column: Keys of each sample's json to keep as columns of numbers; default None: none.
+        paired: The suffix, such as "mask.png", of each mask ("mask") or image of three channels ("target:rgb") of a
+            sample; default None: none.
         classes: Class names in label order; default None: labels that are all whole numbers are the class numbers,
             other labels are sorted by their bytes.
         follow_links: Whether links in a folder may lead out of it; default False.
@@ -195,10 +232,11 @@ def open_webdataset(
         16
     """
     root, names = find_files(os.fspath(src), SUFFIXES, follow_links=follow_links)
+
     files = SourceFiles(root, parallel_map(root, partial(source_file, root), names))
     packed = parallel_map(root, partial(_is_gzipped, files), range(len(names)))
     gzipped = [number for number, is_gzipped in enumerate(packed) if is_gzipped]
-    return WebdatasetSource(root, files=files.files, gzipped=gzipped, classes=classes, column=column)
+    return WebdatasetSource(root, files=files.files, gzipped=gzipped, classes=classes, column=column, paired=paired)
 
 
 def _is_gzipped(files: SourceFiles, number: int) -> bool:
@@ -214,28 +252,35 @@ class TarSample(NamedTuple):
         label: The label as text; "" for none.
         label_from: The suffix of the file with the label.
         values: A value for each requested column, None for a missing one.
+        paired: Place and size of each requested member; none if the member has a problem.
     """
 
     member: Member
     label: str
     label_from: str
     values: Sequence[object] = ()
+    paired: Sequence[list[int]] = ()
 
 
-def read_samples(tar: Holder, columns: Sequence[str] = ()) -> Iterator[TarSample]:
+def read_samples(tar: Holder, columns: Sequence[str] = (), paired: Sequence[str] = ()) -> Iterator[TarSample]:
     """Group the members of a tar into samples, in their order. A gzip stream is only read forward."""
     parts = ((match[1], match[2].lower(), m) for m in list_tar(tar) if (match := _PARTS.fullmatch(m.name)))
     for _, sample in groupby(parts, itemgetter(0)):
-        yield _sample(((suffix, member) for _, suffix, member in sample), tar, columns)
+        yield _sample(((suffix, member) for _, suffix, member in sample), tar, columns, paired)
 
 
-def _sample(parts: Iterator[tuple[bytes, Member]], tar: Holder, columns: Sequence[str]) -> TarSample:
+def _sample(
+    parts: Iterator[tuple[bytes, Member]], tar: Holder, columns: Sequence[str], paired: Sequence[str]
+) -> TarSample:
     first: Member | None = None
+    wanted: dict[bytes, Member | None] = dict.fromkeys(name_bytes(suffix.lower().lstrip(".")) for suffix in paired)
     images: list[tuple[int, Member]] = []
     texts: dict[bytes, bytes] = {}
     for suffix, member in parts:
         first = first or member
-        if suffix in IMAGE_SUFFIXES:
+        if suffix in wanted:
+            wanted[suffix] = member
+        elif suffix in IMAGE_SUFFIXES:
             images.append((IMAGE_SUFFIXES.index(suffix), member))
         elif suffix in LABELS and suffix not in texts and 0 < member.size <= MAX_LABEL_BYTES:
             is_best = texts.keys().isdisjoint(LABELS[: LABELS.index(suffix)])
@@ -248,7 +293,12 @@ def _sample(parts: Iterator[tuple[bytes, Member]], tar: Holder, columns: Sequenc
     label_from = next((suffix for suffix in LABELS if suffix in texts), b"")
     label = _label(label_from, texts.get(label_from, b""))
     fields = _fields(texts.get(b"json", b"")) if columns else {}
-    return TarSample(main, label, label_from.decode() if label else "", [fields.get(column) for column in columns])
+    for suffix, other in wanted.items():
+        if problem := "missing in the sample" if other is None else other.problem:
+            main = main._replace(problem=main.problem or f"{name_text(suffix)}: {problem}")
+    places = [] if main.problem else [[other.place, other.size] for other in wanted.values() if other]
+    values = [fields.get(column) for column in columns]
+    return TarSample(main, label, label_from.decode() if label else "", values, places)
 
 
 def _label(suffix: bytes, data: bytes) -> str:

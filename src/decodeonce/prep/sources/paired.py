@@ -1,0 +1,117 @@
+"""Add masks or second images to any source, from folders that mirror the names of its images."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.entry import Entry
+from decodeonce.prep.sources.base import WITH_PAIRED, Source, SourceWrapper
+from decodeonce.prep.sources.files import file_entry, mode_of, parallel_map, read_file
+from decodeonce.prep.sources.folder import SUFFIXES
+from decodeonce.prep.sources.safe_open import Links
+from decodeonce.store.layout import Json, Paired
+
+# In the order in which they are tried. An index into this list is in plans.
+ENDINGS = tuple(sorted((*SUFFIXES, *map(bytes.upper, SUFFIXES)), key=lambda suffix: suffix != b".png"))
+
+
+class PairedSource(SourceWrapper):
+    """A source whose images have masks or second images, which are files in other folders.
+
+    The second image of `a/b.jpg` is `a/b` in its folder, with the suffix of any image format. If there are several,
+    .png comes first. An image without one is rejected.
+
+    Args:
+        source: The source of the images.
+        folders: The folder of each mask ("mask") or image of three channels ("target:rgb").
+        follow_links: Whether links may lead out of a folder. Default False: the image of such a link is rejected.
+
+    Raises:
+        BuildError: If a folder does not exist.
+
+    Example:
+        >>> source = PairedSource(open_imagenet("imagenet", split="val"), {"target:rgb": Path("imagenet")})
+        >>> build(source, Path("pairs.store"), Recipe(height=64, width=64)).count
+        16
+        >>> open_store("pairs.store").paired["target"].shape
+        (16, 64, 64, 3)
+    """
+
+    def __init__(self, source: Source, folders: Mapping[str, Path], *, follow_links: bool = False) -> None:
+        super().__init__(source, WITH_PAIRED)
+        self._own = list(map(Paired.parse, folders))
+        self.paired = (*source.paired, *self._own)
+        self._folders = {one.name: Path(os.path.abspath(folders[one.text])) for one in self._own}
+        self._links = {name: Links(folder, follow=follow_links) for name, folder in self._folders.items()}
+
+    def facts(self) -> Json:
+        folders = {one.text: str(self._folders[one.name]) for one in self._own}
+        follow_links = any(links.follow for links in self._links.values())
+        return {"source": self.source.facts(), "folders": folders, "follow_links": follow_links}
+
+    @property
+    def found(self) -> str:
+        folders = ", ".join(f"{name} from {folder}" for name, folder in self._folders.items())
+        return f"{self.source.found}, {folders}"
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the entries of the other source in its order, with the files that belong to each."""
+        self._check_folders()
+        return parallel_map(next(iter(self._folders.values())), self._with_files, self.source.entries())
+
+    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
+        """Yield the entries with these names."""
+        self._check_folders()
+        return map(self._with_files, self.source.find(names))
+
+    def read_all(self, entry: Entry) -> list[bytes]:
+        """Return the encoded image, then what belongs to it, after checking that these are still the listed files."""
+        others = []
+        for name, folder in self._folders.items():
+            ending, size, mtime_ns = map(int, entry.planned[_key(name)])
+            file = Entry(os.path.splitext(entry.name)[0] + ENDINGS[ending], 0, size, mtime_ns)
+            others.append(read_file(folder, file, self._links[name]))
+        return [*self.source.read_all(entry), *others]
+
+    def _check_folders(self) -> None:
+        for name, folder in self._folders.items():
+            if not os.path.isdir(folder):
+                raise BuildError(f"{folder}: no such folder; expected {name} images, named like those in {self.root}")
+
+    def _with_files(self, entry: Entry) -> Entry:
+        """Return the entry with the ending, size and time of each file, or with the problem of a missing one."""
+        planned: dict[str, list[float]] = {}
+        for name, folder in () if entry.problem else self._folders.items():
+            stem = os.path.splitext(entry.name)[0]
+            paths = (os.path.join(os.fsencode(folder), stem + ending) for ending in ENDINGS)
+            ending = next((number for number, path in enumerate(paths) if mode_of(path)), None)
+            if ending is None:
+                return replace(entry, problem=f"no {name}: its folder has no image with this name and any suffix")
+            file = file_entry(folder, stem + ENDINGS[ending], 0, self._links[name])
+            if file.problem:
+                return replace(entry, problem=f"{name}: {file.problem}")
+            planned[_key(name)] = [ending, file.size, file.mtime_ns]
+        sizes = (str(int(numbers[1])) for numbers in planned.values())
+        return replace(entry, planned={**entry.planned, **planned}, facts=(*entry.facts, *sizes))
+
+
+def _key(name: str) -> str:
+    return f"paired {name}"
+
+
+def open_with_paired(
+    opener: Callable[..., Source], src: str, paired: Mapping[str, str], *, follow_links: bool, **given: Any
+) -> Source:
+    """Open SRC with masks and second images: folders, unless the opener itself has a parameter `paired`."""
+    if "paired" in inspect.signature(opener).parameters:
+        return opener(src, **({"paired": paired} if paired else {}), **given, follow_links=follow_links)
+    source = opener(src, **given, follow_links=follow_links)
+    return (
+        PairedSource(source, {n: Path(f) for n, f in paired.items()}, follow_links=follow_links) if paired else source
+    )

@@ -1,0 +1,539 @@
+"""Masks and second images are stored with their images, with the same geometry, from every kind of source."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from decodeonce.errors import BuildError, StoreError
+from decodeonce.prep.building import WorkSettings, build, make_plan
+from decodeonce.prep.building.journal import Journal
+from decodeonce.prep.building.worker import BlockDecoder, BlockWriter
+from decodeonce.prep.convert import Conversion, convert
+from decodeonce.prep.export.export import ExportSettings, export_store
+from decodeonce.prep.processes.child import Heartbeat
+from decodeonce.prep.recipe import BoxRules, Recipe
+from decodeonce.prep.repair import repair_store
+from decodeonce.prep.sources import BoxedSource, FolderSource, PairedSource, open_dataset, open_webdataset
+from decodeonce.store import Store, add_column, open_store, stage_store, verify_store
+from decodeonce.store.shard_file import page_aligned_buffer
+from decodeonce.store.table import read_rejects
+from tests.command import assert_fails, prep
+from tests.forms.webdataset import write_tar
+from tests.images import encoded, jpeg, make_image, tree_bytes
+from tests.prep.building import build_in_process
+from tests.prep.test_boxes import xml
+from tests.store.signing import resign
+
+Pixels = NDArray[np.uint8]
+RECIPE = Recipe(height=24, width=20)
+SIZES = ((60, 40), (33, 90), (20, 24), (7, 5), (64, 64), (31, 47))
+ORIENTATION = 0x0112
+
+
+def mask_of(width: int, height: int, seed: int) -> Pixels:
+    """Return regions of a few classes with straight edges and single pixels."""
+    rng = np.random.default_rng(seed)
+    mask = np.kron(rng.integers(0, 5, (height // 6 + 1, width // 6 + 1)), np.ones((6, 6)))[:height, :width]
+    mask[rng.random((height, width)) < 0.05] = 255
+    return mask.astype(np.uint8)
+
+
+def png(mask: Pixels, mode: str = "L") -> bytes:
+    """Return a mask as a PNG; with mode "P" its values are indexes into a palette."""
+    image = Image.fromarray(mask)
+    if mode == "P":
+        image = Image.frombytes("P", image.size, mask.tobytes())
+        image.putpalette([value for n in range(256) for value in (255 - n, n, n // 2)])
+    return encoded(image, "PNG")
+
+
+def turned_jpeg(width: int, height: int, seed: int, turn: int) -> bytes:
+    exif = Image.Exif()
+    exif[ORIENTATION] = turn
+    return encoded(make_image(width, height, seed=seed), exif=exif)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images with EXIF orientations, their masks as grey and palette PNGs, and the same images as second ones."""
+    root = tmp_path_factory.mktemp("paired")
+    for number, (width, height) in enumerate(SIZES):
+        name = f"n{number % 2:08d}/{number}.x"
+        for folder in ("photos", "masks", "targets"):
+            (root / folder / name).parent.mkdir(parents=True, exist_ok=True)
+        data = turned_jpeg(width, height, number, turn=1 + number)
+        (root / "photos" / f"{name}.JPEG").write_bytes(data)
+        (root / "masks" / f"{name}.png").write_bytes(png(mask_of(width, height, number), "LP"[number % 2]))
+        (root / "targets" / f"{name}.jpg").write_bytes(data)
+    return root
+
+
+def paired_source(tree: Path, **folders: str) -> PairedSource:
+    """Return the photos with their masks, or with other folders by name."""
+    given = {name.replace("_rgb", ":rgb"): tree / folder for name, folder in (folders or {"mask": "masks"}).items()}
+    return PairedSource(FolderSource(tree / "photos"), given)
+
+
+def number_of(store: Store, row: int) -> int:
+    return int(Path(store.samples[row].source).name.partition(".")[0])
+
+
+def expected_mask(number: int, recipe: Recipe) -> Pixels:
+    """Return the row of a mask by Pillow alone: rotate, resize to the nearest value, crop or pad."""
+    width, height = SIZES[number]
+    image = Image.fromarray(mask_of(width, height, number))
+    turns = [Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.ROTATE_180, Image.Transpose.FLIP_TOP_BOTTOM]
+    turns += [Image.Transpose.TRANSPOSE, Image.Transpose.ROTATE_270]
+    if recipe.exif == "apply" and number:
+        image = image.transpose(turns[number - 1])
+    (w, h), (row_w, row_h), nearest = image.size, (recipe.width, recipe.height), Image.Resampling.NEAREST
+    if recipe.fit == "stretch":
+        return np.asarray(image.resize((row_w, row_h), nearest))
+    wide = row_w * h >= row_h * w
+    by_width = wide if recipe.fit == "crop" else not wide or row_w * h == row_h * w
+    size = (row_w, max(1, int(row_w * h / w))) if by_width else (max(1, int(row_h * w / h)), row_h)
+    image = image.resize(size, nearest)
+    if recipe.fit == "crop":
+        left, top = round((size[0] - row_w) / 2.0), round((size[1] - row_h) / 2.0)
+        return np.asarray(image.crop((left, top, left + row_w, top + row_h)))
+    padded = Image.new("L", (row_w, row_h))
+    padded.paste(image, ((row_w - size[0]) // 2, (row_h - size[1]) // 2))
+    return np.asarray(padded)
+
+
+@pytest.mark.parametrize("exif", ["ignore", "apply"])
+@pytest.mark.parametrize("fit", ["crop", "stretch", "pad"])
+def test_masks_have_the_geometry_of_their_images_and_only_their_own_values(
+    tree: Path, tmp_path: Path, fit: Any, exif: Any
+) -> None:
+    recipe = replace(RECIPE, fit=fit, exif=exif)
+    out = build_in_process(paired_source(tree, mask="masks", target_rgb="targets"), tmp_path / "out", recipe)
+    alone = open_store(build_in_process(FolderSource(tree / "photos"), tmp_path / "alone", recipe))
+    store = open_store(out)
+    assert (store.images.shape, store.paired["mask"].shape) == (alone.images.shape, (len(SIZES), 24, 20))
+    np.testing.assert_array_equal(store.images[:], alone.images[:])
+    assert store.manifest.pixel_mean == alone.manifest.pixel_mean
+    np.testing.assert_array_equal(store.paired["target"][:], alone.images[:])  # the same file, as a second image
+    for row in range(len(SIZES)):
+        np.testing.assert_array_equal(store.paired["mask"][row], expected_mask(number_of(store, row), recipe))
+
+
+@pytest.mark.parametrize(
+    "recipe", [{"scaled_decode": True}, {"boxes": BoxRules()}, {"filter": "lanczos"}, {"height": 700}]
+)
+def test_second_images_are_made_like_their_images(tree: Path, tmp_path: Path, recipe: dict[str, Any]) -> None:
+    inner, made = paired_source(tree, target_rgb="targets"), replace(RECIPE, **recipe)
+    boxes = tmp_path / "xml"
+    boxes.mkdir()
+    for number in range(len(SIZES)):
+        (boxes / f"{number}.x.xml").write_text(xml(("dog", (10, 20, 70, 50)), ("cat", (0, 0, 33, 80))))
+    source = BoxedSource(inner, boxes, made.boxes) if made.boxes else inner
+    store = open_store(build_in_process(source, tmp_path / "out", made))
+    assert len(store) == len(SIZES) * (2 if made.boxes else 1)
+    np.testing.assert_array_equal(store.paired["target"][:], store.images[:])
+
+
+def test_black_and_white_masks_are_zeros_and_ones(tree: Path, tmp_path: Path) -> None:
+    photos = shutil.copytree(tree / "photos", tmp_path / "photos")
+    for path in photos.rglob("*.JPEG"):
+        size = Image.open(path).size
+        mask = tmp_path / "masks" / path.relative_to(photos).with_suffix(".PNG")
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        mask.write_bytes(encoded(Image.new("1", size, 1), "PNG"))
+    store = open_store(build_in_process(paired_source(tmp_path), tmp_path / "out", RECIPE))
+    assert np.unique(store.paired["mask"][:]).tolist() == [1]
+
+
+def test_image_without_a_usable_mask_is_rejected_by_name(tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
+    masks = [tmp_path / "masks" / f"n{number % 2:08d}/{number}.x.png" for number in range(len(SIZES))]
+    masks[0].unlink()
+    masks[1].write_bytes(png(mask_of(10, 10, 0)))
+    masks[2].write_bytes(encoded(make_image(*SIZES[2]), "PNG"))
+    masks[3].write_bytes(masks[4].read_bytes()[:60])
+    masks[5].write_bytes(b"")
+    out = build_in_process(paired_source(tmp_path), tmp_path / "out", RECIPE)
+    assert len(open_store(out)) == 1
+    reasons = {reject.source: reject.reason for reject in read_rejects(out / "rejects.tsv")}
+    assert len(reasons) == 5
+    assert reasons["n00000000/0.x.JPEG"] == "no mask: its folder has no image with this name and any suffix"
+    assert reasons["n00000001/1.x.JPEG"] == "mask: 10x10 pixels, but its image has 33x90"
+    assert reasons["n00000000/2.x.JPEG"].startswith("mask: RGB pixels, expected one channel of 8 bits or a palette;")
+    assert reasons["n00000001/3.x.JPEG"].startswith("mask: ")
+    assert reasons["n00000001/5.x.JPEG"] == "mask: empty file"
+
+
+def test_deep_masks_are_rejected(tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
+    deep = Image.fromarray(np.full(SIZES[0][::-1], 300, np.uint16))
+    (tmp_path / "masks/n00000000/0.x.png").write_bytes(encoded(deep, "PNG"))
+    out = build_in_process(paired_source(tmp_path), tmp_path / "out", RECIPE)
+    [reject] = read_rejects(out / "rejects.tsv")
+    assert reject.reason.startswith("mask: I")
+
+
+def large_tree(root: Path) -> Path:
+    """Write images and masks that make several blocks of rows of 256x256."""
+    for number in range(18):
+        for folder, data in (("photos", jpeg(300, 260, seed=number)), ("masks", png(mask_of(300, 260, number)))):
+            path = root / folder / "a" / f"{number}{'.JPEG' if folder == 'photos' else '.png'}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    return root
+
+
+def test_build_that_was_stopped_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    source, recipe = paired_source(large_tree(tmp_path)), Recipe(shuffle_seed=0, shard_size=3 << 20)
+    expected = tree_bytes(build_in_process(source, tmp_path / "whole", recipe))
+    plan = make_plan(source, tmp_path / "out", recipe)
+    assert len(plan.blocks) > 3
+    decoder, journal = BlockDecoder(plan, Heartbeat(), fail_on_bad=False), Journal(plan.paths.journals, 0, 1)
+    writer = BlockWriter(plan, journal.path)
+    for block in (plan.blocks[0], plan.blocks[2]):
+        buffer = page_aligned_buffer(block.rows * plan.recipe.row_bytes)
+        journal.append_line(writer.write(block, decoder.decode(block, {}, buffer), buffer)["line"].encode())
+    build(source, tmp_path / "out", recipe, WorkSettings(workers=2))
+    assert tree_bytes(tmp_path / "out") == expected
+    manifest = build(source, tmp_path / "out", recipe)  # finished: nothing to do
+    assert manifest.row_bytes == 256 * 256 * 4
+
+
+def test_kill_9_at_any_moment_loses_nothing(tmp_path: Path) -> None:
+    source, rng = large_tree(tmp_path), random.Random(0)
+    command = [sys.executable, "-m", "decodeonce.cli", "build", "folder", str(source / "photos"), str(tmp_path / "out")]
+    command += ["--paired", f"mask={source / 'masks'}", "--shard-size", "3MiB", "--workers", "2"]
+    recipe = Recipe(shuffle_seed=0, shard_size=3 << 20)
+    expected = tree_bytes(build_in_process(paired_source(source), tmp_path / "whole", recipe))
+    for _ in range(4):
+        process = subprocess.Popen(command, start_new_session=True)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=rng.uniform(0.5, 1.2))
+            continue
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, check=True)
+    assert tree_bytes(tmp_path / "out") == expected
+
+
+def test_mask_that_changes_is_noticed(tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
+    source = paired_source(tmp_path)
+    plan = make_plan(source, tmp_path / "out", RECIPE)
+    mask = tmp_path / "masks/n00000000/2.x.png"
+    mask.write_bytes(mask.read_bytes())  # only its time changes
+    with pytest.raises(BuildError, match=r"masks/n00000000/2\.x\.png: changed since the plan was made"):
+        [plan.source().read_all(plan.samples.entry(row)) for row in range(plan.count)]
+    with pytest.raises(BuildError, match="the source changed since the plan"):
+        make_plan(source, tmp_path / "out", RECIPE)
+
+
+def test_settings_that_cannot_be_combined_are_refused(tree: Path, tmp_path: Path) -> None:
+    arguments = ("build", "folder", tree / "photos", tmp_path / "out", "--size", 24)
+    assert_fails(prep(*arguments, "--paired", "mask"), 2, "--paired mask: expected NAME=DIR, such as mask=masks")
+    assert_fails(prep(*arguments, "--paired", f"mask:grey={tree}"), 2, "expected a name such as mask, or target:rgb")
+    assert_fails(
+        prep(*arguments, "--paired", f"labels={tree}"), 2, "a paired image is called 'labels', expected a unique"
+    )
+    missing = prep(*arguments, "--paired", f"mask={tmp_path}/none")
+    assert missing.returncode == 1
+    assert f"prep: error: {tmp_path}/none: no such folder; expected mask images, named like those" in missing.stderr
+
+
+def flip_bit(store: Path, row: int, offset: int) -> None:
+    """Flip a bit of a row, at a byte of the row."""
+    manifest = open_store(store).manifest
+    shard = manifest.shard_of(row)
+    with open(store / shard.file, "r+b") as file:
+        file.seek(shard.offset(row) + offset)
+        byte = file.read(1)[0]
+        file.seek(-1, io.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+
+
+@pytest.mark.parametrize("container", ["npy", "hdf5"])
+def test_flipped_bit_of_a_mask_is_found_and_repaired(tree: Path, tmp_path: Path, container: Any) -> None:
+    recipe = replace(RECIPE, container=container)
+    store = build_in_process(paired_source(tree), tmp_path / "out", recipe)
+    copy, original = shutil.copytree(store, tmp_path / "copy"), tree_bytes(store)
+    for source in ("photos", "copy"):
+        flip_bit(store, 2, 24 * 20 * 3 + 100)
+        assert verify_store(store).bad_rows == [(2, 2)]
+        assert f"row 2 of images-00000.{container[:3].replace('hdf', 'h5')} is damaged" in prep("verify", store).stderr
+        if source == "photos":
+            assert_fails(prep("repair", store, "--from", tree / "photos"), 1, "--paired mask=DIR")
+            done = prep("repair", store, "--from", tree / "photos", "--paired", f"mask={tree}/masks")
+        else:
+            done = prep("repair", store, "--from", copy)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        assert tree_bytes(store) == original
+    alone = build_in_process(FolderSource(tree / "photos"), tmp_path / "alone", recipe)
+    flip_bit(store, 2, 0)
+    with pytest.raises(BuildError, match="alone: expected a store with mask; pass another one, or the images"):
+        repair_store(store, alone)
+
+
+def test_conversion_keeps_masks(tree: Path, tmp_path: Path) -> None:
+    source = paired_source(tree, mask="masks", target_rgb="targets")
+    first = open_store(build_in_process(source, tmp_path / "first", RECIPE))
+    whole = convert([first.paths.root], tmp_path / "again", workers=1)
+    assert whole == first.manifest
+    convert([first.paths.root] * 2, tmp_path / "two", Conversion(container="hdf5", size=(12, 10)), workers=1)
+    two = open_store(tmp_path / "two")
+    assert verify_store(two.paths.root).ok
+    for row in range(len(first)):
+        mask = Image.fromarray(first.paired["mask"][row]).resize((10, 12), Image.Resampling.NEAREST)
+        np.testing.assert_array_equal(two.paired["mask"][row], np.asarray(mask))
+        target = Image.fromarray(first.paired["target"][row]).resize((10, 12), Image.Resampling.BILINEAR)
+        np.testing.assert_array_equal(two.paired["target"][len(first) + row], np.asarray(target))
+    alone = build_in_process(FolderSource(tree / "photos"), tmp_path / "alone", RECIPE)
+    with pytest.raises(BuildError, match=r"the columns mask \(paired\), target:rgb \(paired\), .*alone has no columns"):
+        convert([first.paths.root, alone], tmp_path / "merged")
+    flip_bit(two.paths.root, 1, 12 * 10 * 3 + 5)
+    repair = repair_store(two.paths.root, first.paths.root)
+    assert (repair.ok, repair.repaired_rows) == (True, 1), repair
+
+
+def test_staged_part_holds_masks(tree: Path, tmp_path: Path) -> None:
+    whole = open_store(build_in_process(paired_source(tree), tmp_path / "whole", RECIPE))
+    stage_store(whole, tmp_path / "part", rows=range(2, 5))
+    part = open_store(tmp_path / "part")
+    np.testing.assert_array_equal(part.paired["mask"][2:5], whole.paired["mask"][2:5])
+    with pytest.raises(StoreError, match=r"a staged part that holds rows 2\.\.4 of 6"):
+        part.paired["mask"][0]
+
+
+def test_export_and_build_give_the_same_rows(tree: Path, tmp_path: Path) -> None:
+    source = paired_source(tree, mask="masks", target_rgb="targets")
+    store = open_store(build_in_process(source, tmp_path / "store", RECIPE))
+    export_store(store, tmp_path / "files", ExportSettings("folder"))
+    files = tmp_path / "files"
+    folders = {"mask": files / "mask", "target:rgb": files / "target"}
+    again = build_in_process(PairedSource(FolderSource(files / "images"), folders), tmp_path / "again", RECIPE)
+    export_store(store, tmp_path / "tars", ExportSettings("webdataset"))
+    suffixes = {"mask": "mask.png", "target:rgb": "target.png"}
+    from_tars = build_in_process(open_webdataset(tmp_path / "tars", paired=suffixes), tmp_path / "tarred", RECIPE)
+    rows = sorted(store.whole_rows[row].tobytes() for row in range(len(store)))
+    for other in map(open_store, (again, from_tars)):
+        assert sorted(other.whole_rows[row].tobytes() for row in range(len(other))) == rows
+    quality = export_store(store, tmp_path / "jpegs", ExportSettings("folder", quality=95))
+    assert quality.images == len(SIZES)
+    suffixes_of = {path.parent.parent.name: path.suffix for path in (tmp_path / "jpegs").rglob("*.*") if path.is_file()}
+    assert {name: suffixes_of[name] for name in ("images", "mask", "target")} == {
+        "images": ".jpg",
+        "mask": ".png",
+        "target": ".jpg",
+    }
+
+
+def write_shards(tree: Path, root: Path, suffix: str) -> Path:
+    """Write the images with their masks as tars; a mask is before or after its image."""
+    names = sorted(path.relative_to(tree / "photos") for path in (tree / "photos").rglob("*.JPEG"))
+    for shard in range(2):
+        files = []
+        for name in names[3 * shard : 3 * shard + 3]:
+            key, label = name.stem.partition(".")[0], b"%d" % int(name.parts[0][1:])
+            image, mask = (
+                (tree / "photos" / name).read_bytes(),
+                (tree / "masks" / name).with_suffix(".png").read_bytes(),
+            )
+            parts = [(f"{key}.jpg", image), (f"{key}.cls", label), (f"{key}.mask.png", mask)]
+            files += parts if int(key) % 2 else parts[::-1]
+        write_tar(root / f"a-{shard}{suffix}", files, "w:gz" if suffix.endswith("gz") else "w")
+    return root
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tgz"])
+def test_masks_of_webdataset_are_members(tree: Path, tmp_path: Path, suffix: str) -> None:
+    folder = open_store(build_in_process(paired_source(tree), tmp_path / "folder", RECIPE))
+    shards = write_shards(tree, tmp_path / "shards", suffix)
+    arguments = ("build", "webdataset", shards, tmp_path / "out", "--size", "24x20", "--workers", 1)
+    done = prep(*arguments, "--paired", "mask=mask.png")
+    assert done.returncode == 0, done.stderr
+    store = open_store(tmp_path / "out")
+    rows = {sample.digest: folder.whole_rows[sample.row].tobytes() for sample in folder.samples}
+    assert {sample.digest: store.whole_rows[sample.row].tobytes() for sample in store.samples} == rows
+    assert "already finished" in prep(*arguments, "--paired", "mask=mask.png").stdout
+    other = prep(*arguments)
+    assert (other.returncode, other.stderr.count("finished store: --paired is absent, the store says ['mask']")) == (
+        1,
+        1,
+    )
+    before = tree_bytes(store.paths.root)
+    flip_bit(store.paths.root, 1, 24 * 20 * 3)
+    assert repair_store(store.paths.root, shards).ok
+    assert tree_bytes(store.paths.root) == before
+
+
+def test_sample_of_a_shard_without_a_mask_is_rejected(tree: Path, tmp_path: Path) -> None:
+    image, mask = jpeg(30, 20), png(mask_of(30, 20, 0))
+    files = [("0.jpg", image), ("0.cls", b"0"), ("0.mask.png", mask), ("1.jpg", image), ("1.cls", b"0")]
+    files += [("2.jpg", image), ("2.cls", b"0"), ("2.mask.png", b"")]
+    write_tar(tmp_path / "shards/a.tar", files)
+    source = open_webdataset(tmp_path / "shards", paired={"mask": "mask.png"})
+    assert [entry.problem for entry in source.entries()] == [
+        "",
+        "mask.png: missing in the sample",
+        "mask.png: empty file",
+    ]
+
+
+MODULE = """
+import numpy as np
+from pathlib import Path
+from PIL import Image
+
+ROOT = Path({root!r})
+paths = sorted((ROOT / "photos").rglob("*.JPEG"))
+
+class Scenes:
+    def __len__(self):
+        return len(paths)
+
+    def mask(self, path):
+        return np.asarray(Image.open(path))
+
+    def __getitem__(self, index):
+        name = paths[index].relative_to(ROOT / "photos")
+        mask = self.mask((ROOT / "masks" / name).with_suffix(".png"))
+        return paths[index].read_bytes(), int(name.parts[0][1:]), {{"mask": mask, "score": index}}
+
+class Images(Scenes):
+    def mask(self, path):
+        return Image.open(path)
+
+class Tensors(Scenes):
+    def mask(self, path):
+        import torch
+        return torch.from_numpy(np.array(Image.open(path)))
+
+class Colours(Scenes):
+    def mask(self, path):
+        return np.stack([np.asarray(Image.open(path))] * 3, 2)
+
+class Missing(Scenes):
+    def __getitem__(self, index):
+        image, label, others = super().__getitem__(index)
+        changed = {{2: others["mask"][1:], 3: 7, 4: others["mask"].astype(np.int64)}}
+        return image, label, {{**others, "mask": changed.get(index, others["mask"])}}
+"""
+
+
+@pytest.fixture
+def module(tree: Path, tmp_path: Path) -> Callable[[str], str]:
+    path = tmp_path / f"scenes_of_a_user_{abs(hash(str(tmp_path)))}"
+    path.with_suffix(".py").write_text(MODULE.format(root=str(tree)))
+    return lambda name: f"{path}:{name}"
+
+
+@pytest.mark.parametrize("name", ["Scenes", "Images", "Tensors", "Colours"])
+def test_masks_of_any_dataset(tree: Path, tmp_path: Path, module: Callable[[str], str], name: str) -> None:
+    folder = open_store(build_in_process(paired_source(tree), tmp_path / "folder", RECIPE))
+    store = open_store(build_in_process(open_dataset(module(name)), tmp_path / "out", RECIPE))
+    assert ([*store.columns], [*store.paired]) == (["score"], ["mask"])
+    if name == "Colours":
+        assert store.paired["mask"].shape == (len(SIZES), 24, 20, 3)
+        return
+    np.testing.assert_array_equal(store.whole_rows[:], folder.whole_rows[:])
+    without = open_store(build_in_process(open_dataset(module(name), column=["score"]), tmp_path / "less", RECIPE))
+    assert (without.paired, without.manifest.version) == ({}, 1)
+
+
+def test_sample_of_a_dataset_without_a_mask_is_rejected(tmp_path: Path, module: Callable[[str], str]) -> None:
+    out = build_in_process(open_dataset(module("Missing")), tmp_path / "out", RECIPE)
+    assert [(reject.source, reject.reason.partition(" (")[0]) for reject in read_rejects(out / "rejects.tsv")] == [
+        ("2", "mask: 64x63 pixels, but its image has 64x64"),
+        ("3", "mask is missing, or is not an image as in the first sample"),
+        ("4", "mask is int64"),
+    ]
+
+
+def test_store_without_masks_is_of_version_1(tree: Path, tmp_path: Path) -> None:
+    manifests = [
+        json.loads((build_in_process(source, tmp_path / name, RECIPE) / "store.json").read_bytes())
+        for name, source in (("masked", paired_source(tree)), ("plain", FolderSource(tree / "photos")))
+    ]
+    assert [(facts["version"], facts.get("paired")) for facts in manifests] == [
+        (2, [{"name": "mask", "channels": 1}]),
+        (1, None),
+    ]
+    assert manifests[0]["recipe"] == {**manifests[1]["recipe"], "paired": ["mask"]}
+
+
+def test_rows_can_be_read_with_numpy_and_h5py(tree: Path, tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    store = open_store(build_in_process(paired_source(tree), tmp_path / "a", replace(RECIPE, container="hdf5")))
+    with h5py.File(tmp_path / "a/store.h5") as file:
+        rows = file["images"][:]
+    np.testing.assert_array_equal(rows[:, : 24 * 20 * 3].reshape(-1, 24, 20, 3), store.images[:])
+    np.testing.assert_array_equal(rows[:, 24 * 20 * 3 :].reshape(-1, 24, 20), store.paired["mask"][:])
+    build_in_process(paired_source(tree), tmp_path / "b", RECIPE)
+    np.testing.assert_array_equal(np.load(tmp_path / "b/images-00000.npy"), rows)
+
+
+def test_column_cannot_have_the_name_of_a_mask(tree: Path, tmp_path: Path) -> None:
+    store = build_in_process(paired_source(tree), tmp_path / "out", RECIPE)
+    with pytest.raises(StoreError, match=r"already has a different column or file 'mask\.npy'"):
+        add_column(store, "mask", np.zeros(len(SIZES)))
+    assert prep("info", store).stdout.count("mask") == 2  # in "paired" and in the recipe
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"paired": [{"name": "../mask", "channels": 1}]}, "the name of a paired image is '../mask', expected letters"),
+        ({"paired": [{"name": "mask", "channels": 2}]}, "paired image mask has 2 channels, expected 1 or 3"),
+        ({"paired": [{"name": "images", "channels": 1}]}, "'images' names more than one array"),
+        ({"paired": [{"name": "mask", "channels": 3}]}, "rows in"),
+        ({"paired": []}, '"paired" is empty, expected a list of arrays in version 2'),
+        ({"paired": {}}, "paired is {}, expected list"),
+        ({"version": 1}, "rows in"),
+    ],
+)
+def test_bad_manifest_is_refused(tree: Path, tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+    store = build_in_process(paired_source(tree), tmp_path / "out", RECIPE)
+    resign(store, lambda facts: facts.update(change))
+    with pytest.raises(StoreError, match=re.escape(problem)):
+        open_store(store)
+
+
+def test_key_of_another_writer_in_version_1_is_ignored(tree: Path, tmp_path: Path) -> None:
+    store = build_in_process(FolderSource(tree / "photos"), tmp_path / "out", RECIPE)
+    resign(store, lambda facts: facts.update(paired="of another writer"))
+    assert open_store(store).paired == {}
+
+
+def test_folders_in_a_manifest_are_not_read(tree: Path, tmp_path: Path) -> None:
+    store = build_in_process(paired_source(tree), tmp_path / "out", RECIPE)
+    resign(store, lambda facts: facts["source"].update(options={"paired": {"mask": str(tree / "masks")}}))
+    flip_bit(store, 0, 0)
+    with pytest.raises(BuildError, match="pass those of the build: --paired mask=DIR"):
+        repair_store(store, tree / "photos")
+
+
+def test_exported_tar_has_a_member_for_the_mask(tree: Path, tmp_path: Path) -> None:
+    store = open_store(build_in_process(paired_source(tree), tmp_path / "store", RECIPE))
+    export_store(store, tmp_path / "tars", ExportSettings("webdataset"))
+    with tarfile.open(tmp_path / "tars/shard-000000.tar") as tar:
+        assert tar.getnames()[:4] == ["00000000.png", "00000000.mask.png", "00000000.cls", "00000000.json"]
+        member = tar.extractfile("00000000.mask.png")
+        assert member is not None
+        np.testing.assert_array_equal(np.asarray(Image.open(member)), store.paired["mask"][0])
