@@ -30,6 +30,7 @@ class Isolated:
         self._module, self._seconds = module, seconds
         self._lock = threading.Lock()
         self._child: Child | None = None
+        self._environ: dict[str, str] = {}
 
     def ask(self, path: str, **question: object) -> Any:
         """Return the answer to a question about the file `path`.
@@ -47,7 +48,10 @@ class Isolated:
                 raise
 
     def _answer(self, path: str, question: dict[str, object]) -> Any:
+        if self._environ != os.environ:  # such as credentials that were set after the process had started
+            self.close()
         if self._child is None:
+            self._environ = dict(os.environ)
             self._child = Child(self._module)
             self._end = weakref.finalize(self, self._child.end)
         self._child.send(question)
