@@ -196,7 +196,7 @@ def open_folder(
         bool, "Take folders such as train and val as classes, although they contain folders."
     ] = False,
 ) -> FolderSource:
-    """Read a folder per class. SRC holds <class>/.../<image>.
+    """Read images from one folder per class. SRC holds <class>/.../<image>.
 
     Args:
         src: The folder that holds the class folders.
