@@ -113,7 +113,7 @@ def test_downloaded_tar_and_list_are_read_from_a_web_server(tmp_path: Path, s3: 
 def test_tree_is_read_from_a_web_server_that_lists_folders(tmp_path: Path) -> None:
     local = open_imagenet(write_folder(tmp_path / "imagenet/train", PICS).parent)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as server:
-        Thread(target=server.serve_forever).start()
+        Thread(target=server.serve_forever, daemon=True).start()
         source = open_imagenet(f"http://127.0.0.1:{server.server_port}/imagenet")
         here, there = list(local.entries()), list(source.entries())
         assert [replace(entry, mtime_ns=0) for entry in there] == [replace(entry, mtime_ns=0) for entry in here]

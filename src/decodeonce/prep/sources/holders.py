@@ -95,7 +95,7 @@ class ObjectHolder(Holder):
         size = max(0, min(size, self.size - offset))
         if not start <= offset <= offset + size <= start + len(held):
             start, held = self._held = offset, self._read(offset, size)
-        return held[offset - start :][:size]
+        return held[offset - start : offset - start + size]
 
     def read_soon(self, offset: int, size: int) -> None:
         """Start to read a range that `read_at` will be asked for."""

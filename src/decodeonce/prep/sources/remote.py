@@ -52,7 +52,7 @@ LASTING = {
 PASSING_STATUS = {408, 429, *range(500, 600)}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _WITHOUT_SLASH = re.compile(rf"^({'|'.join(PACKAGES)}):/(?!/)")  # what Path makes of a URL
-_SECRET = re.compile(r"(https?://)(?:[^/@\s]*@)?([^\s?]*)(?:\?\S*)?")
+_SECRET = re.compile(r"(https?://)(?:[^/@\s]*@)?([^\s?]*)(?:\?\S*)?", re.IGNORECASE)
 SAFE = "%/:=&?~#+!$,;'@()*[]"  # characters of a web address that stay as they are
 Result = TypeVar("Result")
 
@@ -191,7 +191,9 @@ def find_objects(url: str, suffixes: tuple[str, ...], *, deep: bool) -> list[str
         names = attempt(url, partial(system.find, path, maxdepth=None if deep else 1))
         if not names:  # `find` does not raise an error for a bucket that is missing
             attempt(url, partial(system.info, path))
-    found = (name if is_url(name) else f"{_scheme(url)}://{name.lstrip('/')}" for name in names)
+    found = [name if is_url(name) else f"{_scheme(url)}://{name.lstrip('/')}" for name in names]
+    for name in found:
+        check_url(name)  # a page of links may repeat the query of its own address
     return sorted((name for name in found if name.endswith(suffixes)), key=os.fsencode)
 
 
@@ -249,6 +251,7 @@ def _status(error: BaseException) -> int:
         answer = getattr(cause, "response", None)
         found = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
         found = found or getattr(answer, "status_code", None) or getattr(cause, "status", None)
+        found = found or getattr(cause, "code", None)  # gcsfs
         if isinstance(found, int):
             return found
         cause = cause.__cause__
@@ -307,7 +310,9 @@ def _file_system(scheme: str) -> Any:
     if scheme == "s3":
         own = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
         # botocore's own attempts and pauses would multiply with those of `attempt`.
-        options["config_kwargs"] = {"max_pool_connections": CONNECTIONS, "retries": {"total_max_attempts": 1}, **own}
+        # AWS refuses signatures of version 2, which botocore makes in some regions, for buckets created since 2020.
+        ours = {"max_pool_connections": CONNECTIONS, "retries": {"total_max_attempts": 1}, "signature_version": "s3v4"}
+        options["config_kwargs"] = {**ours, **own}
     elif scheme in WEB:
         options["client_kwargs"] = {"trust_env": True}  # proxies, and passwords in ~/.netrc
     try:
@@ -315,7 +320,7 @@ def _file_system(scheme: str) -> Any:
     except ImportError:
         packages = PACKAGES.get(scheme, f"the package of fsspec for {scheme}")
         raise BuildError(f"reading {scheme}:// requires {packages}; run: pip install {packages}") from None
-    except ValueError:
+    except (TypeError, ValueError):
         raise BuildError(f"{scheme}://: unknown to fsspec; expected s3, gs, hf or https") from None
     if scheme == "s3":
         system.retries = 1
@@ -342,8 +347,8 @@ def _get(url: str, offset: int, size: int) -> tuple[bytes, ObjectFacts] | None:
         data = answer.read() if answer.status == 206 else b""
     except (OSError, HTTPException):
         data = b""
-    total = answer.headers.get("Content-Range", "").rpartition("/")[2] if data else ""
-    if len(data) != size or not total.isdigit():
+    span, _, total = (answer.headers.get("Content-Range", "") if data else "").rpartition("/")
+    if len(data) != size or not span.startswith(f"bytes {offset}-") or not total.isdigit():
         connection.close()
         return None
     return data, ObjectFacts(int(total), _version(answer.headers))
