@@ -32,7 +32,14 @@ from decodeonce.prep.export.export import ExportSettings, export_store
 from decodeonce.prep.processes.child import Heartbeat
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.repair import repair_store
-from decodeonce.prep.sources import BoxedSource, FolderSource, PairedSource, open_dataset, open_webdataset
+from decodeonce.prep.sources import (
+    BoxedSource,
+    FolderSource,
+    PairedSource,
+    open_dataset,
+    open_parquet,
+    open_webdataset,
+)
 from decodeonce.store import Store, add_column, open_store, stage_store, verify_store
 from decodeonce.store.shard_file import page_aligned_buffer
 from decodeonce.store.table import read_rejects
@@ -394,6 +401,21 @@ def test_sample_of_a_shard_without_a_mask_is_rejected(tree: Path, tmp_path: Path
         "mask.png: missing in the sample",
         "mask.png: empty file",
     ]
+
+
+@pytest.mark.parametrize("suffix", ["mask.png", ".MASK.png"])
+def test_two_masks_cannot_be_the_same_member(tmp_path: Path, suffix: str) -> None:
+    write_tar(tmp_path / "a.tar", [("0.jpg", jpeg(30, 20)), ("0.cls", b"0"), ("0.mask.png", png(mask_of(30, 20, 0)))])
+    with pytest.raises(BuildError, match=r"--paired: mask\.png is given for two names, expected another suffix"):
+        open_webdataset(tmp_path, paired={"a": "mask.png", "b": suffix})
+
+
+def test_name_that_no_file_can_have_has_no_mask(tree: Path, tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    image = {"bytes": jpeg(30, 20), "path": "a\0b.jpg"}
+    pq.write_table(pa.table({"image": [image], "label": [0]}), tmp_path / "a.parquet")
+    source = PairedSource(open_parquet(tmp_path / "a.parquet"), {"mask": tree / "masks"})
+    assert [entry.problem[:8] for entry in source.entries()] == ["no mask:"]
 
 
 MODULE = """
