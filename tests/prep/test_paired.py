@@ -451,6 +451,23 @@ class Colours(Scenes):
     def mask(self, path):
         return np.stack([np.asarray(Image.open(path))] * 3, 2)
 
+class Deep(Scenes):
+    def __getitem__(self, index):
+        image, label, others = super().__getitem__(index)
+        mode = {{2: "I", 3: "F", 4: "I;16"}}.get(index)
+        mask = Image.new(mode, others["mask"].shape[::-1], 300) if mode else others["mask"]
+        return image, label, {{**others, "mask": mask}}
+
+class Named(Scenes):
+    def __getitem__(self, index):
+        image, label, others = super().__getitem__(index)
+        return image, label, {{"seg-mask": others["mask"], "score": index}}
+
+class Depths(Scenes):
+    def __getitem__(self, index):
+        image, label, others = super().__getitem__(index)
+        return image, label, {{**others, "depth": np.zeros((4, 4), np.float32)}}
+
 class Missing(Scenes):
     def __getitem__(self, index):
         image, label, others = super().__getitem__(index)
@@ -486,6 +503,39 @@ def test_sample_of_a_dataset_without_a_mask_is_rejected(tmp_path: Path, module: 
         ("3", "mask is missing, or is not an image as in the first sample"),
         ("4", "mask is int64"),
     ]
+
+
+def test_deep_masks_of_a_dataset_are_rejected(tmp_path: Path, module: Callable[[str], str]) -> None:
+    out = build_in_process(open_dataset(module("Deep")), tmp_path / "out", RECIPE)
+    assert [reject.source for reject in read_rejects(out / "rejects.tsv")] == ["2", "3", "4"]
+    reasons = [reject.reason for reject in read_rejects(out / "rejects.tsv")]
+    assert [reason.partition(" (")[0] for reason in reasons] == ["mask is int32", "mask is float32", "mask is uint16"]
+    assert all("expected a PIL image of 8 bits" in reason for reason in reasons)
+
+
+def test_mask_with_a_bad_name_is_refused(tmp_path: Path, module: Callable[[str], str]) -> None:
+    with pytest.raises(BuildError, match=r":Named\[0\]: the name of a paired image is 'seg-mask', expected letters"):
+        open_dataset(module("Named"))
+    assert open_dataset(module("Named"), column=["score"]).column_names == ("score",)
+
+
+def test_arrays_that_are_not_kept_reject_nothing(tmp_path: Path, module: Callable[[str], str]) -> None:
+    out = build_in_process(open_dataset(module("Depths"), column=["score", "mask"]), tmp_path / "out", RECIPE)
+    store = open_store(out)
+    assert (len(store), [*store.columns], [*store.paired]) == (len(SIZES), ["score"], ["mask"])
+
+
+@pytest.mark.parametrize("column", [["score"], [], None])
+def test_store_of_some_columns_of_a_dataset_is_repaired(
+    tmp_path: Path, module: Callable[[str], str], column: list[str] | None
+) -> None:
+    store = build_in_process(open_dataset(module("Scenes"), column=column), tmp_path / "out", RECIPE)
+    recorded = open_store(store).manifest.source.get("options")
+    assert recorded == (None if column is None else {"column": column})
+    before = tree_bytes(store)
+    flip_bit(store, 1, 0)
+    assert repair_store(store, module("Scenes")).ok
+    assert tree_bytes(store) == before
 
 
 def test_store_without_masks_is_of_version_1(tree: Path, tmp_path: Path) -> None:
