@@ -89,6 +89,7 @@ def grey(level, height=8, width=8):
 
 """
 Write = Callable[[str], Path]
+SCORED = "(grey(1), 0, {'score': 1})"
 _numbers = count()
 
 
@@ -279,7 +280,9 @@ def test_failing_file_system_stops_the_build_and_rejects_nothing(write: Write) -
 
 
 def test_crash_while_listing_is_named(write: Write) -> None:
-    crashing = "class Crashing(Dataset):\n    def __getitem__(self, index): os._exit(9) if index else None\n"
+    crashing = (
+        "class Crashing(Dataset):\n    def __getitem__(self, index): return os._exit(9) if index else (b'0', 0)\n"
+    )
     module = write(f"{DATASET}{crashing}def make(): return Crashing([0, 1])")
     source = DatasetSource(f"{module}:make")
     with pytest.raises(BuildError, match=r":make: a worker process died \(exit status 9\) while it listed the dataset"):
@@ -289,19 +292,16 @@ def test_crash_while_listing_is_named(write: Write) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("(grey(1), 0), (grey(2), 1)", r"changed since the plan was made \(now 2 samples; then 3 samples\)"),
-        ("(grey(1), 0), (grey(9), 1), (grey(3), 1)", r"make\[1\]: differs from the sample that was listed"),
-        ("(grey(1), 0), (grey(2), 0), (grey(3), 1)", r"make\[1\]: differs from the sample that was listed"),
-        (
-            "(grey(1), 0), (grey(2), 1, {'score': 3}), (grey(3), 1)",
-            r"make\[1\]: differs from the sample that was listed",
-        ),
+        (SCORED, r"changed since the plan was made \(now 1 samples; then 2 samples\)"),
+        (f"{SCORED}, (grey(9), 1, {{'score': 2}})", r"make\[1\]: differs from the sample that was listed"),
+        (f"{SCORED}, (grey(2), 0, {{'score': 2}})", r"make\[1\]: differs from the sample that was listed"),
+        (f"{SCORED}, (grey(2), 1, {{'score': 3}})", r"make\[1\]: differs from the sample that was listed"),
     ],
 )
 def test_dataset_that_changes_is_noticed(write: Write, tmp_path: Path, change: str, message: str) -> None:
     module = write(f"{DATASET}def make(): return Dataset(eval(open(__file__ + '.items').read()))")
     items = Path(f"{module}.py.items")
-    items.write_text("[(grey(1), 0), (grey(2), 1), (grey(3), 1)]")
+    items.write_text(f"[{SCORED}, (grey(2), 1, {{'score': 2}})]")
     plan = make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", Recipe(height=8, width=8))
     make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", Recipe(height=8, width=8))  # nothing has changed
     items.write_text(f"[{change}]")
@@ -309,6 +309,19 @@ def test_dataset_that_changes_is_noticed(write: Write, tmp_path: Path, change: s
         plan.source().read(plan.samples.entry(1))
     with pytest.raises(BuildError, match=r"the source changed since the plan: 1 (gone|changed)"):
         make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", Recipe(height=8, width=8))
+
+
+def test_first_sample_that_can_be_read_names_the_columns(write: Write) -> None:
+    source = source_of(write, "[KeyError('gone'), (b'', 0), (grey(1), 0, {'score': 1}), (grey(2), 0, {'score': 2})]")
+    assert [(entry.problem, entry.values) for entry in source.entries()] == [
+        ("KeyError: 'gone'", ()),
+        ("empty file", ()),
+        ("", (1,)),
+        ("", (2,)),
+    ]
+    assert list(source_of(write, "[]").entries()) == []
+    with pytest.raises(BuildError, match=r":make\[0\]: KeyError: 0; expected a sample that .* among the first 8;"):
+        source_of(write, "[KeyError(n) for n in range(8)] + [(grey(1), 0)]")
 
 
 def test_columns_and_labels(write: Write, tmp_path: Path) -> None:

@@ -32,7 +32,14 @@ from decodeonce.prep.export.export import ExportSettings, export_store
 from decodeonce.prep.processes.child import Heartbeat
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.repair import repair_store
-from decodeonce.prep.sources import BoxedSource, FolderSource, PairedSource, open_dataset, open_webdataset
+from decodeonce.prep.sources import (
+    BoxedSource,
+    FolderSource,
+    PairedSource,
+    open_dataset,
+    open_parquet,
+    open_webdataset,
+)
 from decodeonce.store import Store, add_column, open_store, stage_store, verify_store
 from decodeonce.store.shard_file import page_aligned_buffer
 from decodeonce.store.table import read_rejects
@@ -396,6 +403,21 @@ def test_sample_of_a_shard_without_a_mask_is_rejected(tree: Path, tmp_path: Path
     ]
 
 
+@pytest.mark.parametrize("suffix", ["mask.png", ".MASK.png"])
+def test_two_masks_cannot_be_the_same_member(tmp_path: Path, suffix: str) -> None:
+    write_tar(tmp_path / "a.tar", [("0.jpg", jpeg(30, 20)), ("0.cls", b"0"), ("0.mask.png", png(mask_of(30, 20, 0)))])
+    with pytest.raises(BuildError, match=r"--paired: mask\.png is given for two names, expected another suffix"):
+        open_webdataset(tmp_path, paired={"a": "mask.png", "b": suffix})
+
+
+def test_name_that_no_file_can_have_has_no_mask(tree: Path, tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    image = {"bytes": jpeg(30, 20), "path": "a\0b.jpg"}
+    pq.write_table(pa.table({"image": [image], "label": [0]}), tmp_path / "a.parquet")
+    source = PairedSource(open_parquet(tmp_path / "a.parquet"), {"mask": tree / "masks"})
+    assert [entry.problem[:8] for entry in source.entries()] == ["no mask:"]
+
+
 MODULE = """
 import numpy as np
 from pathlib import Path
@@ -428,6 +450,23 @@ class Tensors(Scenes):
 class Colours(Scenes):
     def mask(self, path):
         return np.stack([np.asarray(Image.open(path))] * 3, 2)
+
+class Deep(Scenes):
+    def __getitem__(self, index):
+        image, label, others = super().__getitem__(index)
+        mode = {{2: "I", 3: "F", 4: "I;16"}}.get(index)
+        mask = Image.new(mode, others["mask"].shape[::-1], 300) if mode else others["mask"]
+        return image, label, {{**others, "mask": mask}}
+
+class Named(Scenes):
+    def __getitem__(self, index):
+        image, label, others = super().__getitem__(index)
+        return image, label, {{"seg-mask": others["mask"], "score": index}}
+
+class Depths(Scenes):
+    def __getitem__(self, index):
+        image, label, others = super().__getitem__(index)
+        return image, label, {{**others, "depth": np.zeros((4, 4), np.float32)}}
 
 class Missing(Scenes):
     def __getitem__(self, index):
@@ -464,6 +503,39 @@ def test_sample_of_a_dataset_without_a_mask_is_rejected(tmp_path: Path, module: 
         ("3", "mask is missing, or is not an image as in the first sample"),
         ("4", "mask is int64"),
     ]
+
+
+def test_deep_masks_of_a_dataset_are_rejected(tmp_path: Path, module: Callable[[str], str]) -> None:
+    out = build_in_process(open_dataset(module("Deep")), tmp_path / "out", RECIPE)
+    assert [reject.source for reject in read_rejects(out / "rejects.tsv")] == ["2", "3", "4"]
+    reasons = [reject.reason for reject in read_rejects(out / "rejects.tsv")]
+    assert [reason.partition(" (")[0] for reason in reasons] == ["mask is int32", "mask is float32", "mask is uint16"]
+    assert all("expected a PIL image of 8 bits" in reason for reason in reasons)
+
+
+def test_mask_with_a_bad_name_is_refused(tmp_path: Path, module: Callable[[str], str]) -> None:
+    with pytest.raises(BuildError, match=r":Named\[0\]: the name of a paired image is 'seg-mask', expected letters"):
+        open_dataset(module("Named"))
+    assert open_dataset(module("Named"), column=["score"]).column_names == ("score",)
+
+
+def test_arrays_that_are_not_kept_reject_nothing(tmp_path: Path, module: Callable[[str], str]) -> None:
+    out = build_in_process(open_dataset(module("Depths"), column=["score", "mask"]), tmp_path / "out", RECIPE)
+    store = open_store(out)
+    assert (len(store), [*store.columns], [*store.paired]) == (len(SIZES), ["score"], ["mask"])
+
+
+@pytest.mark.parametrize("column", [["score"], [], None])
+def test_store_of_some_columns_of_a_dataset_is_repaired(
+    tmp_path: Path, module: Callable[[str], str], column: list[str] | None
+) -> None:
+    store = build_in_process(open_dataset(module("Scenes"), column=column), tmp_path / "out", RECIPE)
+    recorded = open_store(store).manifest.source.get("options")
+    assert recorded == (None if column is None else {"column": column})
+    before = tree_bytes(store)
+    flip_bit(store, 1, 0)
+    assert repair_store(store, module("Scenes")).ok
+    assert tree_bytes(store) == before
 
 
 def test_store_without_masks_is_of_version_1(tree: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from decodeonce.prep.sources.parquet import column, find_columns
 from decodeonce.store.layout import Paired
 
 SAMPLES_AT_ONCE = 64  # that a process lists before it reports them
+FIRST_SAMPLES = 8  # the first one of them that can be read tells the names of columns and masks
 TABLE_ROWS_AT_ONCE = 1 << 14  # of a Hugging Face dataset, whose listing reads no images
 EXPECTED_IMAGE = "expected a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W, 3), or the bytes of an image file"
 EXPECTED_DATASET = "expected an object with len() and [index], where dataset[0] is (image, label)"
@@ -56,8 +57,6 @@ class IndexedDataset:
 
     Attributes:
         class_names: The dataset's `classes`; None if it has none.
-        columns: The names of the first sample's columns.
-        paired: The masks and second images of the first sample.
         fingerprint: A text that changes with the dataset; "" if only reading all samples tells.
         description: What the dataset is, in words.
     """
@@ -73,16 +72,11 @@ class IndexedDataset:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    @cached_property
-    def columns(self) -> list[str]:
-        return list(self.read(0).numbers)
+    def read(self, index: int, wanted: Collection[str] | None) -> Sample:
+        """Return a sample with the wanted columns and masks, by default all of them.
 
-    @cached_property
-    def paired(self) -> list[Paired]:
-        return [Paired(name, 3 if data.startswith(b"P6") else 1) for name, data in self.read(0).paired.items()]
-
-    def read(self, index: int) -> Sample:
-        """Return a sample; raise Undecodable if it is not one, or whatever the dataset raises."""
+        Raise Undecodable if it is not a sample, or whatever the dataset raises.
+        """
         item = self._dataset[index]
         if not isinstance(item, tuple | list) or len(item) not in (2, 3):
             found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
@@ -90,6 +84,7 @@ class IndexedDataset:
         image, label, others = (*item, {})[:3]
         if not isinstance(others, Mapping):
             raise Undecodable(f"third value is a {type(others).__name__}, expected {{'column': numbers}}")
+        others = {str(name): value for name, value in others.items() if wanted is None or str(name) in wanted}
         data = encoded(image)
         paired = {name: mask for name, value in others.items() if (mask := _encoded_mask(name, value))}
         numbers = {name: value for name, value in others.items() if name not in paired}
@@ -106,7 +101,6 @@ class HuggingFaceDataset:
     """
 
     samples_at_once = TABLE_ROWS_AT_ONCE
-    paired: Sequence[Paired] = ()
 
     def __init__(self, dataset: Any, name: str, **asked: Any) -> None:
         if dataset.format["type"] == "custom":
@@ -124,7 +118,7 @@ class HuggingFaceDataset:
     def __len__(self) -> int:
         return len(self._images)
 
-    def read(self, index: int) -> Sample:
+    def read(self, index: int, _: object = None) -> Sample:
         """Return a sample; raise Undecodable if it has no image, or what reading the image's file raises."""
         row = self._images[index : index + 1]
         data = column(row, self._chosen.image)[0].as_py()
@@ -154,8 +148,8 @@ class DatasetSource(LabelledSource):
         root: Import path of the function or class, `package.module:function`. It is called without arguments. Modules
             are also searched in the folder before it, by default the current one.
         classes: Class names in label order. Default None: those of the dataset, or they follow from the labels.
-        column: Names of columns of numbers to keep. Default None: those of the first sample; none of a Hugging Face
-            dataset.
+        column: Names of columns of numbers to keep. Default None: those of the first sample that can be read; none of
+            a Hugging Face dataset.
         image_column: Name of a Hugging Face dataset's column of images; default "": the only one.
         label_column: Name of a Hugging Face dataset's column of labels; default "": the only one.
         length: Number of samples when the source was made; default None: it is made now.
@@ -163,7 +157,7 @@ class DatasetSource(LabelledSource):
         paired: The masks ("mask") and second images ("target:rgb") at that time.
 
     Raises:
-        BuildError: If the dataset cannot be imported or made, or is not one.
+        BuildError: If the dataset cannot be imported or made, is not one, or none of its first samples can be read.
 
     Example:
         >>> source = DatasetSource("mydata:digits")
@@ -188,6 +182,7 @@ class DatasetSource(LabelledSource):
         self._made_from, self._name = Path(root), Path(root).name
         self._asked = {"image_column": image_column, "label_column": label_column}
         self._length, self._fingerprint = length, fingerprint
+        self._options = {**self._asked, **({} if column is None else {"column": list(column)})}
         self._wanted = column
         self.paired = tuple(map(Paired.parse, paired))
         if length is None:
@@ -200,6 +195,7 @@ class DatasetSource(LabelledSource):
                 classes = ClassList(names, f"the classes of {self._name}")
                 check_no_duplicates(classes)
         super().__init__(Path(root), classes, column)
+        self._wanted = [*self.column_names, *(one.name for one in self.paired)]
 
     @property
     def found(self) -> str:
@@ -217,7 +213,7 @@ class DatasetSource(LabelledSource):
         return self._own_facts() if self._fingerprint else None
 
     def options(self) -> dict[str, Any]:
-        return {name: value for name, value in self._asked.items() if value}
+        return {name: value for name, value in self._options.items() if value != ""}
 
     def entries(self) -> Iterator[Entry]:
         """Yield every sample in the order of the indices, after all of them have been listed."""
@@ -287,7 +283,7 @@ class DatasetSource(LabelledSource):
     def _sample(self, index: int) -> Sample:
         """Return a sample; raise Undecodable if the dataset raises an exception that may be the sample's fault."""
         try:
-            sample = self._dataset.read(index)
+            sample = self._dataset.read(index, self._wanted)
             problem = size_problem(len(sample.data))
         except (DecodeonceError, Undecodable, MemoryError):
             raise
@@ -312,11 +308,27 @@ class DatasetSource(LabelledSource):
         return hashed.intdigest() >> 1 | 1  # fits int64; 0 means unknown
 
     def _of_first_sample(self) -> tuple[list[str], Sequence[Paired]]:
-        """Return columns, masks and second images of the first sample; none if it is missing or cannot be read."""
-        try:
-            return (self._dataset.columns, self._dataset.paired) if len(self._dataset) else ([], [])
-        except Exception:  # a user's dataset may raise anything; listing reports it
-            return [], []
+        """Return columns, masks and second images of the first sample that can be read; none of an empty dataset."""
+        if isinstance(self._dataset, HuggingFaceDataset):
+            return self._dataset.columns, []
+        problem, first = "", range(min(len(self._dataset), FIRST_SAMPLES))
+        for index in first:
+            try:
+                with limited_memory(None):
+                    sample = self._sample(index)
+            except Undecodable as error:
+                problem = problem or f"{self._name}[{index}]: {error}"
+                continue
+            try:
+                paired = [Paired(name, 3 if data.startswith(b"P6") else 1) for name, data in sample.paired.items()]
+            except ValueError as error:
+                advice = "rename it, or name the others with --column"
+                raise BuildError(f"{self._name}[{index}]: {error}; {advice}") from None
+            return list(sample.numbers), paired
+        if problem:
+            expected = f"expected a sample that names the columns and masks among the first {len(first)}"
+            raise BuildError(f"{problem}; {expected}; correct the sample, or remove it from the dataset")
+        return [], []
 
     @cached_property
     def _dataset(self) -> IndexedDataset | HuggingFaceDataset:
@@ -426,13 +438,15 @@ def _encoded_mask(name: str, value: Any) -> bytes:
     from PIL import Image
 
     if isinstance(value, Image.Image):
-        kept = value.mode in ("1", "L", "P")
-        return _netpbm(np.asarray(value if kept else value.convert("RGB")).astype(np.uint8))
-    if getattr(value, "ndim", 0) < 2:
+        deep = value.mode[0] in "IF"  # to RGB, Pillow would clip these to white
+        pixels = np.asarray(value if deep or value.mode in ("1", "L", "P") else value.convert("RGB"))
+        pixels = pixels.astype(np.uint8) if value.mode == "1" else pixels
+    elif getattr(value, "ndim", 0) < 2:
         return b""
-    pixels = np.asarray(value)
+    else:
+        pixels = np.asarray(value)
     if pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)):
-        expected = "expected a PIL image, or a uint8 array (h, w) or (h, w, 3)"
+        expected = "expected a PIL image of 8 bits, or a uint8 array (h, w) or (h, w, 3)"
         raise Undecodable(f"{name} is {pixels.dtype} {pixels.shape}, {expected}")
     return _netpbm(pixels)
 

@@ -90,7 +90,8 @@ class PairedSource(SourceWrapper):
         for name, folder in () if entry.problem else self._folders.items():
             stem = os.path.splitext(entry.name)[0]
             paths = (os.path.join(os.fsencode(folder), stem + ending) for ending in ENDINGS)
-            ending = next((number for number, path in enumerate(paths) if mode_of(path)), None)
+            found = (number for number, path in enumerate(paths) if b"\0" not in stem and mode_of(path))
+            ending = next(found, None)
             if ending is None:
                 return replace(entry, problem=f"no {name}: its folder has no image with this name and any suffix")
             file = file_entry(folder, stem + ENDINGS[ending], 0, self._links[name])

@@ -64,6 +64,9 @@ class WebdatasetSource(LabelledSource):
         paired: The suffix, such as "mask.png", of each mask ("mask") or image of three channels ("target:rgb") of a
             sample; default None: none.
 
+    Raises:
+        BuildError: If two names have the same suffix.
+
     Example:
         >>> source = open_webdataset("shards/shard-000000.tar")
         >>> len(list(source.entries()))
@@ -84,6 +87,9 @@ class WebdatasetSource(LabelledSource):
     ) -> None:
         super().__init__(root, classes, column)
         self._suffixes = dict(paired or {})
+        members = list(map(_member_suffix, self._suffixes.values()))
+        if twice := [name_text(suffix) for suffix in members if members.count(suffix) > 1]:
+            raise BuildError(f"--paired: {twice[0]} is given for two names, expected another suffix for each name")
         self.paired = tuple(map(Paired.parse, self._suffixes))
         self.read_unit = "gzip stream" if gzipped else ""
         self._files = SourceFiles(root, files)
@@ -273,7 +279,7 @@ def _sample(
     parts: Iterator[tuple[bytes, Member]], tar: Holder, columns: Sequence[str], paired: Sequence[str]
 ) -> TarSample:
     first: Member | None = None
-    wanted: dict[bytes, Member | None] = dict.fromkeys(name_bytes(suffix.lower().lstrip(".")) for suffix in paired)
+    wanted: dict[bytes, Member | None] = dict.fromkeys(map(_member_suffix, paired))
     images: list[tuple[int, Member]] = []
     texts: dict[bytes, bytes] = {}
     for suffix, member in parts:
@@ -299,6 +305,10 @@ def _sample(
     places = [] if main.problem else [[other.place, other.size] for other in wanted.values() if other]
     values = [fields.get(column) for column in columns]
     return TarSample(main, label, label_from.decode() if label else "", values, places)
+
+
+def _member_suffix(text: str) -> bytes:
+    return name_bytes(text.lower().lstrip("."))
 
 
 def _label(suffix: bytes, data: bytes) -> str:
