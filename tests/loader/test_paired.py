@@ -22,6 +22,7 @@ from decodeonce.loader.augment import (
     Draws,
     MixUp,
     Normalize,
+    PerBatch,
     RandomCrop,
     RandomErasing,
     RandomFlip,
@@ -226,7 +227,7 @@ def test_masks_move_like_those_of_torchvision(paired_store: Path) -> None:
     functional: Any = library("torchvision.transforms.v2.functional")
     tensors: Any = library("torchvision.tv_tensors")
     crop, flip_all = RandomResizedCrop((13, 20)), RandomFlip(1.0)
-    augment = Augment(crop, flip_all, seed=4, paired={"mask": "nearest"})
+    augment = Augment(crop, flip_all, seed=4, paired={"mask": "nearest", "target": "bilinear"})
     with Loader(paired_store, batch_size=COUNT, shuffle="none", transform=augment) as loader:
         [batch] = loader
     windows = crop.windows(Draws(derive_key(4, 0, 0), batch.rows), HEIGHT, WIDTH).long().tolist()
@@ -253,6 +254,22 @@ def test_damaged_mask_is_found_by_the_loader(tmp_path: Path) -> None:
     flip(store / "images-00000.npy", manifest.shards[0].offset(11) + IMAGES[0].size + 7)
     with pytest.raises(StoreError, match="row 11 does not match its checksum"):
         list(Loader(store, batch_size=8, verify=True, shuffle="none"))
+
+
+@pytest.mark.parametrize("step", [RandomFlip(), MixUp(1.0, 3), PerBatch(torch.neg)], ids=repr)
+def test_steps_that_leave_stored_masks_behind_are_refused(paired_store: Path, step: Step) -> None:
+    problem = rf"the step {type(step).__name__}.* of Augment moves the images, but not 'mask', which the store holds"
+    with pytest.raises(ValueError, match=problem + r'.*; pass paired=\{"mask": "nearest"\}, or "bilinear"'):
+        Loader(paired_store, batch_size=4, transform=Augment(Normalize("imagenet"), step))
+    with pytest.raises(ValueError, match="but not 'target'"):
+        Loader(paired_store, batch_size=4, transform=Augment(RandomFlip(), paired={"mask": "nearest"}))
+
+
+@pytest.mark.parametrize("steps", [(), NONE_MOVE[1:]])
+def test_stored_masks_need_not_be_named_if_no_pixel_moves(paired_store: Path, steps: Iterable[Step]) -> None:
+    with Loader(paired_store, batch_size=8, transform=Augment(*steps)) as loader:
+        for batch in loader:
+            np.testing.assert_array_equal(batch["mask"], MASKS[batch.rows.numpy()])
 
 
 def test_missing_mask_is_named_next_to_those_of_the_store(paired_store: Path) -> None:

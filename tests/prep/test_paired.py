@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import random
 import re
 import shutil
-import signal
-import subprocess
-import sys
+import struct
 import tarfile
+import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +26,7 @@ from decodeonce.prep.building.worker import BlockDecoder, BlockWriter
 from decodeonce.prep.convert import Conversion, convert
 from decodeonce.prep.export.export import ExportSettings, export_store
 from decodeonce.prep.processes.child import Heartbeat
-from decodeonce.prep.recipe import BoxRules, Recipe
+from decodeonce.prep.recipe import BoxRules, Recipe, UserMap
 from decodeonce.prep.repair import repair_store
 from decodeonce.prep.sources import (
     BoxedSource,
@@ -198,6 +194,71 @@ def test_deep_masks_are_rejected(tree: Path, tmp_path: Path) -> None:
     assert reject.reason.startswith("mask: I")
 
 
+def grey_png(bits: int, width: int, height: int) -> bytes:
+    """Return a PNG of zeros with 2 or 4 bits of grey, which Pillow cannot write."""
+    lines = bytes(1 + (bits * width + 7) // 8) * height
+    header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+    parts = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def test_masks_that_pillow_scales_are_rejected(tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
+    masks = [tmp_path / "masks" / f"n{number % 2:08d}/{number}.x.png" for number in range(len(SIZES))]
+    sizes = [b"%d %d" % size for size in SIZES]
+    masks[0].write_bytes(grey_png(2, *SIZES[0]))
+    masks[1].write_bytes(grey_png(4, *SIZES[1]))
+    masks[2].write_bytes(b"P5 %s 3\n" % sizes[2] + bytes(20 * 24))
+    masks[3].write_bytes(b"P2 %s 4\n" % sizes[3] + b"1 " * 35)
+    masks[4].write_bytes(b"P5 %s 255\n" % sizes[4] + bytes([3]) * 64 * 64)
+    masks[5].write_bytes(b"P2 %s 255\n" % sizes[5] + b"3 " * 31 * 47)
+    out = build_in_process(paired_source(tmp_path), tmp_path / "out", RECIPE)
+    assert np.unique(open_store(out).paired["mask"][:]).tolist() == [3]
+    rejects = {reject.source[10:11]: reject.reason for reject in read_rejects(out / "rejects.tsv")}
+    assert rejects.keys() == set("0123")
+    for reason in rejects.values():
+        assert reason.startswith(
+            "mask: levels of grey that do not go up to 255, which Pillow scales to 0..255; save it"
+        )
+
+
+@pytest.mark.parametrize("exif", ["ignore", "apply"])
+def test_tiffs_that_pillow_turns_are_rejected(tree: Path, tmp_path: Path, exif: Any) -> None:
+    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
+    for number, (folder, turn) in enumerate((("photos", 3), ("photos", 1), ("masks", 2), ("masks", 1))):
+        path = tmp_path / folder / f"n{number % 2:08d}/{number}.x{'.JPEG' if folder == 'photos' else '.png'}"
+        image = make_image(*SIZES[number])
+        path.write_bytes(
+            encoded(image if folder == "photos" else image.convert("L"), "TIFF", tiffinfo={ORIENTATION: turn})
+        )
+    out = build_in_process(paired_source(tmp_path), tmp_path / "out", replace(RECIPE, exif=exif))
+    problem = ", which its pair would not follow; save the TIFF upright, without an orientation"
+    assert {reject.source[10:11]: reject.reason for reject in read_rejects(out / "rejects.tsv")} == {
+        "1": "TIFF named .JPEG",
+        "0": f"TIFF with orientation 3{problem}",
+        "2": f"mask: TIFF with orientation 2{problem}",
+    }
+    alone = build_in_process(FolderSource(tmp_path / "photos"), tmp_path / "alone", RECIPE)
+    assert len(open_store(alone)) == len(SIZES)
+
+
+def test_orientation_of_a_mask_is_ignored(tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
+    exif = Image.Exif()
+    exif[ORIENTATION] = 3
+    mask = Image.fromarray(mask_of(*SIZES[1], 1))
+    (tmp_path / "masks/n00000001/1.x.png").write_bytes(encoded(mask, "PNG", exif=exif))
+    recipe = replace(RECIPE, exif="apply")
+    stores = [
+        open_store(build_in_process(paired_source(root), tmp_path / name, recipe))
+        for name, root in (("a", tree), ("b", tmp_path))
+    ]
+    np.testing.assert_array_equal(stores[0].paired["mask"][:], stores[1].paired["mask"][:])
+
+
 def large_tree(root: Path) -> Path:
     """Write images and masks that make several blocks of rows of 256x256."""
     for number in range(18):
@@ -224,23 +285,6 @@ def test_build_that_was_stopped_resumes_to_the_same_bytes(tmp_path: Path) -> Non
     assert manifest.row_bytes == 256 * 256 * 4
 
 
-def test_kill_9_at_any_moment_loses_nothing(tmp_path: Path) -> None:
-    source, rng = large_tree(tmp_path), random.Random(0)
-    command = [sys.executable, "-m", "decodeonce.cli", "build", "folder", str(source / "photos"), str(tmp_path / "out")]
-    command += ["--paired", f"mask={source / 'masks'}", "--shard-size", "3MiB", "--workers", "2"]
-    recipe = Recipe(shuffle_seed=0, shard_size=3 << 20)
-    expected = tree_bytes(build_in_process(paired_source(source), tmp_path / "whole", recipe))
-    for _ in range(4):
-        process = subprocess.Popen(command, start_new_session=True)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=rng.uniform(0.5, 1.2))
-            continue
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    subprocess.run(command, check=True)
-    assert tree_bytes(tmp_path / "out") == expected
-
-
 def test_mask_that_changes_is_noticed(tree: Path, tmp_path: Path) -> None:
     shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
     source = paired_source(tmp_path)
@@ -260,6 +304,16 @@ def test_settings_that_cannot_be_combined_are_refused(tree: Path, tmp_path: Path
     assert_fails(
         prep(*arguments, "--paired", f"labels={tree}"), 2, "a paired image is called 'labels', expected a unique"
     )
+    photos, masks = FolderSource(tree / "photos"), tree / "masks"
+    mapped = replace(RECIPE, map=UserMap("maps:same", "0" * 16))
+    for source, recipe, problem in (
+        (PairedSource(photos, {"labels": masks}), RECIPE, "photos: a paired image is called 'labels', expected"),
+        (PairedSource(paired_source(tree), {"mask": masks}), RECIPE, "photos: a paired image is called 'mask', expect"),
+        (paired_source(tree), mapped, "photos: paired images cannot be combined with a map"),
+    ):
+        for make in (build, make_plan):
+            with pytest.raises(BuildError, match=problem):
+                make(source, tmp_path / "out", recipe)
     missing = prep(*arguments, "--paired", f"mask={tmp_path}/none")
     assert missing.returncode == 1
     assert f"prep: error: {tmp_path}/none: no such folder; expected mask images, named like those" in missing.stderr
@@ -478,7 +532,7 @@ class Missing(Scenes):
 
 @pytest.fixture
 def module(tree: Path, tmp_path: Path) -> Callable[[str], str]:
-    path = tmp_path / f"scenes_of_a_user_{abs(hash(str(tmp_path)))}"
+    path = tmp_path / f"scenes_of_a_user_{tmp_path.name}"
     path.with_suffix(".py").write_text(MODULE.format(root=str(tree)))
     return lambda name: f"{path}:{name}"
 
@@ -563,7 +617,7 @@ def test_rows_can_be_read_with_numpy_and_h5py(tree: Path, tmp_path: Path) -> Non
 
 def test_column_cannot_have_the_name_of_a_mask(tree: Path, tmp_path: Path) -> None:
     store = build_in_process(paired_source(tree), tmp_path / "out", RECIPE)
-    with pytest.raises(StoreError, match=r"already has a different column or file 'mask\.npy'"):
+    with pytest.raises(StoreError, match=r"'mask' is already a mask or second image .*; choose another name$"):
         add_column(store, "mask", np.zeros(len(SIZES)))
     assert prep("info", store).stdout.count("mask") == 2  # in "paired" and in the recipe
 
@@ -573,7 +627,8 @@ def test_column_cannot_have_the_name_of_a_mask(tree: Path, tmp_path: Path) -> No
     [
         ({"paired": [{"name": "../mask", "channels": 1}]}, "the name of a paired image is '../mask', expected letters"),
         ({"paired": [{"name": "mask", "channels": 2}]}, "paired image mask has 2 channels, expected 1 or 3"),
-        ({"paired": [{"name": "images", "channels": 1}]}, "'images' names more than one array"),
+        ({"paired": [{"name": "images", "channels": 1}]}, "a paired image is called 'images', expected none of"),
+        ({"paired": [{"name": "box_labels", "channels": 1}]}, "a paired image is called 'box_labels', expected none"),
         ({"paired": [{"name": "mask", "channels": 3}]}, "rows in"),
         ({"paired": []}, '"paired" is empty, expected a list of arrays in version 2'),
         ({"paired": {}}, "paired is {}, expected list"),
@@ -584,6 +639,15 @@ def test_bad_manifest_is_refused(tree: Path, tmp_path: Path, change: dict[str, A
     store = build_in_process(paired_source(tree), tmp_path / "out", RECIPE)
     resign(store, lambda facts: facts.update(change))
     with pytest.raises(StoreError, match=re.escape(problem)):
+        open_store(store)
+
+
+def test_manifest_with_a_column_called_like_a_mask_is_refused(tree: Path, tmp_path: Path) -> None:
+    store = build_in_process(paired_source(tree), tmp_path / "out", RECIPE)
+    add_column(store, "images", np.zeros(len(SIZES)))
+    assert open_store(store).columns["images"].shape == (len(SIZES),)  # columns may have this name
+    resign(store, lambda facts: facts["columns"][0].update(name="mask"))
+    with pytest.raises(StoreError, match="'mask' names more than one array"):
         open_store(store)
 
 

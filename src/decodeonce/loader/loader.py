@@ -155,8 +155,10 @@ class Loader:
         target, opened = find_device(device), as_store(store)
         self._root, self._manifest = opened.paths.root, opened.manifest
         if isinstance(transform, Augment):
-            columns = [column.name for column in self._manifest.columns] + [one.name for one in self._manifest.paired]
-            transform.check_store(columns, len(self._manifest.classes))
+            stored = [one.name for one in self._manifest.paired]
+            transform.check_store(
+                [*(column.name for column in self._manifest.columns), *stored], len(self._manifest.classes), stored
+            )
 
         chosen = find_rows(rows, len(opened))
         self.count, self._chosen = len(chosen), chosen

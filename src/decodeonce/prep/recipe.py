@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
-from decodeonce.store.layout import ContainerName, Json, Paired
+from decodeonce.store.layout import NOT_PAIRED, ContainerName, Json, Paired
 
 Fit = Literal["crop", "stretch", "pad"]
 Filter = Literal["bilinear", "bicubic", "lanczos", "box"]
@@ -22,7 +22,6 @@ BoxOrigin = Literal["0", "1", "edge"]
 Sort = Literal["class", "source"]
 ExportForm = Literal["folder", "webdataset"]
 MOST_BOXES = 1000
-RESERVED = ("images", "labels", "rows", "checksums", "boxes", "box_count", "box_labels")  # arrays of a store or batch
 
 
 def check_choice(name: str, value: object, choices: object) -> None:
@@ -143,8 +142,8 @@ class Recipe:
                 "paired images cannot be combined with a map: they would not follow a map that moves pixels"
             )
         names = [one.name for one in self.paired]
-        if wrong := [name for name in names if name in RESERVED or names.count(name) > 1]:
-            expected = f"expected a unique name, not one of {', '.join(RESERVED)}"
+        if wrong := [name for name in names if name in NOT_PAIRED or names.count(name) > 1]:
+            expected = f"expected a unique name, not one of {', '.join(NOT_PAIRED)}"
             raise ValueError(f"a paired image is called {wrong[0]!r}, {expected}")
 
     @classmethod

@@ -116,8 +116,10 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[np.gener
                 existing = manifest.files.get(file)
                 if is_new and os.path.lexists(target):  # left by a killed call, or the user's own file
                     existing = SmallFile(target.stat().st_size, file_hexdigest(target))
-                known = [column.name for column in manifest.columns] + [one.name for one in manifest.paired]
-                taken = is_new and (file in manifest.files or name in known)
+                if name in (one.name for one in manifest.paired):
+                    problem = f"{name!r} is already a mask or second image that its rows hold"
+                    raise StoreError(f"{paths.root}: {problem}; choose another name")
+                taken = is_new and (file in manifest.files or name in (column.name for column in manifest.columns))
                 if taken or existing not in (None, written):
                     remove = f"prep column remove {quoted(str(paths.root))} {quoted(name)}"
                     advice = f"remove it first (`{remove}`, or `rm`), or choose another name"

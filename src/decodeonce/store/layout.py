@@ -14,6 +14,8 @@ from decodeonce.host import network_file_system
 
 ContainerName = Literal["npy", "hdf5"]  # defined here because recipe and command line need it without NumPy
 MOST_NAME_BYTES = 100  # of a paired image
+# Arrays of a store or batch: no paired image may have these names.
+NOT_PAIRED = ("images", "labels", "rows", "checksums", "boxes", "box_count", "box_labels")
 Json = dict[str, Any]  # the facts of a JSON object, such as store.json
 # Folders that commands create for their own use: in a store, next to an export, next to a store.
 PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|\..+\.export|.+\.jobs", re.DOTALL)

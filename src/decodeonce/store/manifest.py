@@ -23,7 +23,7 @@ from decodeonce.errors import StoreError
 from decodeonce.store.containers import npy_header
 from decodeonce.store.files import read_regular
 from decodeonce.store.hashing import MAX_SIGNED_BYTES, parse_signed, sign
-from decodeonce.store.layout import ContainerName, Json, Paired, missing_advice
+from decodeonce.store.layout import NOT_PAIRED, ContainerName, Json, Paired, missing_advice
 
 FORMAT = "decodeonce"
 VERSION = 1
@@ -350,7 +350,6 @@ def _check_names(manifest: Manifest) -> None:
 
 
 def _check_counts(manifest: Manifest) -> None:
-
     if 0 in manifest.shape or not manifest.count or not manifest.block_rows or not manifest.classes:
         found = f"{manifest.count} rows of shape {manifest.shape}, {len(manifest.classes)} classes"
         raise ValueError(f"{found}, blocks of {manifest.block_rows} rows: expected at least 1 of each")
@@ -377,8 +376,11 @@ def _check_columns(manifest: Manifest) -> None:
     """Refuse columns that cannot be an npy file or an array. NumPy would raise its own error when reading one."""
     if manifest.paired and manifest.shape[2] != 3:
         raise ValueError(f"the images have {manifest.shape[2]} channels, expected 3 next to paired images")
-    names = ["images", *(one.name for one in manifest.paired)]
-    if repeated := [name for name in names if [*names, *(c.name for c in manifest.columns)].count(name) > 1][1:]:
+    names = [one.name for one in manifest.paired]
+    if wrong := [name for name in names if name in NOT_PAIRED]:
+        raise ValueError(f"a paired image is called {wrong[0]!r}, expected none of {', '.join(NOT_PAIRED)}")
+    times = Counter([*names, *(column.name for column in manifest.columns)])
+    if repeated := [name for name in names if times[name] > 1]:
         raise ValueError(f"{repeated[0]!r:.80} names more than one array")
     for column in manifest.columns:
         shape = (manifest.count, *column.shape)

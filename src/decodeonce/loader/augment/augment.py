@@ -198,8 +198,9 @@ class Augment:
     Raises:
         ValueError: If a step is not callable or is a class, if steps have different `num_classes`, if a step does not
             move `paired` maps, or if there is `mixed` but no step that mixes. The Loader raises ValueError if the store
-            has boxes that a step does not move, more classes than ``MixUp`` or ``CutMix``, or no such column as in
-            `paired` or `mixed`.
+            has boxes that a step does not move, more classes than ``MixUp`` or ``CutMix``, masks of ``prep build
+            --paired`` that are not in `paired` although a step moves pixels, or no such column as in `paired` or
+            `mixed`.
 
     Example:
         >>> augment = Augment(RandomResizedCrop(224), RandomFlip(), Normalize("train.store"), seed=0)
@@ -237,14 +238,22 @@ class Augment:
         parts += [f"{name}={value!r}" for name, value in named.items() if value]
         return "Augment(\n" + "".join(f"    {part},\n" for part in parts) + ")"
 
-    def check_store(self, columns: Collection[str], classes: int) -> None:
-        """Raise ValueError if a step does not support a store with these columns and this number of classes."""
+    def check_store(self, columns: Collection[str], classes: int, stored: Collection[str] = ()) -> None:
+        """Raise ValueError if a step does not support a store with these columns and this number of classes.
+
+        Of the columns, `stored` are masks and second images that follow the image in each row.
+        """
         for argument, names in (("paired", self._paired), ("mixed", self._mixed)):
             if missing := [name for name in names if name not in columns]:
                 there = ", ".join(sorted(columns)) or "none"
                 raise ValueError(
                     f"{argument} has {missing[0]!r}, which is not a column of the store; its columns: {there}"
                 )
+        unmoved = [name for name in stored if name not in self._paired]
+        if unmoved and (moving := [step for step in self._steps if not isinstance(step, StillStep)]):
+            advice = f'pass paired={{"{unmoved[0]}": "nearest"}}, or "bilinear" if it holds no classes'
+            problem = f"but not {unmoved[0]!r}, which the store holds with them"
+            raise ValueError(f"the step {name_of(moving[0])} of Augment moves the images, {problem}; {advice}")
         for step in self._steps:
             if "boxes" in columns:
                 _as_box_step(step)

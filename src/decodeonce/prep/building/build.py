@@ -6,13 +6,12 @@ import logging
 import mmap
 import os
 from collections.abc import Callable
-from dataclasses import replace
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.free_space import check_free_space, find_storage, space_needed
-from decodeonce.prep.building.output_dir import check_output_dir, clear_leftovers, is_built, reserve_shards
+from decodeonce.prep.building.output_dir import check_output_dir, clear_leftovers, is_built, reserve_shards, with_paired
 from decodeonce.prep.building.plan import (
     Listing,
     Plan,
@@ -59,7 +58,7 @@ def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expec
         >>> plan.count
         16
     """
-    paths, recipe = StorePaths(out), replace(recipe, paired=source.paired)
+    paths, recipe = StorePaths(out), with_paired(recipe, source)
     check_output_dir(paths, source)
     decoders = decoder_versions(recipe.container)
     if paths.plan.exists():

@@ -59,7 +59,7 @@ def is_built(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect
         return False
     if paths.part.exists():
         raise BuildError(f"{out}: already holds a staged part of a store; choose another OUT, or remove it first")
-    recipe = replace(recipe, paired=source.paired)
+    recipe = with_paired(recipe, source)
     found, planned = open_store(out).manifest, recipe.facts(decoder_versions(recipe.container))
     if changes := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
         raise _different_store(paths.root, changes)
@@ -71,6 +71,14 @@ def is_built(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect
             raise _different_store(paths.root, f"{_different_images(source, listing, paths, found)} ({changes})")
         raise _different_store(paths.root, f"the source's {changes}")
     return True
+
+
+def with_paired(recipe: Recipe, source: Source) -> Recipe:
+    """Return the recipe with what the source pairs with its images. Raise BuildError if they cannot be combined."""
+    try:
+        return replace(recipe, paired=source.paired)
+    except ValueError as error:
+        raise BuildError(f"{source.root}: {error}") from None
 
 
 def _different_images(source: Source, listing: Listing, paths: StorePaths, store: Manifest) -> str:

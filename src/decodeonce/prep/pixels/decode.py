@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import struct
 import warnings
 import zlib
@@ -55,6 +56,8 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 ORIENTATION = 0x0112
+# Raw modes of grey that Pillow scales to 0..255: 2 and 4 bits in PNG and TIFF, another maximum than 255 in PGM.
+SCALED_GREY = re.compile(r"'L;[24]I?R?'|\('L', (?!255\))\d+\)")
 # What Pillow's plugins raise if the content does not match its header.
 BAD_CONTENT = (
     OSError,
@@ -127,6 +130,8 @@ class Decoder:
         try:
             decoded = self.decode(data, entry.box)
             image, size = decoded.image, decoded.shown_size
+            if self._recipe.paired:
+                _check_unturned(data)
             if self._map is not None:
                 image = self._mapped(decoded, entry)
                 size = image.size
@@ -183,6 +188,7 @@ class Decoder:
     def _decode_paired(self, one: Paired, data: bytes, decoded: DecodedImage, box: Box | None) -> DecodedImage:
         """Decode a mask or second image, and cut and rotate it like its image `decoded`."""
         try:
+            _check_unturned(data)
             other = self.decode(data, box, turn=decoded.turn, mask=one.channels == 1)
             if (other.width, other.height) != (decoded.width, decoded.height):
                 sizes = f"{other.width}x{other.height} pixels, but its image has {decoded.width}x{decoded.height}"
@@ -347,6 +353,9 @@ def _values(image: Image.Image) -> DecodedImage:
     if image.mode not in ("1", "L", "P"):
         expected = "expected one channel of 8 bits or a palette; name it NAME:rgb to keep three channels"
         raise Undecodable(f"{image.mode} pixels, {expected}")
+    if SCALED_GREY.search(str(getattr(image, "tile", ""))):
+        advice = "save it with 8 bits per pixel or as a palette"
+        raise Undecodable(f"levels of grey that do not go up to 255, which Pillow scales to 0..255; {advice}")
     values = Image.fromarray(np.asarray(image).astype(np.uint8))
     return DecodedImage(values, *image.size, str(image.format))
 
@@ -361,14 +370,21 @@ def _upper_bytes(image: Image.Image) -> Image.Image:
     return Image.fromarray(levels)
 
 
-def _orientation(data: bytes) -> int:
-    """Return the EXIF orientation that is still to be applied."""
+def _orientation(data: bytes, *, tiff: bool = False) -> int:
+    """Return the EXIF orientation that is still to be applied, or with `tiff` the one that Pillow applies itself."""
     try:
         with _opened(data, check=False) as image:
-            # In TIFF the orientation belongs to the format, and Pillow has applied it already.
-            return 1 if image.format == "TIFF" else int(image.getexif().get(ORIENTATION, 1))
+            # In TIFF the orientation belongs to the format, and Pillow applies it when it decodes.
+            return int(image.getexif().get(ORIENTATION, 1)) if (image.format == "TIFF") == tiff else 1
     except BAD_CONTENT:
         return 1
+
+
+def _check_unturned(data: bytes) -> None:
+    """Refuse a TIFF that Pillow turns, because the image that it is paired with would not turn with it."""
+    if data[:2] in (b"II", b"MM") and (turn := _orientation(data, tiff=True)) in TURNS:
+        advice = "save the TIFF upright, without an orientation"
+        raise Undecodable(f"TIFF with orientation {turn}, which its pair would not follow; {advice}")
 
 
 def _pixels(data: bytes) -> int:
