@@ -256,7 +256,7 @@ def test_damaged_mask_is_found_by_the_loader(tmp_path: Path) -> None:
         list(Loader(store, batch_size=8, verify=True, shuffle="none"))
 
 
-@pytest.mark.parametrize("step", [RandomFlip(), MixUp(1.0, 3), PerBatch(torch.neg)], ids=repr)
+@pytest.mark.parametrize("step", [RandomFlip(), MixUp(1.0, 3), PerBatch(torch.neg)], ids=["flip", "mix", "batch"])
 def test_steps_that_leave_stored_masks_behind_are_refused(paired_store: Path, step: Step) -> None:
     problem = rf"the step {type(step).__name__}.* of Augment moves the images, but not 'mask', which the store holds"
     with pytest.raises(ValueError, match=problem + r'.*; pass paired=\{"mask": "nearest"\}, or "bilinear"'):

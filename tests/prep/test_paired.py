@@ -42,6 +42,7 @@ from decodeonce.store.table import read_rejects
 from tests.command import assert_fails, prep
 from tests.forms.webdataset import write_tar
 from tests.images import encoded, jpeg, make_image, tree_bytes
+from tests.packages import needs_torch
 from tests.prep.building import build_in_process
 from tests.prep.test_boxes import xml
 from tests.store.signing import resign
@@ -537,7 +538,7 @@ def module(tree: Path, tmp_path: Path) -> Callable[[str], str]:
     return lambda name: f"{path}:{name}"
 
 
-@pytest.mark.parametrize("name", ["Scenes", "Images", "Tensors", "Colours"])
+@pytest.mark.parametrize("name", ["Scenes", "Images", pytest.param("Tensors", marks=needs_torch), "Colours"])
 def test_masks_of_any_dataset(tree: Path, tmp_path: Path, module: Callable[[str], str], name: str) -> None:
     folder = open_store(build_in_process(paired_source(tree), tmp_path / "folder", RECIPE))
     store = open_store(build_in_process(open_dataset(module(name)), tmp_path / "out", RECIPE))
