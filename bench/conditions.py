@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
@@ -56,6 +57,18 @@ def ratio_text(found: Sequence[float]) -> str:
     digits = 2 if min(found) >= 0.1 else 3
     median, least, most = (f"{value:.{digits}f}" for value in found)
     return f"{median} ({least} to {most})"
+
+
+def print_facts(facts: Mapping[str, Any], *, as_json: bool, width: int) -> None:
+    """Print the conditions, then a line per number or ratio whose name has `width` characters; or one JSON object."""
+    if as_json:
+        print(json.dumps(facts))
+        return
+    print(heading(facts["conditions"]))
+    for name, value in facts.items():
+        if name != "conditions":
+            text = ratio_text(value) if isinstance(value, list) else f"{value:.3f}" if value < 10 else f"{value:,.0f}"
+            print(f"{name:{width}} {text}")
 
 
 def _processor() -> str:

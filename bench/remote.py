@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.build import SCRATCH, find_tree
-from bench.conditions import conditions, heading, ratio, ratio_text
+from bench.conditions import conditions, print_facts, ratio
 
 KINDS = {"webdataset": "a.tar", "parquet": "a.parquet", "list": "list.txt"}
 GROUP = 100
@@ -170,13 +170,7 @@ def main() -> None:
             endpoint = f"http://127.0.0.1:{server.stdout.readline().strip()}"
             facts |= measure(Path(scratch), endpoint, options.workers, options.repeats)
             server.terminate()
-    if options.json:
-        print(json.dumps(facts))
-        return
-    print(heading(facts.pop("conditions")))
-    for name, value in facts.items():
-        text = ratio_text(value) if isinstance(value, list) else f"{value:.3f}" if value < 10 else f"{value:,.0f}"
-        print(f"{name:26} {text}")
+    print_facts(facts, as_json=options.json, width=26)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import shutil
 import statistics
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.build import SCRATCH, find_tree
-from bench.conditions import conditions, heading, ratio, ratio_text
+from bench.conditions import conditions, print_facts, ratio
 
 DROP = Path("/proc/sys/vm/drop_caches")
 
@@ -125,13 +124,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch:
         tree = copy_tree(source, options.images, Path(scratch, "tree"))
         facts = measure(tree, pack_tree(tree, Path(scratch, "tar")), options.workers, options.repeats)
-    if options.json:
-        print(json.dumps(facts))
-        return
-    print(heading(facts.pop("conditions")))
-    for name, value in facts.items():
-        text = ratio_text(value) if isinstance(value, list) else f"{value:.3f}" if value < 10 else f"{value:,.0f}"
-        print(f"{name:20} {text}")
+    print_facts(facts, as_json=options.json, width=20)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A client of the server, which has an empty bucket named "images"."""
     import boto3
 
-    for name in list(os.environ):  # the settings of whoever runs the tests
+    for name in list(os.environ):  # the user's own settings must not change a result
         if name.startswith(("AWS_", "FSSPEC_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     for name, value in credentials(endpoint).items():

@@ -272,7 +272,10 @@ class Source(ABC):
 
 
 class SourceWrapper(Source):
-    """A source that changes another one: by default, every method is that of the other source.
+    """A source that changes another one: by default, its methods are those of the other source.
+
+    `find`, `fingerprint`, `manifest_facts` and what only stores override are those of `Source`, because the entries
+    differ from those of the other source.
 
     Args:
         source: The other source.
