@@ -25,8 +25,8 @@ SUBPACKAGES = {
 PARTS = {
     "store": {"errors", "lazy", "formatting", "host"},
     "loader": {"errors", "splitmix", "host", "launch", "store"},
-    "prep": {"errors", "lazy", "formatting", "host", "launch", "splitmix", "store"},
-    "cli": {"errors", "formatting", "host", "splitmix", "launch", "store", "prep", "loader"},
+    "prep": {"errors", "lazy", "formatting", "host", "launch", "remote", "splitmix", "store"},
+    "cli": {"errors", "formatting", "host", "remote", "splitmix", "launch", "store", "prep", "loader"},
 }
 # Modules that only export the names of parts.
 PUBLIC = {"__init__", "augment", "build", "sources"}

@@ -15,7 +15,7 @@ import pytest
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources import Source, open_folder, open_imagenet, open_list, open_source
-from decodeonce.prep.sources.remote import QUERY, source_path
+from decodeonce.remote import QUERY, source_path
 from tests.command import assert_fails, prep
 from tests.forms import folder, imagenet, listed, parquet, webdataset
 from tests.forms.all_forms import PICS, PLAIN_FORMS

@@ -13,7 +13,7 @@ import pytest
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources import holders, open_source, open_webdataset, remote
 from decodeonce.prep.sources.holders import FEW, MANY
-from decodeonce.prep.sources.remote import ObjectFacts
+from decodeonce.remote import ObjectFacts
 from tests.command import assert_fails, prep
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg, tree_bytes

@@ -96,7 +96,7 @@ message, progress, end = _log.message, _log.progress, _log.end
 def begin(path: str) -> None:
     """Start the log of this command in `path`."""
     from decodeonce.launch import JOB_IDS, find_rank, find_task
-    from decodeonce.prep.sources.remote import without_secrets
+    from decodeonce.remote import without_secrets
 
     _log.open(path)
     command = [program(), *map(without_secrets, sys.argv[1:])]

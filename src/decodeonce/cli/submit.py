@@ -183,7 +183,7 @@ def _memory(text: str | None) -> str | None:
 
 def parse_build(words: Sequence[str], then: Callable[[BuildRequest], None]) -> None:
     """Parse the words as `prep build` does, and call `then` with the build. Its scripts must not have a secret."""
-    from decodeonce.prep.sources.remote import check_url
+    from decodeonce.remote import check_url
 
     for word in words:
         check_url(word)

@@ -34,7 +34,7 @@ from decodeonce.prep.entry import Entry, name_text
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source, open_source
 from decodeonce.prep.sources.labels import NumberColumn
-from decodeonce.prep.sources.remote import absolute, as_path
+from decodeonce.remote import absolute, as_path
 from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import Column, ImageClass, Reject, StorePaths
 from decodeonce.store.columns import column_file

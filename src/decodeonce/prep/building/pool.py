@@ -25,7 +25,7 @@ from decodeonce.prep.building.plan import Plan, allowed_rejects, overlap, read_p
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import child_of, wait_for
 from decodeonce.prep.recipe import OnBad, check_choice, differences
-from decodeonce.prep.sources.remote import QUERY
+from decodeonce.remote import QUERY
 from decodeonce.store import StorePaths
 from decodeonce.store.files import make_folder
 from decodeonce.store.layout import Json, missing_advice

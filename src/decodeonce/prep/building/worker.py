@@ -25,7 +25,7 @@ from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.processes.child import Heartbeat, Parent
 from decodeonce.prep.sources import Source
-from decodeonce.prep.sources.remote import QUERY, is_url
+from decodeonce.remote import QUERY, is_url
 from decodeonce.store import StorePaths
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import Json

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, RowMaker
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.remote import is_url
+from decodeonce.remote import is_url
 from decodeonce.store.layout import Json, Paired
 from decodeonce.store.manifest import Column, ImageClass
 from decodeonce.store.table import Reject

@@ -20,8 +20,8 @@ from decodeonce.prep.sources.files import named_entries, read_file, stat_entries
 from decodeonce.prep.sources.folder import IMAGE_SUFFIXES
 from decodeonce.prep.sources.holders import open_holder, open_text
 from decodeonce.prep.sources.labels import LabelledSource, parse_value
-from decodeonce.prep.sources.remote import absolute, as_path, check_url, is_url, source_path
 from decodeonce.prep.sources.safe_open import Links, expecting
+from decodeonce.remote import absolute, as_path, check_url, is_url, source_path
 from decodeonce.store.layout import Json
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")

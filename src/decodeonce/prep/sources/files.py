@@ -17,7 +17,8 @@ from typing import TypeVar
 from decodeonce.errors import BuildError, Stopped, failure_from, raise_file_system_failure
 from decodeonce.host import network_file_system
 from decodeonce.prep.entry import Entry, name_bytes, name_text
-from decodeonce.prep.sources.remote import (
+from decodeonce.prep.sources.safe_open import OUTSIDE, Links, open_regular
+from decodeonce.remote import (
     CONNECTIONS,
     MissingObject,
     ObjectFacts,
@@ -27,7 +28,6 @@ from decodeonce.prep.sources.remote import (
     read_object,
     stat_object,
 )
-from decodeonce.prep.sources.safe_open import OUTSIDE, Links, open_regular
 from decodeonce.store import disk
 from decodeonce.store.layout import missing_advice
 

@@ -24,8 +24,8 @@ from decodeonce.prep.sources.files import (
     read_file,
     stat_entries,
 )
-from decodeonce.prep.sources.remote import CONNECTIONS, is_url, list_folder, source_path
 from decodeonce.prep.sources.safe_open import Links, expecting, read_small
+from decodeonce.remote import CONNECTIONS, is_url, list_folder, source_path
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 

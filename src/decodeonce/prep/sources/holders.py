@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.prep.entry import Entry, Value, name_bytes
 from decodeonce.prep.sources.files import mtime_of, open_listed, read_range
-from decodeonce.prep.sources.remote import ObjectFacts, as_path, is_url, read_object, stat_object
 from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
+from decodeonce.remote import ObjectFacts, as_path, is_url, read_object, stat_object
 from decodeonce.store import disk
 
 OPEN_FILES = 64

@@ -34,8 +34,8 @@ from decodeonce.prep.sources.files import (
 from decodeonce.prep.sources.folder import SUFFIXES, WNID, check_classes, class_folders, list_folders
 from decodeonce.prep.sources.holders import FileFacts, Member, SourceFile, SourceFiles, open_holder, source_file
 from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
-from decodeonce.prep.sources.remote import is_url, source_path
 from decodeonce.prep.sources.safe_open import Links
+from decodeonce.remote import is_url, source_path
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 

@@ -13,8 +13,8 @@ from decodeonce.prep.entry import Entry, name_bytes
 from decodeonce.prep.sources.archives import list_tar
 from decodeonce.prep.sources.files import is_file, is_folder, stem_of
 from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream, open_holder
-from decodeonce.prep.sources.remote import is_url
 from decodeonce.prep.sources.safe_open import MAX_TEXT_BYTES, expecting, read_small
+from decodeonce.remote import is_url
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
 

@@ -25,7 +25,7 @@ from decodeonce.prep.sources.files import MAX_FILE_BYTES, parallel_map, size_pro
 from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, ObjectHolder, SourceFiles, source_file
 from decodeonce.prep.sources.labels import LabelledSource
 from decodeonce.prep.sources.patterns import check_one_split, describe_files, find_files
-from decodeonce.prep.sources.remote import as_path, is_url
+from decodeonce.remote import as_path, is_url
 from decodeonce.store.layout import Json
 
 MAX_FOOTER_BYTES = 1 << 26  # the footer is read whole; with 10,000 row groups of three columns it has about 4 MB

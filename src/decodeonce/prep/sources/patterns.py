@@ -15,8 +15,8 @@ import bracex
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import name_text
 from decodeonce.prep.sources.files import mode_of
-from decodeonce.prep.sources.remote import UrlPath, absolute, as_path, find_objects, is_url, source_text
 from decodeonce.prep.sources.safe_open import Links
+from decodeonce.remote import UrlPath, absolute, as_path, find_objects, is_url, source_text
 
 _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}.*")
 _SPLIT = re.compile(r"(?:^|[/._-])(train|training|validation|valid|val|test|testing|dev|eval)(?=[/._-])")

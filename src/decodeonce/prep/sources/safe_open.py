@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from decodeonce.errors import BuildError, failure_from, raise_file_system_failure
-from decodeonce.prep.sources.remote import is_url
+from decodeonce.remote import is_url
 from decodeonce.store import disk
 
 # O_NONBLOCK: opening a FIFO without a writer would wait forever. It has no effect on regular files.

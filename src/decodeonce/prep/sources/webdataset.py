@@ -35,8 +35,8 @@ from decodeonce.prep.sources.holders import (
 )
 from decodeonce.prep.sources.labels import LabelledSource, NumberColumn, number_columns
 from decodeonce.prep.sources.patterns import describe_files, find_files
-from decodeonce.prep.sources.remote import CONNECTIONS, is_url
 from decodeonce.prep.sources.safe_open import expecting
+from decodeonce.remote import CONNECTIONS, is_url
 from decodeonce.store.layout import Json, Paired
 
 SUFFIXES = SOURCES["webdataset"].suffixes

@@ -65,12 +65,15 @@ class UrlPath(PosixPath):
         return f"{scheme}://{rest.lstrip('/')}"
 
     def absolute(self) -> UrlPath:
+        """Return the path itself: a URL is absolute."""
         return self
 
     def is_file(self) -> bool:
+        """Return whether the URL is an object that can be read."""
         return _kind(str(self)) == "file"
 
     def is_dir(self) -> bool:
+        """Return whether the URL is a folder that can be listed."""
         return _kind(str(self)) == "directory"
 
 
