@@ -67,7 +67,8 @@ class WorkSettings:
         task: Index of this task, 0 (default) to `tasks - 1`.
         tasks: Number of tasks that share the build. Default: 1.
         max_bad: Maximum number of rejects in the whole build: a number such as "25", a percentage of all images such as
-            "0.1%", or "auto" (default): 0.1%, or, where that is less than ten images, a tenth and at most ten.
+            "0.1%", or "auto" (default). "auto" allows 0.1%. In a small source, where 0.1% is less than ten images, it
+            allows a tenth of the images, at most ten.
         on_bad: What to do with an image that cannot be decoded. "reject" (default): record it and continue; "fail":
             stop the build.
 
