@@ -100,9 +100,9 @@ def work(
 ) -> None:
     """Decode the blocks of one task's share that are not done yet.
 
-    It is safe to kill this at any moment, to run it again, and to run it twice at once: two processes that decode the
-    same share write the same bytes. A task reads only its own share of plan and journals, so its startup time does not
-    grow with the store. If the store is already finished, there is nothing to do.
+    It is safe to kill this call at any moment, to repeat it, and to make it twice at the same time. Two processes that
+    decode the same share write the same bytes. A task reads only its own share of plan and journals, so its startup
+    time does not grow with the store. If the store is already finished, there is nothing to do.
 
     Args:
         out: Folder of the planned store.
