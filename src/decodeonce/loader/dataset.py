@@ -16,8 +16,8 @@ from decodeonce.loader.arguments import StoreLike, as_store
 class StoreDataset(Dataset[tuple[Any, ...]]):
     """A map-style dataset for torch's DataLoader: ``dataset[row]`` is ``(image, label, *columns)``.
 
-    A DataLoader reads a whole batch at once (``__getitems__``). Worker processes open the store themselves: a pickled
-    dataset contains no rows.
+    A DataLoader reads a whole batch at once (``__getitems__``). A pickled dataset contains no rows, because worker
+    processes open the store themselves.
 
     Args:
         store: Path to a store, or an open ``Store``.
@@ -59,7 +59,10 @@ class StoreDataset(Dataset[tuple[Any, ...]]):
 
     @cached_property
     def targets(self) -> list[int]:
-        """The label of each row, as in torchvision's ImageFolder; 40 MB for 1.28 million rows."""
+        """The label of each row, as in torchvision's ImageFolder.
+
+        The list needs more memory than `labels` of the store.
+        """
         labels: list[int] = self.store.labels.tolist()
         return labels
 

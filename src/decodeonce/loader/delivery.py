@@ -33,13 +33,13 @@ class Batch:
     column "mask"; "images", "labels" and "rows" work, too.
 
     Attributes:
-        images: uint8 (B, H, W, C), contiguous. ``images.permute(0, 3, 1, 2)`` is already channels_last; no copy. With
-            paired masks or images, each row is contiguous, but not the batch. After ``Augment``: (B, C, H, W),
-            channels_last, with the dtype of its last step. After ``Views``: no rows.
+        images: uint8 (B, H, W, C), contiguous. ``images.permute(0, 3, 1, 2)`` is already channels_last, so it needs no
+            copy. With paired masks or images, each row is contiguous, but not the batch. After ``Augment``: (B, C, H,
+            W), channels_last, with the dtype of its last step. After ``Views``: no rows.
         labels: int64 (B,). After ``MixUp`` or ``CutMix``: float32 (B, classes).
-        rows: int64 (B,), row numbers in the store. The first `valid` are in ascending order, and so is the padding:
-            this is faster to read, and the order within a batch has no meaning. With ``Loader(weights=...)``, a row
-            can be there several times.
+        rows: int64 (B,), row numbers in the store. The first `valid` are in ascending order, and so is the padding.
+            Rows in this order are faster to read, and the order within a batch has no meaning. With
+            ``Loader(weights=...)``, a row can occur several times.
         valid: Number of rows that count. The rows after them are padding.
         epoch: Number of the epoch. A transform can derive its random numbers from it.
         columns: The store's other numeric columns by name, each (B, ...), and its paired masks, uint8 (B, H, W), and

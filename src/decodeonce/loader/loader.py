@@ -46,8 +46,8 @@ MOST_THREADS = 4
 class Loader:
     """Iterate over a store in shuffled, resumable batches.
 
-    Each ``for`` loop runs one epoch; the first is number 0. Ranks are detected automatically, and all of them run the
-    same number of steps.
+    Each ``for`` loop runs one epoch, and the first epoch is number 0. Ranks are detected automatically, and all of them
+    run the same number of steps.
 
     Args:
         store: Path to a store, or an open ``Store``.
@@ -60,7 +60,7 @@ class Loader:
             rows within groups of 32 blocks; best on storage that is slow at random reads. "none": stored order.
         weights: Draw rows with replacement: a number of 0 or more for each row of the store. A row with twice the
             weight is drawn twice as often. "balanced": draw all classes equally often. An epoch draws N times from N
-            rows, and ``Augment`` gives each draw its own random numbers. Needs ``shuffle="full"`` and
+            rows, and ``Augment`` gives each draw its own random numbers. This needs ``shuffle="full"`` and
             ``partition="global"``, and 16 bytes of memory per row. Default: None, each row once per epoch.
         partition: How ranks share an epoch. "global" (default): all ranks share one order over all rows, and each takes
             its slice of every global batch. "range": rank r reads only the rows from r*count//world_size up to
@@ -72,18 +72,19 @@ class Loader:
         tail: What to do with the rows after the last complete global batch. "drop" (default): skip them. "pad": fill
             the batch with rows from the start of the epoch; ``Batch.valid`` is the number of rows that count. "keep":
             split them evenly into smaller batches; a rank without rows gets one row of padding.
-        prefetch: Batches prepared ahead, at least 1. Default: 3. On a CPU, host memory is about ``prefetch + 2``
-            batches. With another device it is 3 pinned batches, and about ``prefetch + 2`` batches on the device.
+        prefetch: Batches prepared ahead, at least 1. Default: 3. On a CPU, the Loader uses host memory for about
+            ``prefetch + 2`` batches. With another device, it uses pinned host memory for 3 batches, and device memory
+            for about ``prefetch + 2`` batches.
         threads: Threads that copy rows. Default: the number of usable cores, at most 4.
         reader: How to read. "auto" (default): choose by file system and memory; ``stats()`` shows the choice and the
             reason. "pread": one read per run of consecutive rows. "mmap": copy from mapped files; network file systems
             are still read with pread.
         transform: Function from a ``Batch`` to a new ``Batch``, such as ``Augment``. It runs in a thread of the Loader,
-            on the device and a stream of the Loader, without gradients and outside autocast. If it only looks at a
+            on the device and a stream of the Loader, without gradients and outside autocast. If it does not change the
             batch, it must return ``dataclasses.replace(batch)``. Default: none.
-        cache: "device" keeps each row in device memory after its first use, so that its pixels are read and
-            transferred once. Batches are the same. Needs a single rank or ``partition="range"``, and memory for all
-            rows of the rank. Default: None, no cache.
+        cache: "device" keeps each row in device memory after its first use, so that its pixels are read and transferred
+            once. The batches stay the same. This needs a single rank or ``partition="range"``, and memory for all rows
+            of the rank. Default: None, no cache.
         verify: If True, compare each row with its checksum when it is read. A damaged row raises StoreError at
             ``next()``; the error names the row. :doc:`/how-to/verify-and-repair` shows the cost. Default: False.
 
@@ -215,7 +216,7 @@ class Loader:
 
     @cached_property
     def dataset(self) -> StoreDataset | Subset[tuple[Any, ...]]:
-        """The rows of the store or the subset, (image, label) each. Trainers take its length as that of an epoch."""
+        """A dataset of the rows of the store or subset. Trainers use its length as the length of an epoch."""
         rows = StoreDataset(self._root)
         return rows if isinstance(self._chosen, range) else Subset(rows, self._chosen.tolist())
 
@@ -230,16 +231,21 @@ class Loader:
 
     @property
     def steps_left(self) -> int:
-        """Batches left in the running epoch, 0 at its last batch; between two ``for`` loops, those of the next one."""
+        """Number of batches left in the running epoch, which is 0 at its last batch.
+
+        Between two ``for`` loops, it is the number of batches left in the next epoch.
+        """
         running = self._running()
         return running.left if running else self._partition.steps(self._positions.next.rows_consumed)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Start the next epoch or, after ``load_state_dict()``, the rest of one. Ends an epoch that is still running.
+        """Start the next epoch or, after ``load_state_dict()``, the rest of the restored epoch.
+
+        An epoch that is still running ends.
 
         Returns:
-            Iterator[Batch]: The batches of the epoch. If it is dropped early, as by ``break``, its threads end after
-            their current batch. ``close()`` and the next epoch wait for them.
+            Iterator[Batch]: The batches of the epoch. If the iterator is dropped early, for example by ``break``, its
+            threads end after their current batch. ``close()`` and the next epoch wait for them.
 
         Raises:
             RuntimeError: If the Loader is closed.
@@ -281,7 +287,7 @@ class Loader:
             self._delivery.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch. Few programs need this: epochs are counted automatically.
+        """Set the number of the next epoch. Few programs need this, because epochs are counted automatically.
 
         If `epoch` is the epoch that ``load_state_dict()`` restored, it still resumes at the restored step.
 
@@ -298,8 +304,8 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batches yielded so far, to save in a checkpoint.
 
-        Prefetched batches do not count. After the last batch of an epoch, the position is the start of the next epoch:
-        count epochs with ``loader.epoch``, not with a counter of your own. A closed Loader keeps its state.
+        Prefetched batches do not count. After the last batch of an epoch, the position is the start of the next epoch.
+        Therefore, count epochs with ``loader.epoch``, not with a counter of your own. A closed Loader keeps its state.
 
         Returns:
             dict[str, Any]: A small dict of numbers and strings, the same on every rank. "rows_consumed" counts rows of
@@ -310,7 +316,7 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any], *, other_store: bool = False) -> None:
         """Resume where `state` was taken: the next ``for`` loop yields exactly the rest of its epoch.
 
-        The batch size may differ and, with ``partition="global"``, the world size too.
+        The batch size may differ. With ``partition="global"``, the world size may differ, too.
 
         Args:
             state: The result of ``state_dict()``.

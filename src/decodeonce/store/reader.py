@@ -63,13 +63,13 @@ def open_store(path: str | os.PathLike[str]) -> Store:
 class Store:
     """A finished store or staged part, opened read-only by `open_store`.
 
-    `len(store)` is the number of rows. A Store can be pickled: the other process opens the files again.
+    `len(store)` is the number of rows. A Store can be pickled. The process that unpickles it opens the files again.
 
     Attributes:
         images: Images, an array-like uint8 (count, H, W, C). Rows are read from disk when you index it.
         paired: The masks and second images of `prep build --paired` by name, array-likes uint8 (count, H, W) or
             (count, H, W, 3) that work like `images`.
-        rows: The rows whose images this folder holds: all of them, or the range of a staged part. Labels, samples and
+        rows: The rows with images in this folder, which are all rows or the range of a staged part. Labels, samples and
             columns exist for every row.
         manifest: The contents of store.json.
         paths: Paths of the store's files.
@@ -125,7 +125,7 @@ class Store:
     def labels(self) -> NDArray[np.int64]:
         """Labels, int64 (count,), memory-mapped read-only.
 
-        The first access verifies their digest, which takes 1.5 ms per million rows.
+        The first access verifies their digest.
 
         Raises:
             StoreError: If the file is damaged, or a label has no class.
@@ -144,7 +144,7 @@ class Store:
 
     @cached_property
     def samples(self) -> Samples:
-        """The `Sample` of each row: class, source, width, height, digest. Read from samples.tsv on access."""
+        """The origin of each row as a `Sample`, read from samples.tsv on access."""
         return Samples(self.paths.samples, len(self))
 
     @cached_property

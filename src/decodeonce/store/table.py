@@ -140,7 +140,7 @@ class Samples(Sequence[Sample]):
     """The lines of samples.tsv as a sequence of `Sample`.
 
     Iterating reads the file line by line. The first access by index scans the file for its lines and keeps their
-    positions, 8 bytes per row; after that an access reads one line.
+    positions, which takes 8 bytes per row. After that, an access reads a single line.
 
     Raises:
         IndexError: If an index is out of range.

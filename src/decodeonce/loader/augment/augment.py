@@ -70,7 +70,7 @@ class BoxStep(Step, Protocol):
     def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Return the positions of `boxes` in the images that the step returns for the same `draws`.
 
-        They can be outside of the image: ``Augment`` clips them.
+        They can be outside of the image, because ``Augment`` clips them.
 
         Args:
             boxes: float32 (B, K, 4): left, top, right, bottom in pixels. Absent boxes are zeros, and must still have no
@@ -176,14 +176,15 @@ class Augment:
     with the dtype of the last step. The images of the given batch are not changed.
 
     Augmentation is reproducible: it depends only on seed, epoch, row and the steps, not on batch size or rank. With
-    ``Loader(weights=...)``, the position in the epoch replaces the row, so that a row drawn twice gives two images. On
-    a CPU, uint8 images are bit-identical in any batch. On other devices, the batch can change the last bits of what
-    ``RandomResizedCrop`` computes and so, rarely, a pixel value by one level. ``MixUp`` and ``CutMix`` choose the other
-    image from the batch.
+    ``Loader(weights=...)``, the position in the epoch replaces the row, so that a row that is drawn twice gives two
+    different images. On a CPU, uint8 images are bit-identical in any batch. On other devices, the batch can change the
+    last bits of what ``RandomResizedCrop`` computes and so, rarely, a pixel value by one level. ``MixUp`` and
+    ``CutMix`` choose the other image from the batch.
 
-    If the store has the column "boxes", the boxes move with the images: float32, in pixels, fractional after a resize,
-    bit-identical on every device. They are clipped to the image. A box outside of the image becomes zeros at its
-    index, and its entry in "box_labels" becomes -1; "box_count" keeps its value. Columns in `paired` move, too.
+    If the store has the column "boxes", the boxes move with the images. They are float32 in pixels, can be fractional
+    after a resize, and are bit-identical on every device. They are clipped to the image. A box outside of the image
+    becomes zeros at its index, and its entry in "box_labels" becomes -1; "box_count" keeps its value. Columns in
+    `paired` move, too.
 
     Args:
         *steps: Steps from this package, or callables ``(images, draws) -> images`` (see ``Step``). For a store with

@@ -52,7 +52,8 @@ def ramp(
         multiple: Sizes between are rounded to a multiple of this number of pixels. Default: 32.
 
     Returns:
-        Callable[[int], int]: From the epoch to the size in pixels; a `size` of the crops in this package.
+        Callable[[int], int]: A function from the epoch to the size in pixels. Pass it as `size` to a crop of this
+        module.
 
     Raises:
         ValueError: If a number is out of range, or `last_epoch` is not after `first_epoch`.
@@ -228,8 +229,8 @@ class RandomResizedCrop:
     def windows(self, draws: Draws, height: int, width: int) -> Tensor:
         """Return the windows that are cropped, one per row of the batch.
 
-        As in torchvision's ``RandomResizedCrop.get_params``, the first of ten random sizes that fits is used; if none
-        fits, a central window.
+        As in torchvision's ``RandomResizedCrop.get_params``, the first of ten random sizes that fits is used. If none
+        fits, the window is central.
 
         Args:
             draws: Random numbers of this step.

@@ -121,17 +121,18 @@ class _Foreign:
 
 
 class PerImage(_Foreign):
-    """Apply a transform of another library to each image: of torchvision, albumentations or kornia, or a function.
+    """Apply a function, or a transform of torchvision, albumentations or kornia, to each image.
 
-    What it draws depends only on seed, epoch and row: from torch, ``random`` and ``numpy.random``, seeded for each
-    image, in this thread only. If it has a method ``set_random_seed(seed)``, as those of albumentations, that is called
-    before each image. The first images are transformed twice; if the results differ, ValueError is raised.
+    The random numbers of the transform depend only on seed, epoch and row. For each image, the generators of torch,
+    ``random`` and ``numpy.random`` are seeded, in this thread only. If the transform has a method
+    ``set_random_seed(seed)``, as those of albumentations have, it is called before each image. The first images are
+    transformed twice, and ValueError is raised if the results differ.
 
     On a CPU, images are shared among ``torch.get_num_threads()`` threads, at most 8; each has its own copy of the
-    transform, made with ``copy.deepcopy``. On another device, a transform that takes tensors gets them there, one after
-    the other, and any other transform works on copies in host memory.
+    transform, made with ``copy.deepcopy``. On another device, a transform that takes tensors gets tensors on that
+    device, one after the other. Any other transform works on copies in host memory.
 
-    For a store with boxes, make a subclass with ``move_boxes`` (see ``BoxStep``).
+    For a store with boxes, write a subclass with ``move_boxes`` (see ``BoxStep``).
 
     Args:
         transform: Called with each image. It returns a tensor (C, H, W), an array (H, W, C) or an image of Pillow, all
@@ -179,11 +180,11 @@ class PerImage(_Foreign):
 
 
 class PerBatch(_Foreign):
-    """Apply a transform of another library to each batch, on its device: of kornia, torchvision, or a function.
+    """Apply a function, or a transform of kornia or torchvision, to each batch on its device.
 
-    What it draws depends only on seed, epoch and the first row of the batch. So a resumed epoch has the same images if
-    its batches are the same, that is, with the same batch size and number of ranks. Each rank draws other numbers.
-    Everything else is as in ``PerImage``.
+    The random numbers of the transform depend only on seed, epoch and the first row of the batch. A resumed epoch
+    therefore has the same images if the batch size and the number of ranks are the same. Each rank has different random
+    numbers. Everything else is as in ``PerImage``.
 
     Args:
         transform: Called with all images of a batch. It returns a tensor (B, C, H, W) or an array (B, H, W, C).

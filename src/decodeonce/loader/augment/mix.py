@@ -76,7 +76,7 @@ class MixUp(_Mix):
     rounded.
 
     The other image is a random one of the batch, so it depends on batch size and number of ranks. It can be a row of
-    padding, which is also an image. An image that is alone in its batch stays unchanged. Boxes cannot be mixed: the
+    padding, which is also an image. An image that is alone in its batch stays unchanged. Boxes cannot be mixed, so the
     Loader of a store with boxes raises ValueError.
 
     ``MixUp`` followed by ``CutMix`` can mix an image twice. ``OneOf(MixUp(...), CutMix(...))`` mixes it once.
@@ -107,8 +107,8 @@ class MixUp(_Mix):
 class CutMix(_Mix):
     """Paste a rectangle of another image of the batch into each image. Labels become soft.
 
-    The rectangle has the same position in both images and their aspect ratio, and is clipped at the edge. Each label
-    gets the share of the area that its image has in the result. Everything else is as in ``MixUp``.
+    The rectangle has the same position in both images, and the aspect ratio of the images. It is clipped at the edge.
+    Each label gets the share of the area that its image has in the result. Everything else is as in ``MixUp``.
 
     Args:
         alpha: The rectangle's share of the area, before clipping, is drawn from Beta(alpha, alpha); above 0.
@@ -145,8 +145,8 @@ class CutMix(_Mix):
 class OneOf(_Mixing):
     """Mix each image with one of these steps, as timm and torchvision's RandomChoice do for a whole batch.
 
-    Which step mixes an image depends on seed, epoch and row, like everything that is drawn. The step's `p` still
-    decides whether it mixes the image.
+    The choice of the step for an image depends on seed, epoch and row, like all random numbers of ``Augment``. The
+    step's `p` still decides whether it mixes the image.
 
     Args:
         *steps: ``MixUp`` and ``CutMix``, with the same `num_classes`.

@@ -13,13 +13,14 @@ from decodeonce.loader.order import derive_key
 class Views:
     """Augment each image several times; pass it to a Loader as `transform`. Each row is read once.
 
-    Called with a ``Batch``, it returns one whose ``batch.views`` are the images of each ``Augment``, in order. Each
-    view has its own random numbers, also if the same ``Augment`` is passed several times. They depend on the seed of
-    the ``Augment``, the number of the view, epoch and row. Labels and columns stay those of the store, boxes too.
+    Called with a ``Batch``, it returns a batch that has the images of each ``Augment`` in ``batch.views``, in order.
+    Each view has its own random numbers, even if the same ``Augment`` is passed several times. They depend on the seed
+    of the ``Augment``, the number of the view, epoch and row. Labels and columns, including boxes, stay as they are in
+    the store.
 
     Args:
         *augments: An ``Augment`` for each view, without ``MixUp`` and ``CutMix``.
-        images: If True, ``batch.images`` are the images of the store. Default: False, it has no rows, so that its
+        images: If True, ``batch.images`` are the images of the store. Default: False. It then has no rows, so that its
             memory can be reused.
 
     Raises:

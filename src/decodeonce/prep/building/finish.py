@@ -37,7 +37,8 @@ CHUNK_ROWS = 1 << 13
 def finish(out: str | os.PathLike[str], max_bad: str = "auto") -> Manifest:
     """Turn a planned and decoded build into a finished store.
 
-    Safe to repeat: if the store is finished already, or an earlier finish was killed, this completes it.
+    The call is safe to repeat. If an earlier call was killed, the next call completes the store. If the store is
+    already finished, the call changes nothing.
 
     Args:
         out: Folder of the store.

@@ -67,7 +67,8 @@ class WorkSettings:
         task: Index of this task, 0 (default) to `tasks - 1`.
         tasks: Number of tasks that share the build. Default: 1.
         max_bad: Maximum number of rejects in the whole build: a number such as "25", a percentage of all images such as
-            "0.1%", or "auto" (default): 0.1%, or, where that is less than ten images, a tenth and at most ten.
+            "0.1%", or "auto" (default). "auto" allows 0.1%. In a small source, where 0.1% is less than ten images, it
+            allows a tenth of the images, at most ten.
         on_bad: What to do with an image that cannot be decoded. "reject" (default): record it and continue; "fail":
             stop the build.
 
@@ -99,9 +100,9 @@ def work(
 ) -> None:
     """Decode the blocks of one task's share that are not done yet.
 
-    It is safe to kill this at any moment, to run it again, and to run it twice at once: two processes that decode the
-    same share write the same bytes. A task reads only its own share of plan and journals, so its startup time does not
-    grow with the store. If the store is already finished, there is nothing to do.
+    It is safe to kill this call at any moment, to repeat it, and to make it twice at the same time. Two processes that
+    decode the same share write the same bytes. A task reads only its own share of plan and journals, so its startup
+    time does not grow with the store. If the store is already finished, there is nothing to do.
 
     Args:
         out: Folder of the planned store.

@@ -24,7 +24,7 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class MapSample:
-    """What a map function receives about an image, next to its pixels.
+    """What a map function receives about an image, in addition to its pixels.
 
     Args:
         source: Path of the image relative to SRC.

@@ -53,9 +53,9 @@ class DecodedRows:
 
 
 class Source(ABC):
-    """A kind of input: lists samples once, then reads the encoded bytes of one sample at a time.
+    """A kind of input that lists samples once, and then reads the encoded bytes of one sample at a time.
 
-    To add a kind, write a subclass and register it: see :doc:`/contribute/sources`.
+    To add a kind, write a subclass and register it. :doc:`/contribute/sources` shows how.
 
     A build uses a source in three places:
 
@@ -140,7 +140,8 @@ class Source(ABC):
     def warnings(self, samples: int) -> list[str]:
         """Return warnings about the listing, one sentence each; default none.
 
-        Called once after `entries` is exhausted. Each sentence is logged after the source's root; the build continues.
+        Called once after `entries` is exhausted. Each sentence is logged after the source's root, and the build
+        continues.
 
         Args:
             samples: Number of entries without a problem that `entries` yielded.

@@ -140,9 +140,9 @@ class HuggingFaceDataset:
 class DatasetSource(LabelledSource):
     """The samples of a dataset that a function or class returns.
 
-    Listing reads every sample once, in several processes, because only the samples tell their labels. Of a Hugging Face
-    dataset it reads only the labels. A sample is named by its index. A sample whose reading raises an exception is a
-    reject. A sample that differs from the listed one is an error.
+    Listing reads every sample once, in several processes, because only the samples themselves contain their labels.
+    From a Hugging Face dataset, it reads only the labels. A sample is named by its index. If reading a sample raises an
+    exception, the sample is rejected. If a sample differs from the listed sample, reading it raises BuildError.
 
     Args:
         root: Import path of the function or class, `package.module:function`. It is called without arguments. Modules

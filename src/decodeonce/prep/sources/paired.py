@@ -24,8 +24,8 @@ ENDINGS = tuple(sorted((*SUFFIXES, *map(bytes.upper, SUFFIXES)), key=lambda suff
 class PairedSource(SourceWrapper):
     """A source whose images have masks or second images, which are files in other folders.
 
-    The second image of `a/b.jpg` is `a/b` in its folder, with the suffix of any image format. If there are several,
-    .png comes first. An image without one is rejected.
+    The second image of `a/b.jpg` is `a/b` in its folder, with the suffix of any image format. If there are several such
+    files, the .png file is used. An image without a second image is rejected.
 
     Args:
         source: The source of the images.

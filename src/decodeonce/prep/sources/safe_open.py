@@ -57,7 +57,7 @@ def read_small(path: str | bytes | Path, most: int = MAX_TEXT_BYTES) -> bytes:
 
 @contextmanager
 def expecting(path: str | bytes | Path, expected: str) -> Iterator[None]:
-    """Turn an OSError into Stopped if it may pass, otherwise into a BuildError that ends with `expected`.
+    """Turn an OSError into Stopped if a retry may succeed, otherwise into a BuildError that ends with `expected`.
 
     Args:
         path: What the body of the ``with`` statement reads, for the message.

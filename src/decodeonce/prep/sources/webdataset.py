@@ -52,8 +52,8 @@ _PARTS = re.compile(rb"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)
 class WebdatasetSource(LabelledSource):
     """The samples of WebDataset shards, in the order of shards and members. Made by `open_webdataset`.
 
-    A sample is named by its shard and its image's name in it. Gzipped shards are unpacked to be listed, and are read
-    forward only.
+    A sample is named by its shard and its image's name in it. Gzipped shards are unpacked while they are listed, and
+    can only be read forward.
 
     Args:
         root: The folder that file names are relative to.
