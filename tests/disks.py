@@ -27,11 +27,44 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 @contextmanager
 def reporting_disk(folder: Path, figures: tuple[int, int, int, int, int]) -> Iterator[Path]:
     """Mount an empty FUSE file system that reports these f_blocks, f_bfree, f_bavail, f_files and f_ffree."""
+    statistics = struct.pack("<5Q4I24x", *(figure % 2**64 for figure in figures), 4096, 255, 4096, 0)
+    with _fuse(folder, {STATFS: statistics}) as disk:
+        yield disk
+
+
+@contextmanager
+def failing_disk(folder: Path, name: str, operation: int, code: int) -> Iterator[Path]:
+    """Mount a FUSE file system with one file of 999 bytes, for which LOOKUP or OPEN fails with the errno `code`."""
+    found = struct.pack("<4Q2I", 2, 0, 3600, 3600, 0, 0) + _attributes(2, 0o100644, 999)
+    with _fuse(folder, {LOOKUP: found, operation: code}, name) as disk:
+        yield disk
+
+
+LOOKUP, GETATTR, OPEN, STATFS, INIT, ACCESS, DESTROY = 1, 3, 14, 17, 26, 34, 38  # FUSE_* of linux/fuse.h
+UNANSWERED = (2, 36, 42)  # FORGET, INTERRUPT and BATCH_FORGET
+
+
+def _attributes(number: int, mode: int, size: int) -> bytes:
+    """Return a struct fuse_attr of linux/fuse.h."""
+    return struct.pack("<6Q10I", number, size, 0, 0, 0, 0, 0, 0, 0, mode, 2, 0, 0, 0, 4096, 0)
+
+
+@contextmanager
+def _fuse(folder: Path, answers: dict[int, bytes | int], name: str = "") -> Iterator[Path]:
+    """Mount a folder of a FUSE file system whose only name is `name`; `answers` has a struct or errno by operation."""
     try:
         fd = os.open("/dev/fuse", os.O_RDWR)
     except OSError as error:
         give_up(f"FUSE requires root and /dev/fuse: {error.strerror}")
-    server = threading.Thread(target=_serve, args=(fd, figures), daemon=True)
+    answers = {
+        GETATTR: bytes(16) + _attributes(1, 0o40755, 0),
+        INIT: struct.pack("<4I2H2I2H32x", 7, 31, 0, 0, 12, 9, 1 << 16, 1, 1, 0),
+        STATFS: bytes(80),
+        ACCESS: b"",
+        DESTROY: b"",
+        **answers,
+    }
+    server = threading.Thread(target=_serve, args=(fd, answers, name.encode() + b"\0"), daemon=True)
     try:
         with _mounted(folder, "fuse", f"fd={fd},rootmode=40000,user_id=0,group_id=0", fd) as disk:
             server.start()  # reading an unmounted descriptor would fail
@@ -41,16 +74,8 @@ def reporting_disk(folder: Path, figures: tuple[int, int, int, int, int]) -> Ite
         os.close(fd)
 
 
-def _serve(fd: int, figures: tuple[int, int, int, int, int]) -> None:
-    """Answer the kernel's requests for an empty folder until it is unmounted (struct fuse_* of linux/fuse.h)."""
-    attributes = struct.pack("<6Q10I", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0o40755, 2, 0, 0, 0, 4096, 0)
-    answers = {
-        3: bytes(16) + attributes,  # GETATTR
-        17: struct.pack("<5Q4I24x", *(figure % 2**64 for figure in figures), 4096, 255, 4096, 0),  # STATFS
-        26: struct.pack("<4I2H2I2H32x", 7, 31, 0, 0, 12, 9, 1 << 16, 1, 1, 0),  # INIT
-        34: b"",  # ACCESS
-        38: b"",  # DESTROY
-    }
+def _serve(fd: int, answers: dict[int, bytes | int], name: bytes) -> None:
+    """Answer the kernel's requests until the file system is unmounted."""
     while True:
         try:
             request = os.read(fd, 1 << 20)
@@ -59,12 +84,13 @@ def _serve(fd: int, figures: tuple[int, int, int, int, int]) -> None:
                 continue
             return  # ENODEV: unmounted
         _, operation, unique = struct.unpack_from("<IIQ", request)
-        if operation in (2, 36, 42):  # FORGET, INTERRUPT and BATCH_FORGET expect no answer
+        if operation in UNANSWERED:
             continue
-        answer, failure = answers.get(operation, b""), 0
-        if operation not in answers:
-            failure = errno.ENOENT if operation == 1 else errno.ENOSYS  # LOOKUP: no such name
-        os.write(fd, struct.pack("<IiQ", 16 + len(answer), -failure, unique) + answer)
+        answer = answers.get(operation, errno.ENOSYS)
+        if operation == LOOKUP and request[40:] != name:
+            answer = errno.ENOENT
+        data, failure = (answer, 0) if isinstance(answer, bytes) else (b"", answer)
+        os.write(fd, struct.pack("<IiQ", 16 + len(data), -failure, unique) + data)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ TRANSIENT_ERRORS = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.E
 TRANSIENT_ERRORS |= SERVER_DOWN_ERRORS
 # The image is not at fault here either: otherwise the rows of a store would depend on which user builds it.
 PERMISSION_ERRORS = {errno.EACCES, errno.EPERM}
-# Nothing can be created in the folder.
+# Nothing can be created in the folder. Some servers also report EROFS for reading.
 UNWRITABLE_ERRORS = {errno.EROFS, *PERMISSION_ERRORS}
 # Another process or node replaced or removed a file or folder, maybe an open one.
 REPLACED_ERRORS = {errno.ENOENT, errno.ESTALE}
@@ -122,11 +122,11 @@ def failure_from(error: OSError, at: object) -> BuildError | Stopped:
 
 
 def raise_file_system_failure(error: OSError, at: object) -> None:
-    """Raise Stopped if the file system fails and BuildError if it denies access; return if the file itself is bad.
+    """Raise Stopped or BuildError if the file system fails or denies access; return if the file itself is bad.
 
     An image is rejected only if its own file is bad.
     """
-    if error.errno in TRANSIENT_ERRORS | PERMISSION_ERRORS:
+    if error.errno in TRANSIENT_ERRORS | UNWRITABLE_ERRORS:
         raise failure_from(error, at) from None
 
 

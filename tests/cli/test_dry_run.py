@@ -41,7 +41,7 @@ def test_dry_run_estimates_bytes_files_time_and_space(verb: str, tree: Path, tmp
     assert found == f"{tree}: class folders in train, 3 classes"
     assert planned.startswith("15 rows of 24x24x3 in 3 classes, 25.92 KB in 1 npy shard; 0 files rejected; ")
     assert needed == "space: 25.92 KB for rows, up to 3.00 KB for other data; up to 13 files"
-    assert time.startswith("time: under a second ")
+    assert time.startswith("time: ")
     assert verb == "plan" or " with one task of 3 workers here; " in time
     assert "one process here read and decoded 15 images (all) at " in basis
     assert room.startswith(f"{tmp_path}: ")

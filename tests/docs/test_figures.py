@@ -43,6 +43,15 @@ def test_advice_of_readme_is_that_of_the_guide() -> None:
     assert f"{float(total):.0f} GB" in readme
 
 
+def test_cost_of_stock_pillow_is_the_measured_one() -> None:
+    rates = next(
+        row for row in cells(ROOT / "docs/reference/benchmarks.md") if row[0] == "decodeonce" and len(row) == 5
+    )
+    slower = f"{1 / float(rates[4].split()[0]):.1f} times slower"
+    assert f"without a compiler: builds are {slower}" in (ROOT / "README.md").read_text()
+    assert f"decodes and resizes {slower}" in (ROOT / "tools/setup_env.py").read_text()
+
+
 def test_shares_of_enlarged_crops_are_right() -> None:
     names: dict[str, Callable[[int, int], float]] = {}
     [block] = [block for block in blocks(SIZES) if "def share_enlarged" in block.text]

@@ -36,6 +36,8 @@ from decodeonce.prep.sources.folder import MAX_DEPTH, read_class_list
 from decodeonce.prep.sources.holders import source_file
 from decodeonce.prep.sources.imagenet_labels import CompanionFiles
 from decodeonce.prep.sources.safe_open import OUTSIDE, Links, open_regular, read_small
+from tests.command import prep
+from tests.disks import LOOKUP, OPEN, failing_disk
 from tests.forms.boxed import XML
 from tests.forms.form import Pic
 from tests.forms.imagenet import class_tars, tar_bytes, write, zip_bytes
@@ -408,3 +410,15 @@ def test_lost_server_behind_a_link_to_src_causes_no_reject(tmp_path: Path, monke
     monkeypatch.setattr(os, "lstat", lost)
     with pytest.raises(Stopped, match="the file server may be down"):
         file_entry(tmp_path / "link", b"a/1.jpg", 0, Links(tmp_path / "link"))
+
+
+@pytest.mark.parametrize("operation", [LOOKUP, OPEN])
+@pytest.mark.parametrize(("code", "status", "advice"), [(errno.EROFS, 1, "fix this and run"), (errno.EIO, 75, "run")])
+def test_failing_file_system_below_src_causes_no_reject(
+    tmp_path: Path, operation: int, code: int, status: int, advice: str
+) -> None:
+    (tmp_path / "images.txt").write_text("disk/a.jpg\n")
+    with failing_disk(tmp_path, "a.jpg", operation, code) as disk:
+        ended = prep("build", "list", tmp_path / "images.txt", tmp_path / "out", "--workers", 1)
+    assert ended.returncode == status
+    assert f": {disk}/a.jpg: {os.strerror(code)}; {advice} the same command again\n" in ended.stderr

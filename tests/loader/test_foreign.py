@@ -45,6 +45,7 @@ def noise(count: int, height: int = 8, width: int = 6, channels: int = 3) -> Ten
 def torch_jitter(image: Tensor) -> Tensor:
     """As torchvision: functions of torch, with and without `generator`, and in place."""
     noise = torch.randn_like(image, dtype=torch.float32) + torch.empty(1).uniform_(-9, 9) + torch.randint(0, 9, (1,))
+    noise += torch.rand_like(noise) + torch.randint_like(image, 9) + torch.randint_like(noise, -9, 9)
     order = torch.randperm(image.shape[-3])
     return (image + noise * torch.rand(())).clamp(0, 255).to(torch.uint8)[..., order, :, :]
 

@@ -8,6 +8,7 @@ import signal
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
+from typing import TextIO
 
 from decodeonce.errors import DecodeonceError, Stopped, failure_from
 
@@ -136,7 +137,7 @@ def _call_imported(module: str, name: str, *arguments: object) -> bool:
 
 def _print_error(message: str, code: int) -> int:
     line = " ".join(message.splitlines())
-    print(printable(line), file=sys.stderr)
+    print(fitted(line, sys.stderr), file=sys.stderr)
     _call_imported("cli.log", "message", line)
     return code
 
@@ -149,6 +150,27 @@ def _end_log(code: int, message: str = "") -> None:
 def write_error(line: str) -> None:
     """Write a line to standard error; safe to call in a signal handler."""
     os.write(2, f"{line}\n".encode("utf-8", "backslashreplace"))
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """Escape a message as `printable` does. For a terminal, wrap it at its width between words.
+
+    Further lines start below the last column; two spaces separate columns. Commands, which follow "run: " or are in
+    backticks, and paths are not broken, so that they can be copied.
+    """
+    text = printable(text)
+    if not stream.isatty():
+        return text
+    import re
+    import shutil
+    import textwrap
+
+    width = shutil.get_terminal_size().columns
+    columns = re.match(r".*\s{2}", text[: 2 * width // 3])
+    text = re.sub(r"(?i)(?<=\brun: )[^;]*|`[^`]*`", lambda command: command[0].replace(" ", "\0"), text)
+    indent = " " * (columns.end() if columns else 2)
+    fill = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False).fill
+    return fill(text).replace("\0", " ")
 
 
 def printable(text: str) -> str:

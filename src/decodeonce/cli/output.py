@@ -7,18 +7,19 @@ Progress is a tqdm bar on a terminal, otherwise a line every 15 s on standard er
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from decodeonce.cli import log, printable
+from decodeonce.cli import fitted, log
 from decodeonce.formatting import counted
 
 if TYPE_CHECKING:
@@ -43,10 +44,22 @@ def quiet_if(*, quiet: bool) -> Iterator[None]:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line, escaped for terminals, and log it. Errors (`err`) are printed with --quiet, too."""
+    """Print a line above a bar, escaped and wrapped for terminals, and log it. Errors (`err`) ignore --quiet."""
     log.message(text)
     if err or not _quiet:
-        typer.echo(printable(text), err=err)
+        bars, stream = sys.modules.get("tqdm"), sys.stderr if err else sys.stdout
+        with bars.tqdm.external_write_mode(stream) if bars else nullcontext():
+            typer.echo(fitted(text, stream), err=err)
+
+
+class _Warnings(logging.Handler):
+    """Prints warnings of the package like other messages."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage(), err=True)
+
+
+logging.getLogger("decodeonce").addHandler(_Warnings())
 
 
 def print_json(data: Mapping[str, object]) -> None:
@@ -138,8 +151,7 @@ def build_progress() -> Iterator[Callable[[Progress], None]]:
         def update(progress: Progress) -> None:
             nonlocal started
             if not started and (done := progress.rows - progress.new_rows):
-                with bar.external_write_mode(sys.stdout):
-                    say(f"resuming: {done:,} of {progress.total_rows:,} rows are already done")
+                say(f"resuming: {done:,} of {progress.total_rows:,} rows are already done")
             started = True
             show(progress.rows, progress.total_rows, progress.new_rows, progress.bytes, progress.rejects)
 

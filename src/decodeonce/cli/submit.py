@@ -145,7 +145,7 @@ def _submit_to_kubernetes(words: BuildCommand, options: PodOptions) -> None:
     out, allowed = no_option(flags["out"]), ["--max-bad", flags["max_bad"]]
     work = ["prep", "work", out, "--tasks", str(pods.tasks), "--workers", str(flags["workers"] or pods.cpus)]
     work += [*allowed, "--on-bad", flags["on_bad"]]
-    path = Path(f"{flags['out'].name}.yaml")
+    path = Path(f"{Path(flags['out']).name}.yaml")  # a str with typer 0.19
     commands = [["prep", "plan", *words[1:]], work, ["prep", "finish", out, *allowed]]
     write_out(path, build_jobs(out, pods, commands).encode("utf-8", "surrogateescape"))
     start = f"kubectl apply -f {quoted(str(path))}"

@@ -18,6 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+# Random functions that accept no generator in torch 2.6, and the methods that do the same with one.
+aten = torch.ops.aten
+LIKE = {aten.rand_like: "uniform_", aten.randn_like: "normal_", aten.randint_like: "random_"}
+
 
 class _Own(threading.local):
     """The generators that replace the global ones in this thread."""
@@ -60,6 +64,9 @@ class Seeded(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if (fill := LIKE.get(func.overloadpacket)) and kwargs.get("generator") is None:
+            tensor = torch.empty_like(args[0], **{name: given for name, given in kwargs.items() if name != "generator"})
+            return getattr(tensor, fill)(*args[1:], generator=self._generator(tensor.device))
         if kwargs.get("generator") is None and (drawing := _with_generator(func)) is not None:
             device = next((a.device for a in args if isinstance(a, Tensor)), None) or kwargs.get("device") or "cpu"
             func, kwargs = drawing, {**kwargs, "generator": self._generator(torch.device(device))}

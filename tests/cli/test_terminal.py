@@ -1,0 +1,74 @@
+"""What commands print on a terminal: lines break between words, and paths and commands stay whole."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from decodeonce import cli
+from tests.stores import make_store, random_images
+from tests.terminal import Terminal
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(text: str, monkeypatch: pytest.MonkeyPatch, columns: int = 40) -> list[str]:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    return cli.fitted(text, Tty()).splitlines()
+
+
+def test_long_lines_continue_below_their_last_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown("ok    cores   2 of 2 usable (affinity 2, cgroup quota none)", monkeypatch) == [
+        "ok    cores   2 of 2 usable (affinity 2,",
+        "              cgroup quota none)",
+    ]
+    assert shown("prep: note: no row of the store is damaged", monkeypatch)[1] == "  damaged"
+
+
+def test_paths_and_commands_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"/data/{'long-name/' * 5}x"
+    assert f"  {path}:" in shown(f"prep: error: {path}: no such folder", monkeypatch)
+    lines = shown("prep: error: rows are damaged; run: prep repair /data/train.store --from /data/other", monkeypatch)
+    assert lines[-1] == "  prep repair /data/train.store --from /data/other"
+    lines = shown(
+        "prep: error: no classes; run: prep build folder /data/train OUT; if these are classes, pass", monkeypatch
+    )
+    assert lines[-2:] == ["  prep build folder /data/train OUT; if", "  these are classes, pass"]
+    lines = shown("prep: error: expected the folder that `prep build imagenet SRC OUT` makes", monkeypatch)
+    assert "  `prep build imagenet SRC OUT` makes" in lines
+
+
+def test_output_to_files_is_not_wrapped() -> None:
+    text = "word " * 50
+    assert cli.fitted(text, io.StringIO()) == text
+
+
+def test_commands_wrap_at_the_width_of_their_terminal(tmp_path: Path) -> None:
+    store = tmp_path / "a.store"
+    make_store(store, random_images(3))
+    for command in (["info", str(store)], ["doctor"], ["info", str(tmp_path / "none")]):
+        with Terminal(sys.executable, "-m", "decodeonce.cli", *command, cwd=tmp_path, columns=80) as terminal:
+            lines = terminal.read_until(None).splitlines()
+        for line in lines:
+            visible = re.sub("\x1b\\[[0-9]+m", "", line)
+            assert len(visible) <= 80 or len(visible.split()) == 1, line
+
+
+def test_warning_is_printed_above_the_progress_bar(tmp_path: Path) -> None:
+    script = (
+        "import logging\n"
+        "from decodeonce.cli import output\n"
+        "with output.count_bar('images', total=2) as update:\n"
+        "    update(1)\n"
+        "    logging.getLogger('decodeonce').warning('first ' + 'word ' * 20)\n"
+    )
+    with Terminal(sys.executable, "-c", script, cwd=tmp_path, environ={"TERM": "xterm"}) as terminal:
+        shown = [re.split(r"\r|\x1b\[K", line.rstrip("\r"))[-1] for line in terminal.read_until(None).split("\n")]
+    assert shown[:2] == [("first " + "word " * 15).strip(), "  word word word word word"]
