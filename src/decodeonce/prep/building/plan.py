@@ -42,7 +42,7 @@ from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import write_atomic
 from decodeonce.store.hashing import digest_of, sign
 from decodeonce.store.layout import Json, missing_advice
-from decodeonce.store.manifest import DATA_OFFSET
+from decodeonce.store.manifest import DATA_OFFSET, check_column
 from decodeonce.store.shard_file import PAGE
 from decodeonce.store.writer import write_array
 
@@ -427,6 +427,11 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
     """Return the content of plan.json, without its digest."""
     if taken := {c.name for c in (*listing.columns, *source.columns())} & {one.name for one in recipe.paired}:
         raise BuildError(f"{source.root}: {min(taken)!r} is a column and a paired image; give one of them another name")
+    try:
+        for column in source.columns():
+            check_column(column, len(listing))
+    except ValueError as error:
+        raise BuildError(f"{source.root}: {error}") from None
     block_rows = source.block_rows(len(listing), recipe.row_bytes)
     blocks = Blocks.of(len(listing), recipe.row_bytes, recipe.shard_size, block_rows)
     return {
