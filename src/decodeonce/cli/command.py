@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from decodeonce.cli import log, output
+from decodeonce.cli import output
 from decodeonce.cli.examples import examples
 
 Click = Any  # an object of click, or of the copy of click in newer versions of Typer
@@ -150,7 +150,9 @@ class LoggedCommand(Command):
         """Run the command with the requested output and log."""
         quiet, file = ctx.params.pop("quiet"), ctx.params.pop("log_file")
         if file is not None:
-            log.begin(file)
+            from decodeonce.cli.log import begin
+
+            begin(file)
         with output.quiet_if(quiet=quiet):
             return super().invoke(ctx)
 

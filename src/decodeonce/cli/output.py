@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from decodeonce.cli import log, printable
+from decodeonce import cli
+from decodeonce.cli import printable
 from decodeonce.formatting import counted
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def quiet_if(*, quiet: bool) -> Iterator[None]:
 
 def say(text: str, *, err: bool = False) -> None:
     """Print a line, escaped for terminals, and log it. Errors (`err`) are printed with --quiet, too."""
-    log.message(text)
+    if cli.json_log:
+        cli.json_log.message(text)
     if err or not _quiet:
         typer.echo(printable(text), err=err)
 
@@ -168,9 +170,10 @@ def _meter(bar: Bar, unit: str) -> Callable[..., None]:
         seconds = max(now - started, 1e-3)
         rate = new_rows / seconds
         left = round((total - rows) / rate, 1) if total is not None and rate else None
-        facts = {"rows": rows, "total_rows": total, "rows_per_s": round(rate, 1), "rejects": rejects}
         written = None if nbytes is None else round(nbytes / seconds)
-        log.progress({**facts, "bytes_per_s": written, "seconds_left": left})
+        if cli.json_log:
+            facts = {"rows": rows, "total_rows": total, "rows_per_s": round(rate, 1), "rejects": rejects}
+            cli.json_log.progress({**facts, "bytes_per_s": written, "seconds_left": left})
         more = "" if rejects is None else f"{(written or 0) / 1e6:.0f} MB/s, {counted(rejects, 'reject')}"
         if not bar.disable:
             if bar.total != total:
