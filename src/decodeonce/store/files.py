@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+import xxhash
+
 from decodeonce.errors import REPLACED_ERRORS, UNFLUSHABLE_ERRORS, UNSUPPORTED_ERRORS, StoreError, add_path_to_errors
 from decodeonce.store import disk
 
@@ -85,23 +87,27 @@ def open_regular(path: Path, *, retry: bool = True) -> int:
 # Changing files.
 
 
-def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: Path | None = None) -> None:
+def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: Path | None = None) -> tuple[int, str]:
     """Write the chunks to `path` durably, completely or not at all: temporary file, fsync, rename, fsync of the folder.
 
     The temporary file is created in `scratch` (default: the folder of `path`), which must be on the same file system.
-    A killed process leaves it there.
+    A killed process leaves it there. Return the size of the file and its xxh3_64, 16 hexadecimal digits.
     """
+    size, state = 0, xxhash.xxh3_64()
     temporary = (scratch or path.parent) / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
     try:
         with writing(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, name=path) as fd:
             for data in _collected(chunks):
                 append(fd, data)
+                size += len(data)
+                state.update(data)
         disk.replace(temporary, path)
     except BaseException:
         with suppress(OSError):  # report the first error
             disk.unlink(temporary)
         raise
     sync_folder(path.parent)
+    return size, state.hexdigest()
 
 
 def _collected(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearray | memoryview]:

@@ -48,20 +48,10 @@ def write_array(
 def write_small(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: Path | None = None) -> SmallFile:
     """Write a small file with `write_atomic`, and return its size and digest.
 
-    They are computed from the chunks, not by reading the file: another finish may replace it, and then a network file
-    system cannot read it by this name for a second.
+    They are those of the chunks. Another finish may replace the file, and then a network file system cannot read it by
+    this name for a second.
     """
-    size, state = 0, xxhash.xxh3_64()
-
-    def counted() -> Iterator[bytes | memoryview]:
-        nonlocal size
-        for chunk in chunks:
-            size += len(chunk)
-            state.update(chunk)
-            yield chunk
-
-    write_atomic(path, counted(), scratch=scratch)
-    return SmallFile(size, state.hexdigest())
+    return SmallFile(*write_atomic(path, chunks, scratch=scratch))
 
 
 def copy_small(source: Path, dest: Path, facts: SmallFile, *, scratch: Path) -> None:

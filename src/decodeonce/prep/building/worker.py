@@ -62,13 +62,10 @@ class BlockDecoder:
     def decode(
         self, block: Block, poison: dict[int, str], buffer: memoryview, reads: Iterable[Read] | None = None
     ) -> BlockRecord:
-        """Fill `buffer` with the block's rows and return the block's record.
+        """Fill `buffer` with the block's rows and return the block's record; the bytes of rejects stay unchanged.
 
-        Args:
-            block: The block to decode.
-            poison: Rows whose images kill their decoder, with the reason to reject them.
-            buffer: Receives the rows; the bytes of rejects stay unchanged.
-            reads: The block's part of what the method `reads` yields; default None: nothing was read ahead.
+        `poison` has the rows whose images kill their decoder, with the reason to reject them. `reads` is the block's
+        part of what the method `reads` yields; None: nothing was read ahead.
         """
         size, sums = self._plan.recipe.row_bytes, PixelSums(self._plan.recipe.shape)
         facts, rejects, boxes = np.zeros(block.rows, FACTS), [], []
@@ -94,7 +91,7 @@ class BlockDecoder:
             if row.unusual:
                 rejects.append((number, row.unusual, "kept"))
         crashes = sum(number in poison for number in range(block.first, block.last))
-        return BlockRecord(block.index, facts, rejects, boxes, sums.sums(), sums.squares(), crashes)
+        return BlockRecord(block.index, facts, rejects, boxes, *sums.by_channel(), crashes)
 
     def _row(self, number: int, entry: Entry, read: Callable[[], list[bytes]], poison: str | None) -> Row:
         if poison:

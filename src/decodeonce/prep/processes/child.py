@@ -81,16 +81,6 @@ class Heartbeat:
         return -stored - 1 if stored < 0 else None
 
 
-def spawn(module: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start a process that runs `main` of a module with the inherited descriptors `fds` as arguments."""
-    return subprocess.Popen(
-        [sys.executable, "-c", START, "\n".join(sys.path), module, *map(str, fds)],
-        stdin=subprocess.DEVNULL,
-        pass_fds=fds,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-    )
-
-
 class ChildDied(Exception):
     """A process ended with this exit status before it was asked to."""
 
@@ -113,8 +103,14 @@ class Child:
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
         try:
             with theirs:
-                self._process = spawn(module, (theirs.fileno(), self.heartbeat.fd))
-                _alive.add(self._process.pid)
+                fds = (theirs.fileno(), self.heartbeat.fd)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", START, "\n".join(sys.path), module, *map(str, fds)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=fds,
+                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                )
+                _alive.add(self.pid)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             os.close(self.heartbeat.fd)  # the page stays mapped
@@ -131,14 +127,7 @@ class Child:
             self.socket.sendall(_encoded(message))
 
     def receive(self) -> list[Json] | None:
-        """Return the messages that have arrived; call this for a child that `wait_for` returned.
-
-        Returns:
-            The complete messages, or None if the process has ended.
-
-        Raises:
-            DecodeonceError, OSError: What the process raised.
-        """
+        """Return the messages of a child that `wait_for` returned, or None if it has ended. Raise what it raised."""
         try:
             chunk = self.socket.recv(1 << 20)
         except ConnectionError:
@@ -281,8 +270,10 @@ class Parent:
 
     def receive(self) -> Any:
         """Wait for the next message and return it."""
-        with _parent_gone_on_error():
+        try:
             line = self._lines.readline()
+        except ConnectionError:
+            line = b""
         if not line.endswith(b"\n"):
             raise ParentGone
         return json.loads(line)
@@ -299,17 +290,10 @@ class Parent:
         self._send({"report": message})
 
     def _send(self, message: object) -> None:
-        with _parent_gone_on_error():
+        try:
             self._socket.sendall(_encoded(message))
-
-
-@contextmanager
-def _parent_gone_on_error() -> Iterator[None]:
-    """Turn the socket's ConnectionError into ParentGone, because that of a lost file server must reach the parent."""
-    try:
-        yield
-    except ConnectionError:
-        raise ParentGone from None
+        except ConnectionError:  # not an error of this process: one of a lost file server must reach the parent
+            raise ParentGone from None
 
 
 def _encoded(message: object) -> bytes:
