@@ -35,7 +35,8 @@ def prep(*arguments: object, cwd: Path | None = None, called: str = "prep", **en
             patch.setenv(name, value)
         patch.setattr(sys, "argv", [called, *words])
         patch.setattr(sys, "stdin", io.StringIO())
-        patch.setattr(cli, "json_log", None)  # as in a new process
+        patch.setattr(cli, "quiet", False)  # as in a new process
+        patch.setattr(cli, "json_log", None)
         if cwd is not None:
             patch.chdir(cwd)
         code = cli._run() or 0

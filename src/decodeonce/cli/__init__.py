@@ -20,6 +20,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU)
 GC_THRESHOLD = 20_000  # with Python's default, 700, importing the modules triggers 60 collections: 20 ms
 PROGRAMS = ("prep", "decodeonce")  # the package installs the command under both names
 LAST_BLOCKS = signal.SIGUSR1  # jobs ask their batch system to send it some time before the time limit
+quiet = False  # whether --quiet is given
 json_log: JsonLog | None = None  # of --log FILE, whose module is imported only for it
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from decodeonce.cli import output
+from decodeonce import cli
 from decodeonce.cli.examples import examples
 
 Click = Any  # an object of click, or of the copy of click in newer versions of Typer
@@ -148,13 +148,12 @@ class LoggedCommand(Command):
 
     def invoke(self, ctx: Click) -> object:
         """Run the command with the requested output and log."""
-        quiet, file = ctx.params.pop("quiet"), ctx.params.pop("log_file")
-        if file is not None:
+        cli.quiet = ctx.params.pop("quiet")
+        if (file := ctx.params.pop("log_file")) is not None:
             from decodeonce.cli.log import begin
 
             begin(file)
-        with output.quiet_if(quiet=quiet):
-            return super().invoke(ctx)
+        return super().invoke(ctx)
 
 
 def _common_params() -> list[Click]:

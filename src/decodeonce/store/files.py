@@ -152,11 +152,7 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def reserve(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
-    """Reserve `nbytes` from `offset` in the file `path`, open as `fd`. Return False if the file system cannot do this.
-
-    Raises:
-        OSError: If there is not enough space (ENOSPC, EDQUOT).
-    """
+    """Reserve `nbytes` from `offset` in the file `path`, open as `fd`. Return whether the file system can do this."""
     while True:
         with suppress(InterruptedError):
             with add_path_to_errors(path), _ignoring(UNSUPPORTED_ERRORS):

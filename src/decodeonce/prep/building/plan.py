@@ -236,12 +236,9 @@ class Listing:
 
 
 def scan(source: Source, expect: int | None = None) -> Listing:
-    """List a source once, and log its warnings.
+    """List a source once, and log its warnings. Memory per sample is 44 bytes, the name, and 8 bytes for each number.
 
-    Memory per sample is 44 bytes, the name, and 8 bytes for each number.
-
-    Raises:
-        BuildError: The source does not list `expect` images (None: any number), or none that can become a row.
+    Raise BuildError if it does not list `expect` images (None: any number), or none that can become a row.
     """
     rows, names, rejects = bytearray(), bytearray(), []
     own = [column_file(name) for name in source.column_names]
