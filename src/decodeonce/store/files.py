@@ -19,7 +19,6 @@ import xxhash
 from decodeonce.errors import REPLACED_ERRORS, UNFLUSHABLE_ERRORS, UNSUPPORTED_ERRORS, StoreError, add_path_to_errors
 from decodeonce.store import disk
 
-BUFFER_BYTES = 1 << 20  # small chunks are collected up to this size before a write
 NAME_SECONDS = 1.1  # FUSE file systems cache for one second which file has a name
 
 # Reading.
@@ -97,7 +96,7 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: P
     temporary = (scratch or path.parent) / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
     try:
         with writing(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, name=path) as fd:
-            for data in _collected(chunks):
+            for data in chunks:
                 append(fd, data)
                 size += len(data)
                 state.update(data)
@@ -108,20 +107,6 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: P
         raise
     sync_folder(path.parent)
     return size, state.hexdigest()
-
-
-def _collected(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
-    """Join small chunks to save system calls."""
-    small = bytearray()
-    for chunk in chunks:
-        if len(small) + len(chunk) > BUFFER_BYTES:
-            yield small
-            small = bytearray()
-        if len(chunk) > BUFFER_BYTES:
-            yield chunk
-        else:
-            small += chunk
-    yield small
 
 
 @contextmanager

@@ -200,7 +200,7 @@ class _Finisher:
     def _reject_lines(self) -> Iterator[bytes]:
         found = [*self._listed, *self._source.carried_rejects()]
         yield line(REJECT_COLUMNS)
-        yield from map(reject_line, sorted(found, key=lambda r: (name_bytes(r.source), r.action, r.reason)))
+        yield b"".join(map(reject_line, sorted(found, key=lambda r: (name_bytes(r.source), r.action, r.reason))))
 
     def _draft(self) -> Manifest:
         plan, facts = self._plan, self._plan.facts

@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -41,7 +40,7 @@ sys.exit(import_module(sys.argv[2]).main(sys.argv[3:]))
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _alive: set[int] = set()
-_started_early: dict[str, list[Child]] = defaultdict(list)
+_started_early: dict[str, Child] = {}
 
 
 class Heartbeat:
@@ -93,7 +92,7 @@ class ParentGone(Exception):
     """The process that started this one has ended or closed the socket."""
 
 
-class Child:
+class Child(subprocess.Popen[bytes]):
     """A worker process that runs `main` of a module, as seen from its parent."""
 
     def __init__(self, module: str) -> None:
@@ -104,7 +103,7 @@ class Child:
         try:
             with theirs:
                 fds = (theirs.fileno(), self.heartbeat.fd)
-                self._process = subprocess.Popen(
+                super().__init__(
                     [sys.executable, "-c", START, "\n".join(sys.path), module, *map(str, fds)],
                     stdin=subprocess.DEVNULL,
                     pass_fds=fds,
@@ -115,11 +114,6 @@ class Child:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             os.close(self.heartbeat.fd)  # the page stays mapped
         self._unread = bytearray()
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
 
     def send(self, message: object) -> None:
         """Send a message. If the process has died, nothing is raised: its exit status says why."""
@@ -144,14 +138,6 @@ class Child:
                 raise _raised(*message["failed"])
         return messages
 
-    def wait(self) -> int:
-        """Wait for the end of the process; return its exit status, negative for a signal."""
-        return self._process.wait()
-
-    def kill(self) -> None:
-        """Kill the process, if it is still alive."""
-        self._process.kill()
-
     def end(self) -> None:
         """Kill the process if it is still alive, and release everything."""
         self.kill()
@@ -163,20 +149,17 @@ class Child:
 @contextmanager
 def started_early(module: str) -> Iterator[None]:
     """Start a process early, so that it has imported its modules when `child_of(module)` in the block takes it."""
-    early = _started_early[module]
-    early.append(Child(module))
+    _started_early[module] = Child(module)
     try:
         yield
     finally:
-        for child in early:  # nothing in the block took it
-            child.end()
-        early.clear()
+        if module in _started_early:  # nothing in the block took it
+            _started_early.pop(module).end()
 
 
 def child_of(module: str) -> Child:
     """Return a process that runs `main` of a module: a process from `started_early`, or a new one."""
-    early = _started_early[module]
-    return early.pop() if early else Child(module)
+    return _started_early.pop(module, None) or Child(module)
 
 
 def wait_for(children: Collection[Child], seconds: float | None = None) -> list[Child]:
