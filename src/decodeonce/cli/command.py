@@ -144,7 +144,7 @@ class LoggedCommand(Command):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.params += _common_params()
+        self.params += make_command(_quiet_and_log, Command).params
 
     def invoke(self, ctx: Click) -> object:
         """Run the command with the requested output and log."""
@@ -156,12 +156,8 @@ class LoggedCommand(Command):
         return super().invoke(ctx)
 
 
-def _common_params() -> list[Click]:
-    """Return --quiet and --log as Typer makes them."""
-
-    def common(
-        quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET)] = False,
-        log_file: Annotated[str | None, typer.Option("--log", help=LOG, metavar="FILE")] = None,
-    ) -> None: ...
-
-    return list(make_command(common, Command).params)
+def _quiet_and_log(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET)] = False,
+    log_file: Annotated[str | None, typer.Option("--log", help=LOG, metavar="FILE")] = None,
+) -> None:
+    """Define the flags of every `LoggedCommand`."""
