@@ -127,7 +127,8 @@ class _Finisher:
         if not self._count:
             command = f"prep status {quoted(str(paths.root))}"
             raise BuildError(f"{paths.root}: every image was rejected or left out; list them with: {command}")
-        self._fill_holes()
+        if holes := np.flatnonzero(self._planned != np.arange(self._count)).tolist():
+            self._fill_holes(holes)
         scratch = paths.build  # files that a kill leaves there are removed with it
         arrays: list[tuple[Path, tuple[int, ...], str, Iterator[np.ndarray]]] = [
             (paths.labels, (), "<i8", self._labels()),
@@ -146,11 +147,10 @@ class _Finisher:
             paths, self._draft(), shard_rows=shard_rows, scratch=scratch, files=files, labels=self._labels()
         )
 
-    def _fill_holes(self) -> None:
+    def _fill_holes(self, holes: list[int]) -> None:
         """Copy the planned row of each hole into it, and check its checksum."""
         plan, place = self._plan, self._plan.blocks.place
         buffer = page_aligned_buffer(plan.recipe.row_bytes)
-        holes = np.flatnonzero(self._planned != np.arange(self._count)).tolist()
         moves = [(place(int(self._planned[hole])), place(hole), hole) for hole in holes]
         for (tail_shard, hole_shard), some in itertools.groupby(moves, lambda move: (move[0][0], move[1][0])):
             with ShardFile(plan.shard(tail_shard)) as source, ShardFile(plan.shard(hole_shard)) as target:
@@ -185,13 +185,12 @@ class _Finisher:
         yield line(SAMPLE_COLUMNS)
         names = [escape(cls.name) for cls in self._plan.classes]
         for chunk in self._chunks():
-            values, planned = self._plan.samples.values(chunk.start, chunk.stop), self._planned[chunk].tolist()
-            for row, tail in enumerate(planned, chunk.start):
-                if tail != row:
-                    values[row - chunk.start] = self._plan.samples.values(tail, tail + 1)[0]
+            values, planned = self._plan.samples.values(chunk.start, chunk.stop), self._planned[chunk]
+            for hole in np.flatnonzero(planned != np.arange(chunk.start, chunk.stop)):
+                values[hole] = self._plan.samples.values(planned[hole], planned[hole] + 1)[0]
             facts = self._facts[chunk][["width", "height", "digest"]].tolist()
             lines = []
-            rows = zip(itertools.count(chunk.start), planned, values, facts, strict=False)
+            rows = zip(itertools.count(chunk.start), planned.tolist(), values, facts, strict=False)
             for row, tail, (name, label, _, _), (width, height, digest) in rows:
                 source, box = escape(name_text(name)), self._boxes.get(tail, "")
                 lines.append(f"{row}\t{label}\t{names[label]}\t{source}\t{width}\t{height}\t{box}\t{digest:016x}\n")

@@ -205,8 +205,9 @@ class Decoder:
             return None
         _check_size(width, height)
         unusual = "grey" if colours == "Gray" else ""
+        least = self._least_size(width, height, box, turn) if self._recipe.scaled_decode else (0, 0)
         try:
-            pixels = self._jpeg_pixels(data, width, height, self._least_size(width, height, box, turn))
+            pixels = self._jpeg_pixels(data, width, height, least)
         except ValueError as error:
             image, damage = self._decode_damaged(data, str(error))
             return DecodedImage(image, width, height, "JPEG", _join(unusual, damage))
@@ -231,9 +232,7 @@ class Decoder:
         return pixels
 
     def _least_size(self, width: int, height: int, box: Box | None, turn: int) -> tuple[int, int]:
-        """Return the minimum size for a scaled decode: twice the size to resize to. (0, 0): do not scale."""
-        if not self._recipe.scaled_decode:
-            return (0, 0)
+        """Return the minimum size for a scaled decode: twice the size to resize to."""
         left, top, right, bottom = pixel_box(box, width, height) if box else (0, 0, width, height)
         fit = fit_to(self._recipe.fit, upright((right - left, bottom - top), turn), self._row)
         across, down = upright((fit.width, fit.height), turn)
