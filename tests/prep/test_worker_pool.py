@@ -55,9 +55,9 @@ def run_and_signal(pool: WorkerPool, row: int, signal_: int) -> int:
     signalled: set[int] = set()
     for _ in pool.run():
         for worker in pool.workers:
-            if worker.row == row and worker.process.pid not in signalled:
-                signalled.add(worker.process.pid)
-                os.kill(worker.process.pid, signal_)
+            if worker.row == row and worker.child.process.pid not in signalled:
+                signalled.add(worker.child.process.pid)
+                os.kill(worker.child.process.pid, signal_)
     return len(signalled)
 
 
@@ -97,7 +97,7 @@ def test_decoder_without_processor_time_gets_the_longer_limit(
     pool, slow = planned(slow_tree, tmp_path / "out")
     running = pool.run()
     held = next(worker for _ in running for worker in pool.workers if worker.row == slow)
-    os.kill(held.process.pid, signal.SIGSTOP)
+    os.kill(held.child.process.pid, signal.SIGSTOP)
     stopped = time.monotonic()
     while time.monotonic() < stopped + 0.5:
         next(running)
@@ -119,7 +119,7 @@ def test_no_block_is_reserved_for_dismissed_worker(tmp_path: Path) -> None:
     queue.put_back(None, [1])
     assert pool.order(new) == {"block": 1, "poison": {}}
     for worker in pool.workers:
-        worker.process.end()
+        worker.child.end()
 
 
 def test_processor_seconds_match_process_time() -> None:
@@ -146,7 +146,7 @@ def test_closing_the_loop_ends_all_workers(slow_tree: Path, tmp_path: Path) -> N
     pool, _ = planned(slow_tree, tmp_path / "out")
     running = pool.run()
     next(running)
-    pids = [worker.process.pid for worker in pool.workers]
+    pids = [worker.child.process.pid for worker in pool.workers]
     assert len(pids) == 2
     running.close()
     for pid in pids:

@@ -304,8 +304,8 @@ class Worker:
     """One worker process, the blocks it is working on, and the image it is decoding."""
 
     def __init__(self, first_message: Mapping[str, object]) -> None:
-        self.process = child_of(WORKER)
-        self.process.send(first_message)
+        self.child = child_of(WORKER)
+        self.child.send(first_message)
         self.blocks: list[int] = []
         self.limit_passed = 0.0
         # The row that was last seen, when it was first seen, and the processor time at that moment.
@@ -315,14 +315,14 @@ class Worker:
     @property
     def row(self) -> int | None:
         """The planned row whose image is being decoded, if any."""
-        return self.process.heartbeat.decoding
+        return self.child.heartbeat.decoding
 
     def kill_if_stuck(self) -> None:
         """Kill the worker if repeated calls have seen it at the same image for longer than a limit."""
         row, now = self.row, time.monotonic()
         unwatched = now - self._looked > 5 * TICK_SECONDS  # this process itself was stopped or got no processor time
         self._looked = now
-        spent = processor_seconds(self.process.pid, unknown=now)
+        spent = processor_seconds(self.child.process.pid, unknown=now)
         watched, since, spent_before = self._watched
         if row is None or row != watched or unwatched:
             self._watched = (row, now, spent)
@@ -333,7 +333,7 @@ class Worker:
         elif clock > HANGING_SECONDS:
             self.limit_passed = HANGING_SECONDS
         if self.limit_passed:
-            self.process.kill()
+            self.child.process.kill()
 
 
 class WorkerPool:
@@ -369,9 +369,9 @@ class WorkerPool:
                 self.workers.add(Worker(self._first_message))
             # Do not wait for a worker that is still starting when no block is left.
             while self.workers and (self._queue or any(worker.blocks for worker in self.workers)):
-                by_process = {worker.process: worker for worker in self.workers}
-                for process in wait_for(by_process, TICK_SECONDS):
-                    yield from self._hear(by_process[process])
+                by_child = {worker.child: worker for worker in self.workers}
+                for child in wait_for(by_child, TICK_SECONDS):
+                    yield from self._hear(by_child[child])
                 if time.monotonic() - looked >= TICK_SECONDS:  # reports may arrive a thousand times per second
                     looked = time.monotonic()
                     for worker in self.workers:
@@ -379,14 +379,14 @@ class WorkerPool:
                 yield None
         finally:
             for worker in self.workers:
-                worker.process.end()
+                worker.child.end()
             self.workers.clear()
         if self._queue:
             left = f"stopped after the current blocks, {len(self._queue)} of {count} are left"
             raise Stopped(f"SIGUSR1: {left}; completed blocks are kept; run the same command again to resume")
 
     def _hear(self, worker: Worker) -> Iterator[Json]:
-        messages = worker.process.receive()
+        messages = worker.child.receive()
         if messages is None:
             self.workers.remove(worker)
             if self._died(worker) and self._queue and not _ending:
@@ -399,7 +399,7 @@ class WorkerPool:
                 self._journal.append_line(message["report"].pop("line").encode())
                 yield message["report"]
             else:
-                worker.process.send(self.order(worker))
+                worker.child.send(self.order(worker))
 
     def order(self, worker: Worker) -> Json | None:
         """Return the worker's next order, or None: the worker then ends once its current blocks are durable."""
@@ -415,10 +415,10 @@ class WorkerPool:
         Returns:
             Whether the worker died unexpectedly.
         """
-        row, status = worker.row, worker.process.wait()
+        row, status = worker.row, worker.child.process.wait()
         if status in READER_CRASHES and row is None:
-            row = worker.process.heartbeat.reading
-        worker.process.end()
+            row = worker.child.heartbeat.reading
+        worker.child.end()
         self._queue.put_back(worker, worker.blocks)
         if status == 0 and not worker.blocks:
             return False

@@ -80,6 +80,16 @@ class Heartbeat:
         return -stored - 1 if stored < 0 else None
 
 
+def spawn(module: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start a process that runs `main` of a module with the inherited descriptors `fds` as arguments."""
+    return subprocess.Popen(
+        [sys.executable, "-c", START, "\n".join(sys.path), module, *map(str, fds)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=fds,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
+
+
 class ChildDied(Exception):
     """A process ended with this exit status before it was asked to."""
 
@@ -92,7 +102,7 @@ class ParentGone(Exception):
     """The process that started this one has ended or closed the socket."""
 
 
-class Child(subprocess.Popen[bytes]):
+class Child:
     """A worker process that runs `main` of a module, as seen from its parent."""
 
     def __init__(self, module: str) -> None:
@@ -102,14 +112,8 @@ class Child(subprocess.Popen[bytes]):
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
         try:
             with theirs:
-                fds = (theirs.fileno(), self.heartbeat.fd)
-                super().__init__(
-                    [sys.executable, "-c", START, "\n".join(sys.path), module, *map(str, fds)],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=fds,
-                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-                )
-                _alive.add(self.pid)
+                self.process = spawn(module, (theirs.fileno(), self.heartbeat.fd))
+                _alive.add(self.process.pid)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             os.close(self.heartbeat.fd)  # the page stays mapped
@@ -140,9 +144,9 @@ class Child(subprocess.Popen[bytes]):
 
     def end(self) -> None:
         """Kill the process if it is still alive, and release everything."""
-        self.kill()
-        self.wait()
-        _alive.discard(self.pid)
+        self.process.kill()
+        self.process.wait()
+        _alive.discard(self.process.pid)
         self.socket.close()
 
 
@@ -198,7 +202,7 @@ def run_workers(module: str, count: int, task: object, orders: Iterator[object],
                 messages = child.receive()
                 if messages is None:
                     running.remove(child)
-                    if status := child.wait():
+                    if status := child.process.wait():
                         raise ChildDied(status)
                 for message in messages or ():
                     if "report" in message:
