@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodeonce.prep.building.pool import BlockQueue, UnitQueue
+from decodeonce.prep.building.pool import BlockQueue, Queue, UnitQueue
 
 
 def spans_of(block_rows: int, unit_rows: list[int]) -> dict[int, tuple[int, int]]:
@@ -18,7 +18,7 @@ def spans_of(block_rows: int, unit_rows: list[int]) -> dict[int, tuple[int, int]
     return {k: (units[first], units[min(first + block_rows, len(units)) - 1]) for k, first in enumerate(firsts)}
 
 
-def take_all(queue: BlockQueue, turns: list[int]) -> dict[int, list[int]]:
+def take_all(queue: Queue, turns: list[int]) -> dict[int, list[int]]:
     """Let workers take blocks in the order of `turns`, repeatedly until none is left; return each worker's blocks."""
     taken: dict[int, list[int]] = {worker: [] for worker in turns}
     idle: set[int] = set()
@@ -66,7 +66,7 @@ def test_many_units_are_shared_evenly() -> None:
 
 
 @pytest.mark.parametrize("queue", [BlockQueue(range(12)), UnitQueue(range(12), spans_of(1, [3] * 4))])
-def test_blocks_of_dead_worker_are_taken_again(queue: BlockQueue) -> None:
+def test_blocks_of_dead_worker_are_taken_again(queue: Queue) -> None:
     assert queue.take("dead") == 0
     queue.put_back("dead", [0])
     assert sorted(chain(*take_all(queue, [0, 1]).values())) == list(range(12))

@@ -178,7 +178,7 @@ def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], 
         first_message |= {"query": os.environ.get(QUERY, "")}  # a worker may have been started before it was known
         warned = False
         by_unit = plan.facts["source"]["read_unit"]
-        queue = UnitQueue(todo, block_spans(plan, todo)) if by_unit else BlockQueue(todo)
+        queue: Queue = UnitQueue(todo, block_spans(plan, todo)) if by_unit else BlockQueue(todo)
         pool = WorkerPool(first_message, how.workers or usable_cores(), queue, journal)
         for done in pool.run():
             if done is not None:
@@ -220,8 +220,8 @@ def block_spans(plan: Plan, blocks: Sequence[int]) -> dict[int, Span]:
     return {b: (int(units[plan.blocks[b].first]), int(units[plan.blocks[b].last - 1])) for b in blocks}
 
 
-class UnitQueue(BlockQueue):
-    """A queue for a source with read units: blocks that share a unit go to the same worker if possible.
+class UnitQueue:
+    """The queue for a source with read units: blocks that share a unit go to the same worker if possible.
 
     A worker continues with the block after its last one. A new worker takes the second half of the longest run of
     blocks. The run is cut where a read unit ends, or otherwise inside a unit that is neither the run's first nor its
@@ -278,6 +278,7 @@ class UnitQueue(BlockQueue):
         return next(iter([*clean, *inside]), None)
 
 
+Queue = BlockQueue | UnitQueue
 WORKER = "decodeonce.prep.building.worker"
 # Processor time for one image. At the maximum of 178 Mpixel, a progressive CMYK JPEG took 10 s, a lossless WebP 8 s.
 # If the processor time is known, it counts instead of the clock: a busy machine must not cause rejects.
@@ -349,7 +350,7 @@ class WorkerPool:
         workers: The workers that are alive.
     """
 
-    def __init__(self, first_message: Mapping[str, object], size: int, queue: BlockQueue, journal: Journal) -> None:
+    def __init__(self, first_message: Mapping[str, object], size: int, queue: Queue, journal: Journal) -> None:
         self.workers: set[Worker] = set()
         self._journal = journal
         self._first_message, self._size, self._queue = first_message, size, queue
