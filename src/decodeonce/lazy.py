@@ -31,7 +31,4 @@ def lazy_imports(package: str, file: str) -> tuple[Callable[[str], Any], Callabl
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(homes[name]), name)
 
-    def list_names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *listed_names(file)})
-
-    return import_name, list_names
+    return import_name, lambda: sorted({*vars(sys.modules[package]), *listed_names(file)})

@@ -79,7 +79,7 @@ def finish(out: str | os.PathLike[str], max_bad: str = "auto") -> Manifest:
 def _finish_planned(paths: StorePaths, max_bad: str) -> Manifest:
     """Write everything up to store.json. The plan's mappings end with this call, so that NFS releases their files."""
     plan, journals = read_plan(paths), Journals(paths.journals)
-    missing = [block for block in range(len(plan.blocks)) if block not in journals]
+    missing = [block for block in range(len(plan.blocks)) if block not in journals.lines]
     if missing:
         out = quoted(str(paths.root))
         submitted = f"bash {quoted(str(paths.submit))}" if paths.submit.exists() else ""

@@ -203,10 +203,6 @@ class Journals:
                 self.authors[folder / name] = Author(int(match[1]), int(match[2]), match[3], int(match[4]))
                 self._scan(folder / name)
 
-    def __contains__(self, block: object) -> bool:
-        """Return whether a block is done."""
-        return block in self.lines
-
     def blocks(self) -> list[int]:
         """Return the blocks that are done, ascending."""
         return sorted(self.lines)

@@ -162,7 +162,7 @@ def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], 
     """Decode the missing blocks of a task's share; raises as `work`."""
     share = plan.blocks.of_task(how.task, how.tasks)
     journals = Journals(plan.paths.journals, lambda task, tasks: overlap(share, plan.blocks.of_task(task, tasks)))
-    todo = [block for block in share if block not in journals]
+    todo = [block for block in share if block not in journals.lines]
     known = [*plan.rejects, *plan.rejects_in(journals.records(share))]
     rejects, first = len(known), str(known[0]) if known else ""
     if how.on_bad == "fail" and first:
