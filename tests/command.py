@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.cli import _end_log, _run, log
+from decodeonce import cli
 from decodeonce.cli.app import app
 
 __all__ = ["app", "assert_fails", "prep", "prep_process"]
@@ -35,11 +35,13 @@ def prep(*arguments: object, cwd: Path | None = None, called: str = "prep", **en
             patch.setenv(name, value)
         patch.setattr(sys, "argv", [called, *words])
         patch.setattr(sys, "stdin", io.StringIO())
-        vars(log._log).update(vars(log.JsonLog()))  # as in a new process
+        patch.setattr(cli, "quiet", False)  # as in a new process
+        patch.setattr(cli, "json_log", None)
         if cwd is not None:
             patch.chdir(cwd)
-        code = _run() or 0
-        _end_log(code)
+        code = cli._run() or 0
+        if cli.json_log:
+            cli.json_log.end(code)
     return Ended(words, code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 

@@ -195,14 +195,11 @@ _before = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 @contextmanager
 def limited_memory(nbytes: int | None = IMAGE_BYTES) -> Iterator[None]:
-    """Limit this process to `nbytes` more memory than it has now, mapped files not counted.
+    """Limit this process to `nbytes` more memory than it has now, mapped files not counted; None: no limit.
 
     Allocations beyond the limit raise MemoryError. `can_allocate(nbytes)` then returns True if the limit was the
     reason, and False if the machine has too little memory. A nested block has its own limit, and the memory that it
     keeps does not count for the outer block. A lower limit set by the user stays.
-
-    Args:
-        nbytes: Additional memory in bytes. None: no limit.
     """
     global _before
     if not _limits:

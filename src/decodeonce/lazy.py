@@ -21,14 +21,7 @@ def listed_names(file: str) -> dict[str, str]:
 
 
 def lazy_imports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Create the module functions `__getattr__` and `__dir__` (PEP 562) of a package.
-
-    `__getattr__` also makes `__all__`: the names that the package lists.
-
-    Args:
-        package: The package's `__name__`.
-        file: The package's `__file__`.
-    """
+    """Create `__getattr__` and `__dir__` (PEP 562) of a package from its `__name__` and `__file__`, also `__all__`."""
 
     def import_name(name: str) -> Any:
         homes = listed_names(file)
@@ -38,7 +31,4 @@ def lazy_imports(package: str, file: str) -> tuple[Callable[[str], Any], Callabl
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(homes[name]), name)
 
-    def list_names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *listed_names(file)})
-
-    return import_name, list_names
+    return import_name, lambda: sorted({*vars(sys.modules[package]), *listed_names(file)})

@@ -284,15 +284,9 @@ def test_log_that_cannot_be_written_is_a_warning(
     assert capfd.readouterr().err == f"prep: --log {store / name}: {why}; continuing without a log\n"
 
 
-def opened_log(path: Path) -> log.JsonLog:
-    opened = log.JsonLog()
-    opened.open(str(path))
-    return opened
-
-
 def test_log_to_full_pipe_does_not_block(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe")
-    written = opened_log(tmp_path / "pipe")
+    written = log.JsonLog(str(tmp_path / "pipe"))
     for _ in range(100):
         written.message("x" * 3000)  # less than PIPE_BUF: written completely or not at all
     assert capfd.readouterr().err.endswith("/pipe: Resource temporarily unavailable; continuing without a log\n")
@@ -301,7 +295,7 @@ def test_log_to_full_pipe_does_not_block(tmp_path: Path, capfd: pytest.CaptureFi
 def test_log_stops_after_incomplete_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    written = opened_log(tmp_path / "log")
+    written = log.JsonLog(str(tmp_path / "log"))
     monkeypatch.setattr(disk, "write", lambda fd, data: os.write(fd, data[:5]))
     for _ in range(2):
         written.message("hello")
@@ -325,7 +319,7 @@ def test_closed_streams_do_not_matter(closed: str, tmp_path: Path) -> None:
 
 def test_progress_is_logged_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rows(path: Path) -> list[int]:
-        written = opened_log(path)
+        written = log.JsonLog(str(path))
         for number in range(5):
             written.progress({"rows": number})
         written.end(0, "")

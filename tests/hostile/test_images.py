@@ -194,7 +194,7 @@ def test_read_killed_by_the_system_causes_no_reject(build_with_fatal_read: Calla
 
 def test_hanging_read_does_not_count_as_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = pool.Worker({"out": str(tmp_path), "task": 0, "tasks": 1, "on_bad": "reject"})
-    heartbeat = worker.process.heartbeat
+    heartbeat = worker.child.heartbeat
     monkeypatch.setattr(pool, "IMAGE_SECONDS", -1.0)  # so that the second check finds the limit passed
     try:
         heartbeat.start_reading(7)
@@ -208,7 +208,7 @@ def test_hanging_read_does_not_count_as_decoding(tmp_path: Path, monkeypatch: py
         worker.kill_if_stuck()
         assert worker.limit_passed
     finally:
-        worker.process.end()
+        worker.child.end()
 
 
 def test_damaged_exif_causes_no_warning(recwarn: pytest.WarningsRecorder) -> None:

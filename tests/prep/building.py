@@ -6,7 +6,7 @@ from pathlib import Path
 
 from decodeonce.prep.building import finish, make_plan
 from decodeonce.prep.building.journal import Journal
-from decodeonce.prep.building.worker import BlockDecoder, BlockWriter
+from decodeonce.prep.building.worker import BlockDecoder, write_block
 from decodeonce.prep.processes.child import Heartbeat
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
@@ -18,10 +18,9 @@ def build_in_process(source: Source, out: Path, recipe: Recipe) -> Path:
     plan = make_plan(source, out, recipe)
     decoder = BlockDecoder(plan, Heartbeat(), fail_on_bad=False)
     journal = Journal(plan.paths.journals, 0, 1)
-    writer = BlockWriter(plan, journal.path)
     for block in map(plan.blocks.__getitem__, range(len(plan.blocks))):
         buffer = page_aligned_buffer(block.rows * plan.recipe.row_bytes)
-        report = writer.write(block, decoder.decode(block, {}, buffer), buffer)
+        report = write_block(plan, journal.path, block, decoder.decode(block, {}, buffer), buffer)
         journal.append_line(report["line"].encode())
     finish(out, "99%")
     return out

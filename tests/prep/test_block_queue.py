@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from itertools import chain
-from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodeonce.prep.building import make_plan
-from decodeonce.prep.building.pool import BlockQueue, block_spans
-from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import FolderSource
-from tests.images import make_tree
+from decodeonce.prep.building.pool import BlockQueue, Queue, UnitQueue
 
 
 def spans_of(block_rows: int, unit_rows: list[int]) -> dict[int, tuple[int, int]]:
@@ -22,14 +18,13 @@ def spans_of(block_rows: int, unit_rows: list[int]) -> dict[int, tuple[int, int]
     return {k: (units[first], units[min(first + block_rows, len(units)) - 1]) for k, first in enumerate(firsts)}
 
 
-def take_all(queue: BlockQueue, turns: list[int]) -> dict[int, list[int]]:
+def take_all(queue: Queue, turns: list[int]) -> dict[int, list[int]]:
     """Let workers take blocks in the order of `turns`, repeatedly until none is left; return each worker's blocks."""
     taken: dict[int, list[int]] = {worker: [] for worker in turns}
     idle: set[int] = set()
     while len(idle) < len(taken):
         for worker in turns:
-            others = {blocks[-1] for other, blocks in taken.items() if other != worker and blocks}
-            block = queue.next(taken[worker][-1] if taken[worker] else None, others)
+            block = queue.take(worker)
             if block is None:
                 idle.add(worker)
             else:
@@ -58,7 +53,7 @@ def test_each_unit_is_read_once_except_at_cuts(
     spans = spans_of(block_rows, unit_rows)
     done = data.draw(st.sets(st.sampled_from(sorted(spans))))
     todo = sorted(set(spans) - done)
-    taken = take_all(BlockQueue(todo, spans), order)
+    taken = take_all(UnitQueue(todo, spans), order)
     assert sorted(chain(*taken.values())) == todo
     jumps = sum(k == 0 or blocks[k - 1] != block - 1 for blocks in taken.values() for k, block in enumerate(blocks))
     units = {unit for block in todo for unit in range(spans[block][0], spans[block][1] + 1)}
@@ -66,19 +61,12 @@ def test_each_unit_is_read_once_except_at_cuts(
 
 
 def test_many_units_are_shared_evenly() -> None:
-    taken = take_all(BlockQueue(list(range(400)), spans_of(17, [10] * 680)), [0, 1, 2, 3])
+    taken = take_all(UnitQueue(range(400), spans_of(17, [10] * 680)), [0, 1, 2, 3])
     assert min(map(len, taken.values())) > 80
 
 
-def test_blocks_of_dead_worker_are_taken_again() -> None:
-    for spans in ({}, spans_of(1, [3] * 4)):
-        queue = BlockQueue(list(range(12)), spans)
-        first = queue.next(None, ())
-        assert first == 0
-        queue.put_back([first])
-        assert sorted(chain(*take_all(queue, [0, 1]).values())) == list(range(12))
-
-
-def test_samples_read_one_at_a_time_have_no_spans(tmp_path: Path) -> None:
-    plan = make_plan(FolderSource(make_tree(tmp_path / "src") / "train"), tmp_path / "out", Recipe(height=8, width=8))
-    assert block_spans(plan, [0]) == {}
+@pytest.mark.parametrize("queue", [BlockQueue(range(12)), UnitQueue(range(12), spans_of(1, [3] * 4))])
+def test_blocks_of_dead_worker_are_taken_again(queue: Queue) -> None:
+    assert queue.take("dead") == 0
+    queue.put_back("dead", [0])
+    assert sorted(chain(*take_all(queue, [0, 1]).values())) == list(range(12))

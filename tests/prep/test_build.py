@@ -194,7 +194,7 @@ def test_finish_killed_after_manifest_is_completed(tree: Path, reference: dict[s
 def test_block_written_again_after_finish_changes_no_row(
     tree: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
-    from decodeonce.prep.building.worker import BlockDecoder, BlockWriter
+    from decodeonce.prep.building.worker import BlockDecoder, write_block
     from decodeonce.prep.processes.child import Heartbeat
     from decodeonce.store.shard_file import page_aligned_buffer
 
@@ -202,7 +202,6 @@ def test_block_written_again_after_finish_changes_no_row(
     plan = decode_all(tree, out)
     decoder = BlockDecoder(plan, Heartbeat(), fail_on_bad=False)
     journal = Journal(plan.paths.journals, 0, 1)
-    writer = BlockWriter(plan, journal.path)
     plan_file = StorePaths(out).plan
     late = {}
     for index in range(len(plan.blocks)):
@@ -216,7 +215,7 @@ def test_block_written_again_after_finish_changes_no_row(
     for index, (record, buffer) in late.items():
         if plan.paths.shard(plan.blocks[index].shard, ".npy").exists():
             with pytest.raises(Stopped, match="another process finished the build"):
-                writer.write(plan.blocks[index], record, buffer)
+                write_block(plan, journal.path, plan.blocks[index], record, buffer)
     assert verify_store(out).ok
     assert {name: data for name, data in tree_bytes(out).items() if ".build" not in name} == reference
 

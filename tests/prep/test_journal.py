@@ -43,7 +43,7 @@ def test_records_round_trip(tmp_path: Path) -> None:
     assert journals.authors == {path: Author(5, 8, socket.gethostname(), os.getpid())}
     assert {block: line.path for block, line in journals.lines.items()} == {1: path, 3: path}
     assert all(before - 0.001 <= line.time <= time.time() + 0.001 for line in journals.lines.values())
-    assert 2 not in journals
+    assert 2 not in journals.lines
 
 
 def test_clock_before_1970_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

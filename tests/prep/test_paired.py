@@ -22,7 +22,7 @@ from PIL import Image
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.building import WorkSettings, build, make_plan
 from decodeonce.prep.building.journal import Journal
-from decodeonce.prep.building.worker import BlockDecoder, BlockWriter
+from decodeonce.prep.building.worker import BlockDecoder, write_block
 from decodeonce.prep.convert import Conversion, convert
 from decodeonce.prep.export.export import ExportSettings, export_store
 from decodeonce.prep.processes.child import Heartbeat
@@ -276,10 +276,11 @@ def test_build_that_was_stopped_resumes_to_the_same_bytes(tmp_path: Path) -> Non
     plan = make_plan(source, tmp_path / "out", recipe)
     assert len(plan.blocks) > 3
     decoder, journal = BlockDecoder(plan, Heartbeat(), fail_on_bad=False), Journal(plan.paths.journals, 0, 1)
-    writer = BlockWriter(plan, journal.path)
     for block in (plan.blocks[0], plan.blocks[2]):
         buffer = page_aligned_buffer(block.rows * plan.recipe.row_bytes)
-        journal.append_line(writer.write(block, decoder.decode(block, {}, buffer), buffer)["line"].encode())
+        journal.append_line(
+            write_block(plan, journal.path, block, decoder.decode(block, {}, buffer), buffer)["line"].encode()
+        )
     build(source, tmp_path / "out", recipe, WorkSettings(workers=2))
     assert tree_bytes(tmp_path / "out") == expected
     manifest = build(source, tmp_path / "out", recipe)  # finished: nothing to do

@@ -34,7 +34,7 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource, Source, files, open_imagenet
 from decodeonce.prep.sources.files import file_entry
 from decodeonce.prep.sources.safe_open import Links
-from decodeonce.store import ImageClass, StorePaths
+from decodeonce.store import Column, ImageClass, StorePaths
 from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
 
@@ -336,6 +336,16 @@ class _Synthetic(Source):
 
     def read(self, entry: Entry) -> bytes:
         raise AssertionError("only listed")
+
+
+def test_column_that_readers_would_refuse_is_an_error_before_decoding(tree: Path, tmp_path: Path) -> None:
+    class Scored(FolderSource):
+        def columns(self) -> list[Column]:
+            return [Column("score", "score.npy", ">f4", ())]
+
+    with pytest.raises(BuildError, match=r"dtype is '>f4', expected a number type such as <f4"):
+        make_plan(Scored(tree / "train"), tmp_path / "out", SMALL)
+    assert not (tmp_path / "out").exists()
 
 
 def test_plan_takes_less_than_200_bytes_per_sample(tmp_path: Path) -> None:

@@ -33,6 +33,6 @@ def test_worker_ends_quietly_if_parent_ends_before_first_message(
 ) -> None:
     child = Child(module)
     child.socket.close()
-    assert child.wait() == 0
+    assert child.process.wait() == 0
     child.end()
     assert capfd.readouterr().err == ""

@@ -15,7 +15,7 @@ from decodeonce.errors import Stopped
 from decodeonce.prep.building import WorkSettings, finish, make_plan, work
 from decodeonce.prep.building import pool as pool_module
 from decodeonce.prep.building.journal import Journal, Journals
-from decodeonce.prep.building.pool import BlockQueue, Worker, WorkerPool, processor_seconds
+from decodeonce.prep.building.pool import BlockQueue, UnitQueue, Worker, WorkerPool, processor_seconds
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet, open_webdataset
@@ -45,7 +45,7 @@ def planned(tree: Path, out: Path) -> tuple[WorkerPool, int]:
     """Make a plan; return a pool for all of its blocks, and the row of the slow image."""
     plan = make_plan(open_imagenet(tree), out, Recipe(height=1024, width=1024))
     (slow,) = [row for row in range(plan.count) if plan.samples.entry(row).name.endswith(b"slow.JPEG")]
-    queue = BlockQueue(range(len(plan.blocks)), {})
+    queue = BlockQueue(range(len(plan.blocks)))
     journal = Journal(plan.paths.journals, 0, 1)
     return WorkerPool(first_message(out, journal), 2, queue, journal), slow
 
@@ -55,9 +55,9 @@ def run_and_signal(pool: WorkerPool, row: int, signal_: int) -> int:
     signalled: set[int] = set()
     for _ in pool.run():
         for worker in pool.workers:
-            if worker.row == row and worker.process.pid not in signalled:
-                signalled.add(worker.process.pid)
-                os.kill(worker.process.pid, signal_)
+            if worker.row == row and worker.child.process.pid not in signalled:
+                signalled.add(worker.child.process.pid)
+                os.kill(worker.child.process.pid, signal_)
     return len(signalled)
 
 
@@ -97,7 +97,7 @@ def test_decoder_without_processor_time_gets_the_longer_limit(
     pool, slow = planned(slow_tree, tmp_path / "out")
     running = pool.run()
     held = next(worker for _ in running for worker in pool.workers if worker.row == slow)
-    os.kill(held.process.pid, signal.SIGSTOP)
+    os.kill(held.child.process.pid, signal.SIGSTOP)
     stopped = time.monotonic()
     while time.monotonic() < stopped + 0.5:
         next(running)
@@ -111,15 +111,15 @@ def test_decoder_without_processor_time_gets_the_longer_limit(
 
 def test_no_block_is_reserved_for_dismissed_worker(tmp_path: Path) -> None:
     """Both blocks share a read unit. A worker that died returns the second one to the queue."""
-    journal, queue = Journal(tmp_path, 0, 1), BlockQueue([0], {0: (0, 0), 1: (0, 0)})
+    journal, queue = Journal(tmp_path, 0, 1), UnitQueue([0], {0: (0, 0), 1: (0, 0)})
     first = first_message(tmp_path, journal)
     pool, dismissed, new = WorkerPool(first, 2, queue, journal), Worker(first), Worker(first)
     pool.workers.update((dismissed, new))
     assert [pool.order(dismissed), pool.order(dismissed)] == [{"block": 0, "poison": {}}, None]
-    queue.put_back([1])
+    queue.put_back(None, [1])
     assert pool.order(new) == {"block": 1, "poison": {}}
     for worker in pool.workers:
-        worker.process.end()
+        worker.child.end()
 
 
 def test_processor_seconds_match_process_time() -> None:
@@ -146,7 +146,7 @@ def test_closing_the_loop_ends_all_workers(slow_tree: Path, tmp_path: Path) -> N
     pool, _ = planned(slow_tree, tmp_path / "out")
     running = pool.run()
     next(running)
-    pids = [worker.process.pid for worker in pool.workers]
+    pids = [worker.child.process.pid for worker in pool.workers]
     assert len(pids) == 2
     running.close()
     for pid in pids:

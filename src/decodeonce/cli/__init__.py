@@ -8,15 +8,20 @@ import signal
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from decodeonce.errors import DecodeonceError, Stopped, failure_from
+
+if TYPE_CHECKING:
+    from decodeonce.cli.log import JsonLog
 
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 75
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU)
 GC_THRESHOLD = 20_000  # with Python's default, 700, importing the modules triggers 60 collections: 20 ms
 PROGRAMS = ("prep", "decodeonce")  # the package installs the command under both names
 LAST_BLOCKS = signal.SIGUSR1  # jobs ask their batch system to send it some time before the time limit
+quiet = False  # whether --quiet is given
+json_log: JsonLog | None = None  # of --log FILE, whose module is imported only for it
 
 
 def main() -> None:
@@ -36,7 +41,8 @@ def main() -> None:
         # Python restores the default handlers when it exits, and a late signal would then change the exit code.
         for number in (*STOPPING, LAST_BLOCKS):
             signal.signal(number, signal.SIG_IGN)
-        _end_log(code or 0)
+        if json_log:
+            json_log.end(code or 0)
     gc.freeze()  # otherwise Python scans all imported objects again before it exits: 50 ms
     sys.exit(code)
 
@@ -116,7 +122,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
     _call_imported("cli.bench.build", "remove_scratch")
     name = signal.Signals(number).name
     message = f"prep: stopped: {name}; completed work is kept; run the same command again to resume"
-    _end_log(EXIT_STOPPED, message)
+    if json_log:
+        json_log.end(EXIT_STOPPED, message)
     write_error(f"{chr(10) if os.isatty(2) else ''}{message}")
     os._exit(EXIT_STOPPED)
 
@@ -127,24 +134,20 @@ def _stop_after_blocks(number: int, frame: FrameType | None) -> None:
         _stop(number, frame)
 
 
-def _call_imported(module: str, name: str, *arguments: object) -> bool:
+def _call_imported(module: str, name: str) -> bool:
     """Call a function of a module if the module is imported; a signal may arrive before or during its import."""
     function = getattr(sys.modules.get(f"decodeonce.{module}"), name, None)
     if function is not None:
-        function(*arguments)
+        function()
     return function is not None
 
 
 def _print_error(message: str, code: int) -> int:
     line = " ".join(message.splitlines())
     print(fitted(line, sys.stderr), file=sys.stderr)
-    _call_imported("cli.log", "message", line)
+    if json_log:
+        json_log.message(line)
     return code
-
-
-def _end_log(code: int, message: str = "") -> None:
-    """Write the outcome to the --log file. Without `message`, it is the last message that was printed."""
-    _call_imported("cli.log", "end", code, message)
 
 
 def write_error(line: str) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from decodeonce.cli import log, output
+from decodeonce import cli
 from decodeonce.cli.examples import examples
 
 Click = Any  # an object of click, or of the copy of click in newer versions of Typer
@@ -144,23 +144,20 @@ class LoggedCommand(Command):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.params += _common_params()
+        self.params += make_command(_quiet_and_log, Command).params
 
     def invoke(self, ctx: Click) -> object:
         """Run the command with the requested output and log."""
-        quiet, file = ctx.params.pop("quiet"), ctx.params.pop("log_file")
-        if file is not None:
-            log.begin(file)
-        with output.quiet_if(quiet=quiet):
-            return super().invoke(ctx)
+        cli.quiet = ctx.params.pop("quiet")
+        if (file := ctx.params.pop("log_file")) is not None:
+            from decodeonce.cli.log import begin
+
+            begin(file)
+        return super().invoke(ctx)
 
 
-def _common_params() -> list[Click]:
-    """Return --quiet and --log as Typer makes them."""
-
-    def common(
-        quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET)] = False,
-        log_file: Annotated[str | None, typer.Option("--log", help=LOG, metavar="FILE")] = None,
-    ) -> None: ...
-
-    return list(make_command(common, Command).params)
+def _quiet_and_log(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET)] = False,
+    log_file: Annotated[str | None, typer.Option("--log", help=LOG, metavar="FILE")] = None,
+) -> None:
+    """Define the flags of every `LoggedCommand`."""

@@ -166,9 +166,7 @@ class BuildOptions:
     def request(self, src: str, out: Path, opener: Callable[..., Source]) -> BuildRequest:
         """Check all flags, then open SRC."""
         from decodeonce.prep.building import WorkSettings
-        from decodeonce.prep.sources import BoxedSource
         from decodeonce.prep.sources.folder import read_class_list
-        from decodeonce.prep.sources.paired import open_with_paired
 
         if not src:
             raise typer.BadParameter("SRC is empty; expected a path or a pattern")
@@ -176,9 +174,15 @@ class BuildOptions:
             recipe = self._recipe()
             work = WorkSettings(workers=self.workers, max_bad=self.max_bad, on_bad=self.on_bad)
             names = read_class_list(self.classes) if self.classes else None
-            paired = parse.paired(self.paired or [])
-        source = open_with_paired(opener, src, paired, classes=names, follow_links=self.follow_links)
+            paired = parse.paired(self.paired) if self.paired else {}
+        if paired:
+            from decodeonce.prep.sources.paired import open_with_paired
+
+            opener = partial(open_with_paired, opener, paired=paired)
+        source = opener(src, classes=names, follow_links=self.follow_links)
         if self.boxes is not None and recipe.boxes is not None:
+            from decodeonce.prep.sources import BoxedSource
+
             source = BoxedSource(
                 source, self.boxes, recipe.boxes, origin=self.box_origin, follow_links=self.follow_links
             )
@@ -198,7 +202,7 @@ class BuildOptions:
             height=height,
             width=width,
             shard_size=parse.byte_size(self.shard_size),
-            shuffle_seed=parse.shuffle_seed("0" if self.shuffle_seed is None else self.shuffle_seed),
+            shuffle_seed=0 if self.shuffle_seed is None else parse.shuffle_seed(self.shuffle_seed),
             boxes=self._box_rules(),
             map=find_map(self.map) if self.map else None,
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
-from decodeonce import __version__
+from decodeonce import __version__, cli
 from decodeonce.cli import EXIT_STOPPED, program, write_error
 
 PROGRESS_SECONDS = 30.0
@@ -20,21 +20,17 @@ OUTCOMES = {0: "finished", EXIT_STOPPED: "stopped"}  # other exit codes mean "fa
 
 
 class JsonLog:
-    """Append events to a file, each in one write. Without a file, nothing is written.
+    """Append events to a file, or to a new file in `path` if that is a folder or ends in a slash; each in one write.
 
     If a write fails, a warning is printed once and logging ends.
     """
 
-    def __init__(self) -> None:
-        self._path = ""
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._fd: int | None = None
         self._started = self._written_at = time.monotonic()
         self._pending: Mapping[str, object] | None = None
         self._last_message = ""
-
-    def open(self, path: str) -> None:
-        """Append to this file from now on, or to a new file in it if it is a folder or ends in a slash."""
-        self._path = path
         try:
             self._fd = _open(path)
         except OSError as error:
@@ -70,7 +66,7 @@ class JsonLog:
         if time.monotonic() - self._written_at >= PROGRESS_SECONDS:
             self._flush()
 
-    def end(self, code: int, message: str) -> None:
+    def end(self, code: int, message: str = "") -> None:
         """Append the last progress and the outcome, with `message` or the last one, then close the log."""
         self._flush()
         seconds = round(time.monotonic() - self._started, 3)
@@ -89,19 +85,15 @@ class JsonLog:
         write_error(f"prep: --log {self._path}: {error.strerror or error}; continuing without a log")
 
 
-_log = JsonLog()
-message, progress, end = _log.message, _log.progress, _log.end
-
-
 def begin(path: str) -> None:
     """Start the log of this command in `path`."""
     from decodeonce.launch import JOB_IDS, find_rank, find_task
     from decodeonce.remote import without_secrets
 
-    _log.open(path)
+    cli.json_log = log = JsonLog(path)
     command = [program(), *map(without_secrets, sys.argv[1:])]
     job = next((os.environ[name] for name in JOB_IDS if os.environ.get(name)), None)
-    _log.write(
+    log.write(
         "start", version=__version__, command=command, launcher=_found(find_rank), task=_found(find_task), job=job
     )
 

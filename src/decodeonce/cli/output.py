@@ -13,13 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from decodeonce.cli import fitted, log
+from decodeonce import cli
+from decodeonce.cli import fitted
 from decodeonce.formatting import counted
 
 if TYPE_CHECKING:
@@ -29,24 +30,12 @@ if TYPE_CHECKING:
 Bar = Any  # a bar of tqdm, which is imported only for a bar
 PROGRESS_SECONDS = 15.0
 
-_quiet = False
-
-
-@contextmanager
-def quiet_if(*, quiet: bool) -> Iterator[None]:
-    """Silence `say` and progress bars inside the block if `quiet`."""
-    global _quiet
-    before, _quiet = _quiet, quiet
-    try:
-        yield
-    finally:
-        _quiet = before
-
 
 def say(text: str, *, err: bool = False) -> None:
     """Print a line above a bar, escaped and wrapped for terminals, and log it. Errors (`err`) ignore --quiet."""
-    log.message(text)
-    if err or not _quiet:
+    if cli.json_log:
+        cli.json_log.message(text)
+    if err or not cli.quiet:
         bars, stream = sys.modules.get("tqdm"), sys.stderr if err else sys.stdout
         with bars.tqdm.external_write_mode(stream) if bars else nullcontext():
             typer.echo(fitted(text, stream), err=err)
@@ -129,14 +118,13 @@ def write_out(path: Path, data: bytes) -> None:
 def count_bar(unit: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
     """Yield a callback that adds to the count of `unit`s, of `total` if that is known. Any thread may call it."""
     lock, count = threading.Lock(), 0
-    with _bar(unit, total) as bar:
-        show = _meter(bar, unit)
+    with closing(_Meter(unit, total)) as meter:
 
         def update(more: int) -> None:
             nonlocal count
             with lock:
                 count += more
-                show(count, total, count)
+                meter.show(count, total, count)
 
         yield update
 
@@ -145,56 +133,63 @@ def count_bar(unit: str, total: int | None = None) -> Iterator[Callable[[int], N
 def build_progress() -> Iterator[Callable[[Progress], None]]:
     """Yield a callback for `work` that shows images/s, MB/s written, rejects and the time left."""
     started = False
-    with _bar("images", None) as bar:
-        show = _meter(bar, "images")
+    with closing(_Meter("images")) as meter:
 
         def update(progress: Progress) -> None:
             nonlocal started
             if not started and (done := progress.rows - progress.new_rows):
                 say(f"resuming: {done:,} of {progress.total_rows:,} rows are already done")
             started = True
-            show(progress.rows, progress.total_rows, progress.new_rows, progress.bytes, progress.rejects)
+            meter.show(progress.rows, progress.total_rows, progress.new_rows, progress.bytes, progress.rejects)
 
         yield update
 
 
+class _Meter:
+    """Logs progress, and shows it as a bar on a terminal, otherwise as a line every PROGRESS_SECONDS."""
+
+    def __init__(self, unit: str, total: int | None = None) -> None:
+        self._unit = unit
+        self._bar: Bar = _bar(unit, total) if sys.stderr.isatty() and not cli.quiet else None
+        self._started = self._printed = time.monotonic()
+
+    def show(
+        self, rows: int, total: int | None, new_rows: int, nbytes: int | None = None, rejects: int | None = None
+    ) -> None:
+        """Show that `rows` of `total` are done, `new_rows` of them by this command; None means unknown."""
+        now = time.monotonic()
+        seconds = max(now - self._started, 1e-3)
+        rate = new_rows / seconds
+        left = round((total - rows) / rate, 1) if total is not None and rate else None
+        written = None if nbytes is None else round(nbytes / seconds)
+        if cli.json_log:
+            facts = {"rows": rows, "total_rows": total, "rows_per_s": round(rate, 1), "rejects": rejects}
+            cli.json_log.progress({**facts, "bytes_per_s": written, "seconds_left": left})
+        more = "" if rejects is None else f"{(written or 0) / 1e6:.0f} MB/s, {counted(rejects, 'reject')}"
+        if self._bar is not None:
+            self._move_bar(rows, total, new_rows, more)
+        elif not cli.quiet and now - self._printed >= PROGRESS_SECONDS:
+            self._printed = now
+            done = f"{rows} {self._unit}" if total is None else f"{rows} of {total} {self._unit}"
+            time_left = "" if left is None else f"{left:.0f} s left"
+            parts = filter(None, [done, f"{rate:.0f} {self._unit}/s", more, time_left])
+            print(", ".join(parts), file=sys.stderr, flush=True)
+
+    def _move_bar(self, rows: int, total: int | None, new_rows: int, more: str) -> None:
+        if self._bar.total != total:
+            self._bar.reset(total=total)
+            self._bar.n = self._bar.initial = rows - new_rows  # rows of an earlier run do not count for the rate
+        self._bar.set_postfix_str(more, refresh=False)
+        self._bar.update(rows - self._bar.n)
+
+    def close(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+
 def _bar(unit: str, total: int | None) -> Bar:
-    """Return a tqdm bar, which is disabled with --quiet or if standard error is not a terminal."""
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # start no monitor thread
-    silent = _quiet or not sys.stderr.isatty()
-    return tqdm(total=total, unit=f" {unit}", dynamic_ncols=True, file=sys.stderr, disable=silent)
-
-
-def _meter(bar: Bar, unit: str) -> Callable[..., None]:
-    """Return a function that logs progress and moves the bar, or prints a line every PROGRESS_SECONDS without one."""
-    started = printed = time.monotonic()
-
-    def show(
-        rows: int, total: int | None, new_rows: int, nbytes: int | None = None, rejects: int | None = None
-    ) -> None:
-        """Show that `rows` of `total` are done, `new_rows` of them by this command; None means unknown."""
-        nonlocal printed
-        now = time.monotonic()
-        seconds = max(now - started, 1e-3)
-        rate = new_rows / seconds
-        left = round((total - rows) / rate, 1) if total is not None and rate else None
-        facts = {"rows": rows, "total_rows": total, "rows_per_s": round(rate, 1), "rejects": rejects}
-        written = None if nbytes is None else round(nbytes / seconds)
-        log.progress({**facts, "bytes_per_s": written, "seconds_left": left})
-        more = "" if rejects is None else f"{(written or 0) / 1e6:.0f} MB/s, {counted(rejects, 'reject')}"
-        if not bar.disable:
-            if bar.total != total:
-                bar.reset(total=total)
-                bar.n = bar.initial = rows - new_rows  # rows of an earlier run do not count for the rate
-            bar.set_postfix_str(more, refresh=False)
-            bar.update(rows - bar.n)
-        elif not _quiet and now - printed >= PROGRESS_SECONDS:
-            printed = now
-            done = f"{rows} {unit}" if total is None else f"{rows} of {total} {unit}"
-            time_left = "" if left is None else f"{left:.0f} s left"
-            parts = filter(None, [done, f"{rate:.0f} {unit}/s", more, time_left])
-            print(", ".join(parts), file=sys.stderr, flush=True)
-
-    return show
+    return tqdm(total=total, unit=f" {unit}", dynamic_ncols=True, file=sys.stderr)

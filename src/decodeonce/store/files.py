@@ -14,10 +14,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+import xxhash
+
 from decodeonce.errors import REPLACED_ERRORS, UNFLUSHABLE_ERRORS, UNSUPPORTED_ERRORS, StoreError, add_path_to_errors
 from decodeonce.store import disk
 
-BUFFER_BYTES = 1 << 20  # small chunks are collected up to this size before a write
 NAME_SECONDS = 1.1  # FUSE file systems cache for one second which file has a name
 
 # Reading.
@@ -85,37 +86,27 @@ def open_regular(path: Path, *, retry: bool = True) -> int:
 # Changing files.
 
 
-def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: Path | None = None) -> None:
+def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: Path | None = None) -> tuple[int, str]:
     """Write the chunks to `path` durably, completely or not at all: temporary file, fsync, rename, fsync of the folder.
 
     The temporary file is created in `scratch` (default: the folder of `path`), which must be on the same file system.
-    A killed process leaves it there.
+    A killed process leaves it there. Return the size of the file and its xxh3_64, 16 hexadecimal digits.
     """
+    size, state = 0, xxhash.xxh3_64()
     temporary = (scratch or path.parent) / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
     try:
         with writing(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, name=path) as fd:
-            for data in _collected(chunks):
+            for data in chunks:
                 append(fd, data)
+                size += len(data)
+                state.update(data)
         disk.replace(temporary, path)
     except BaseException:
         with suppress(OSError):  # report the first error
             disk.unlink(temporary)
         raise
     sync_folder(path.parent)
-
-
-def _collected(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
-    """Join small chunks to save system calls."""
-    small = bytearray()
-    for chunk in chunks:
-        if len(small) + len(chunk) > BUFFER_BYTES:
-            yield small
-            small = bytearray()
-        if len(chunk) > BUFFER_BYTES:
-            yield chunk
-        else:
-            small += chunk
-    yield small
+    return size, state.hexdigest()
 
 
 @contextmanager
@@ -146,11 +137,7 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def reserve(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
-    """Reserve `nbytes` from `offset` in the file `path`, open as `fd`. Return False if the file system cannot do this.
-
-    Raises:
-        OSError: If there is not enough space (ENOSPC, EDQUOT).
-    """
+    """Reserve `nbytes` from `offset` in the file `path`, open as `fd`. Return whether the file system can do this."""
     while True:
         with suppress(InterruptedError):
             with add_path_to_errors(path), _ignoring(UNSUPPORTED_ERRORS):

@@ -75,20 +75,9 @@ def sign(facts: Mapping[str, object]) -> bytes:
 
 
 def parse_signed(encoded: bytes, path: Path, *, form: str, versions: Sequence[int], advice: str) -> Json:
-    """Parse a signed file and check its digest.
+    """Return the facts of a signed file. Raise StoreError, which ends with `advice`, if it is anything else.
 
-    Args:
-        encoded: The file's bytes.
-        path: The file's path, for errors.
-        form: The expected value of "format".
-        versions: The possible values of "version".
-        advice: The next step for a damaged file, for errors.
-
-    Returns:
-        The facts of the file.
-
-    Raises:
-        StoreError: If the bytes are not signed JSON of this format and one of the versions.
+    "format" must be `form`, and "version" one of `versions`.
     """
     try:
         facts = json.loads(encoded)

@@ -372,8 +372,20 @@ def _check_counts(manifest: Manifest) -> None:
         raise ValueError(f"the shards hold {next_row} rows, expected count {manifest.count}")
 
 
+def check_column(column: Column, count: int) -> None:
+    """Raise ValueError for a column that cannot be an npy file. NumPy would raise its own error when reading one."""
+    shape = (count, *column.shape)
+    if not re.fullmatch(r"\|[biu]1|<[iuf][248]", column.dtype):
+        raise ValueError(f"dtype is {column.dtype!r}, expected a number type such as <f4")
+    try:
+        npy_header(shape, column.dtype)
+    except ValueError as error:
+        raise ValueError(f"column {column.name!r:.80}: {error}") from None
+    if int(column.dtype[2:]) * math.prod(max(n, 1) for n in shape) >= 2**63:
+        raise ValueError(f"column {column.name!r:.80} of shape {shape}: more than 2**63 bytes")
+
+
 def _check_columns(manifest: Manifest) -> None:
-    """Refuse columns that cannot be an npy file or an array. NumPy would raise its own error when reading one."""
     if manifest.paired and manifest.shape[2] != 3:
         raise ValueError(f"the images have {manifest.shape[2]} channels, expected 3 next to paired images")
     names = [one.name for one in manifest.paired]
@@ -383,15 +395,7 @@ def _check_columns(manifest: Manifest) -> None:
     if repeated := [name for name in names if times[name] > 1]:
         raise ValueError(f"{repeated[0]!r:.80} names more than one array")
     for column in manifest.columns:
-        shape = (manifest.count, *column.shape)
-        if not re.fullmatch(r"\|[biu]1|<[iuf][248]", column.dtype):
-            raise ValueError(f"dtype is {column.dtype!r}, expected a number type such as <f4")
-        try:
-            npy_header(shape, column.dtype)
-        except ValueError as error:
-            raise ValueError(f"column {column.name!r:.80}: {error}") from None
-        if int(column.dtype[2:]) * math.prod(max(n, 1) for n in shape) >= 2**63:
-            raise ValueError(f"column {column.name!r:.80} of shape {shape}: more than 2**63 bytes")
+        check_column(column, manifest.count)
     named = [(column.dtype, len(column.shape)) for column in manifest.columns if column.name == BOX_LABELS]
     if manifest.box_classes is not None and named != [("<i4", 1)]:
         raise ValueError(f'"box_classes" requires a column {BOX_LABELS} of dtype <i4 with one label per box')

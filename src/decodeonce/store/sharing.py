@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -79,27 +79,27 @@ def claimed(path: Path) -> Iterator[bool]:
 
 def _lock(folder: Path, waits_for: str) -> int | None:
     """Lock the folder's lock file and return its descriptor, or None if the folder is not writable."""
-    path, seconds = folder / LOCK, CACHE_SECONDS if on_network(folder) else LOCK_SECONDS
-    patience = Patience(seconds)
+    path = folder / LOCK
+    patience: Patience | None = None
     while True:
-        with ExitStack() as opened:
-            try:
-                make_folder(folder)
-                fd = disk.open_file(path, os.O_RDWR | os.O_CREAT)
-                opened.callback(disk.close, fd)
-                if _waited_for_lock(fd, folder, waits_for):
-                    patience = Patience(seconds)
-                if os.path.samestat(os.fstat(fd), os.lstat(path)):
-                    opened.pop_all()
-                    return fd
-                error = OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-            except OSError as failed:
-                error = failed
-        if error.errno in UNWRITABLE_ERRORS and folder.parent.is_dir():
-            return None
-        # Another process has just removed the file or the folder, or another node has just created them.
-        if error.errno not in REPLACED_ERRORS or not patience.wait():
-            raise error
+        fd = None
+        try:
+            make_folder(folder)
+            fd = disk.open_file(path, os.O_RDWR | os.O_CREAT)
+            if _waited_for_lock(fd, folder, waits_for):
+                patience = None
+            if os.path.samestat(os.fstat(fd), os.lstat(path)):
+                return fd
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        except OSError as error:
+            if fd is not None:
+                disk.close(fd)
+            if error.errno in UNWRITABLE_ERRORS and folder.parent.is_dir():
+                return None
+            # Another process has just removed the file or the folder, or another node has just created them.
+            patience = patience or Patience(CACHE_SECONDS if on_network(folder) else LOCK_SECONDS)
+            if error.errno not in REPLACED_ERRORS or not patience.wait():
+                raise
 
 
 def _waited_for_lock(fd: int, folder: Path, waits_for: str) -> bool:
@@ -151,28 +151,31 @@ def patient(folder: Path, call: Callable[P, T], *args: P.args, **kwargs: P.kwarg
     """Return call(), repeated as long as a node's cache or a change by another node may be why it fails in `folder`.
 
     On a local file system, the first error is raised. `call` must be safe to repeat.
-
-    Raises:
-        Stopped: If it still fails with an OSError other than EPERM after CACHE_SECONDS.
     """
     patience: Patience | None = None
     while True:
         try:
             return call(*args, **kwargs)
-        except (DecodeonceError, OSError) as failed:
-            error = _changed_elsewhere(failed, folder)
-            if error is None or not on_network(folder):
-                raise
-            what = f"{os.fsdecode(error.filename)}: {error.strerror}"
-            if patience is None:
-                patience = Patience(CACHE_SECONDS)
-                again = f"trying again for {CACHE_SECONDS:.0f} s"
-                logging.getLogger("decodeonce").warning("%s; another node may be changing it; %s", what, again)
-            if not patience.wait():
-                if isinstance(failed, DecodeonceError) or error.errno == errno.EPERM:
-                    raise
-                advice = "another node may be changing it, or the file server may be down; run the same command again"
-                raise Stopped(f"{what}; {advice}") from None
+        except (DecodeonceError, OSError) as error:
+            patience = _wait_for_change(folder, error, patience)
+
+
+def _wait_for_change(folder: Path, failed: DecodeonceError | OSError, patience: Patience | None) -> Patience:
+    """Wait until another attempt may succeed; raise `failed`, or Stopped after CACHE_SECONDS, if none is worth it."""
+    error = _changed_elsewhere(failed, folder)
+    if error is None or not on_network(folder):
+        raise failed
+    what = f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if patience is None:
+        patience = Patience(CACHE_SECONDS)
+        again = f"trying again for {CACHE_SECONDS:.0f} s"
+        logging.getLogger("decodeonce").warning("%s; another node may be changing it; %s", what, again)
+    if not patience.wait():
+        if isinstance(failed, DecodeonceError) or error.errno == errno.EPERM:
+            raise failed
+        advice = "another node may be changing it, or the file server may be down; run the same command again"
+        raise Stopped(f"{what}; {advice}") from None
+    return patience
 
 
 def patient_if_there(folder: Path, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -107,13 +107,6 @@ def sample_line(sample: Sample) -> bytes:
     return line([str(value) for value in astuple(sample)])
 
 
-def escaped_sample_line(  # noqa: PLR0913, PLR0917 - the fields of a line, in order
-    row: int, label: int, class_name: str, source: str, width: int, height: int, box: str, digest: str
-) -> bytes:
-    """Encode a line of samples.tsv from texts that are already escaped. Faster, for writing millions of lines."""
-    return f"{row}\t{label}\t{class_name}\t{source}\t{width}\t{height}\t{box}\t{digest}\n".encode()
-
-
 def reject_line(reject: Reject) -> bytes:
     """Encode a line of rejects.tsv."""
     return line(astuple(reject))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -17,7 +18,7 @@ from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.files import remove_file, sync_file, sync_folder, write_at, write_atomic, writing
 from decodeonce.store.hashing import file_chunks, hexdigest
 from decodeonce.store.layout import StorePaths, damaged
-from decodeonce.store.manifest import DATA_OFFSET, Manifest, Shard, SmallFile, parse_manifest
+from decodeonce.store.manifest import DATA_OFFSET, Manifest, Shard, SmallFile
 from decodeonce.store.table import escape
 
 
@@ -47,20 +48,10 @@ def write_array(
 def write_small(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: Path | None = None) -> SmallFile:
     """Write a small file with `write_atomic`, and return its size and digest.
 
-    They are computed from the chunks, not by reading the file: another finish may replace it, and then a network file
-    system cannot read it by this name for a second.
+    They are those of the chunks. Another finish may replace the file, and then a network file system cannot read it by
+    this name for a second.
     """
-    size, state = 0, xxhash.xxh3_64()
-
-    def counted() -> Iterator[bytes | memoryview]:
-        nonlocal size
-        for chunk in chunks:
-            size += len(chunk)
-            state.update(chunk)
-            yield chunk
-
-    write_atomic(path, counted(), scratch=scratch)
-    return SmallFile(size, state.hexdigest())
+    return SmallFile(*write_atomic(path, chunks, scratch=scratch))
 
 
 def copy_small(source: Path, dest: Path, facts: SmallFile, *, scratch: Path) -> None:
@@ -89,19 +80,8 @@ def seal_store(
 ) -> Manifest:
     """Write the headers of the shards, store.h5 and, last and atomically, store.json.
 
-    Rows, labels.npy, checksums.npy, samples.tsv, rejects.tsv and the columns must already be written. The call can be
-    repeated after a crash.
-
-    Args:
-        paths: Paths of the store.
-        draft: The manifest without shards and files.
-        shard_rows: Rows per shard.
-        scratch: Folder for temporary files.
-        files: Size and digest of the small files.
-        labels: The labels, in arrays that follow each other. Read only for container "hdf5".
-
-    Returns:
-        The manifest.
+    Rows and all small files must already be written. The call can be repeated after a crash. `draft` is the manifest
+    without shards and files, and `labels` are the consecutive parts of the labels, which only store.h5 needs.
     """
     container, shards = CONTAINERS[draft.container], []
     for index, (first, rows) in enumerate(shard_ranges(draft.count, shard_rows)):
@@ -110,13 +90,13 @@ def seal_store(
         write_head(path, head)
         size = DATA_OFFSET + rows * draft.row_bytes
         shards.append(Shard(path.name, first, rows, DATA_OFFSET, size, hexdigest(head)))
-    manifest = replace(draft, shards=tuple(shards))
+    manifest = replace(draft, shards=tuple(shards), files=dict(files))
     if draft.container == "hdf5":
         virtual = virtual_bytes(manifest, labels=np.concatenate(list(labels)))
-        files = {**files, paths.virtual.name: write_small(paths.virtual, [virtual], scratch=scratch)}
-    encoded = replace(manifest, files=dict(files)).to_bytes()
+        manifest.files[paths.virtual.name] = write_small(paths.virtual, [virtual], scratch=scratch)
+    encoded = manifest.to_bytes()
     write_atomic(paths.manifest, [encoded], scratch=scratch)
-    return parse_manifest(encoded, paths.manifest)
+    return replace(manifest, digest=json.loads(encoded)["digest"])
 
 
 def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64], with_classes: bool = True) -> bytes:

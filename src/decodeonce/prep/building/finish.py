@@ -28,7 +28,7 @@ from decodeonce.store.files import remove_file, remove_tree, sync_folder
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
-from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, escape, escaped_sample_line, line, reject_line
+from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, escape, line, reject_line
 from decodeonce.store.writer import seal_store, trim_shards, write_array, write_small
 
 CHUNK_ROWS = 1 << 13
@@ -80,7 +80,7 @@ def finish(out: str | os.PathLike[str], max_bad: str = "auto") -> Manifest:
 def _finish_planned(paths: StorePaths, max_bad: str) -> Manifest:
     """Write everything up to store.json. The plan's mappings end with this call, so that NFS releases their files."""
     plan, journals = read_plan(paths), Journals(paths.journals)
-    missing = [block for block in range(len(plan.blocks)) if block not in journals]
+    missing = [block for block in range(len(plan.blocks)) if block not in journals.lines]
     if missing:
         out = quoted(str(paths.root))
         submitted = f"bash {quoted(str(paths.submit))}" if paths.submit.exists() else ""
@@ -128,7 +128,8 @@ class _Finisher:
         if not self._count:
             command = f"prep status {quoted(str(paths.root))}"
             raise BuildError(f"{paths.root}: every image was rejected or left out; list them with: {command}")
-        self._fill_holes()
+        if holes := np.flatnonzero(self._planned != np.arange(self._count)).tolist():
+            self._fill_holes(holes)
         scratch = paths.build  # files that a kill leaves there are removed with it
         arrays: list[tuple[Path, tuple[int, ...], str, Iterator[np.ndarray]]] = [
             (paths.labels, (), "<i8", self._labels()),
@@ -147,11 +148,10 @@ class _Finisher:
             paths, self._draft(), shard_rows=shard_rows, scratch=scratch, files=files, labels=self._labels()
         )
 
-    def _fill_holes(self) -> None:
+    def _fill_holes(self, holes: list[int]) -> None:
         """Copy the planned row of each hole into it, and check its checksum."""
         plan, place = self._plan, self._plan.blocks.place
         buffer = page_aligned_buffer(plan.recipe.row_bytes)
-        holes = np.flatnonzero(self._planned != np.arange(self._count)).tolist()
         moves = [(place(int(self._planned[hole])), place(hole), hole) for hole in holes]
         for (tail_shard, hole_shard), some in itertools.groupby(moves, lambda move: (move[0][0], move[1][0])):
             with ShardFile(plan.shard(tail_shard)) as source, ShardFile(plan.shard(hole_shard)) as target:
@@ -182,34 +182,25 @@ class _Finisher:
                 yield self._source.column_values(column, rows)
 
     def _sample_lines(self) -> Iterator[bytes]:
+        """Yield samples.tsv in chunks. `sample_line`, which escapes every field, is too slow for millions of rows."""
         yield line(SAMPLE_COLUMNS)
         names = [escape(cls.name) for cls in self._plan.classes]
         for chunk in self._chunks():
-            values, planned = self._plan.samples.values(chunk.start, chunk.stop), self._planned[chunk].tolist()
-            for row, tail in enumerate(planned, chunk.start):
-                if tail != row:
-                    values[row - chunk.start] = self._plan.samples.values(tail, tail + 1)[0]
+            values, planned = self._plan.samples.values(chunk.start, chunk.stop), self._planned[chunk]
+            for hole in np.flatnonzero(planned != np.arange(chunk.start, chunk.stop)):
+                values[hole] = self._plan.samples.values(planned[hole], planned[hole] + 1)[0]
             facts = self._facts[chunk][["width", "height", "digest"]].tolist()
-            yield b"".join(
-                escaped_sample_line(
-                    row,
-                    label,
-                    names[label],
-                    escape(name_text(name)),
-                    width,
-                    height,
-                    self._boxes.get(tail, ""),
-                    f"{digest:016x}",
-                )
-                for row, tail, (name, label, _, _), (width, height, digest) in zip(
-                    itertools.count(chunk.start), planned, values, facts, strict=False
-                )
-            )
+            lines = []
+            rows = zip(itertools.count(chunk.start), planned.tolist(), values, facts, strict=False)
+            for row, tail, (name, label, _, _), (width, height, digest) in rows:
+                source, box = escape(name_text(name)), self._boxes.get(tail, "")
+                lines.append(f"{row}\t{label}\t{names[label]}\t{source}\t{width}\t{height}\t{box}\t{digest:016x}\n")
+            yield "".join(lines).encode()
 
     def _reject_lines(self) -> Iterator[bytes]:
         found = [*self._listed, *self._source.carried_rejects()]
         yield line(REJECT_COLUMNS)
-        yield from map(reject_line, sorted(found, key=lambda r: (name_bytes(r.source), r.action, r.reason)))
+        yield b"".join(map(reject_line, sorted(found, key=lambda r: (name_bytes(r.source), r.action, r.reason))))
 
     def _draft(self) -> Manifest:
         plan, facts = self._plan, self._plan.facts

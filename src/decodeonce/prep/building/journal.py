@@ -76,16 +76,11 @@ class PixelSums:
         self._sums += values.sum(axis=0)
         self._squares += np.einsum("ij,ij->j", values, values)
 
-    def sums(self) -> list[int]:
-        """Return the sum of the values of each channel."""
-        return self._by_channel(self._sums)
-
-    def squares(self) -> list[int]:
-        """Return the sum of the squared values of each channel."""
-        return self._by_channel(self._squares)
-
-    def _by_channel(self, columns: NDArray[np.float64]) -> list[int]:
-        return [int(value) for value in columns.reshape(-1, self._channels).sum(axis=0)]
+    def by_channel(self) -> tuple[list[int], list[int]]:
+        """Return the sums of the values of each channel, and those of their squares."""
+        totals = (columns.reshape(-1, self._channels).sum(axis=0) for columns in (self._sums, self._squares))
+        sums, squares = (list(map(int, each)) for each in totals)
+        return sums, squares
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,10 +202,6 @@ class Journals:
             if match and of(int(match[1]), int(match[2])):
                 self.authors[folder / name] = Author(int(match[1]), int(match[2]), match[3], int(match[4]))
                 self._scan(folder / name)
-
-    def __contains__(self, block: object) -> bool:
-        """Return whether a block is done."""
-        return block in self.lines
 
     def blocks(self) -> list[int]:
         """Return the blocks that are done, ascending."""

@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from decodeonce.errors import BuildError, add_path_to_errors
+from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.plan import Listing, Plan, scan
 from decodeonce.prep.pixels.versions import decoder_versions
@@ -16,7 +16,7 @@ from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source
 from decodeonce.store import Manifest, StorePaths, disk, open_store
 from decodeonce.store.columns import column_file
-from decodeonce.store.files import empty_folder, remove_file, reserve, sync_folder
+from decodeonce.store.files import empty_folder, remove_file, reserve, sync_folder, writing
 from decodeonce.store.hashing import canonical
 from decodeonce.store.manifest import DATA_OFFSET
 from decodeonce.store.sharing import LOCK, missing_error
@@ -152,13 +152,7 @@ def reserve_shards(plan: Plan) -> None:
     """Create every shard at its planned size, and reserve its space if the file system supports that."""
     for index in range(plan.blocks.shards):
         path, size = planned_shard(plan, index)
-        fd = disk.open_file(path, os.O_RDWR | os.O_CREAT)
-        try:
+        with writing(path, os.O_RDWR | os.O_CREAT) as fd:  # flushed: check_shard expects this size after a power loss
             if not reserve(fd, size, path):
-                with add_path_to_errors(path):
-                    disk.ftruncate(fd, size)
-            with add_path_to_errors(path):
-                disk.fsync(fd)  # a power loss must not leave it shorter than check_shard expects
-        finally:
-            disk.close(fd)
+                disk.ftruncate(fd, size)
     sync_folder(plan.paths.root)

@@ -42,7 +42,7 @@ from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import write_atomic
 from decodeonce.store.hashing import digest_of, sign
 from decodeonce.store.layout import Json, missing_advice
-from decodeonce.store.manifest import DATA_OFFSET
+from decodeonce.store.manifest import DATA_OFFSET, check_column
 from decodeonce.store.shard_file import PAGE
 from decodeonce.store.writer import write_array
 
@@ -236,12 +236,9 @@ class Listing:
 
 
 def scan(source: Source, expect: int | None = None) -> Listing:
-    """List a source once, and log its warnings.
+    """List a source once, and log its warnings. Memory per sample is 44 bytes, the name, and 8 bytes for each number.
 
-    Memory per sample is 44 bytes, the name, and 8 bytes for each number.
-
-    Raises:
-        BuildError: The source does not list `expect` images (None: any number), or none that can become a row.
+    Raise BuildError if it does not list `expect` images (None: any number), or none that can become a row.
     """
     rows, names, rejects = bytearray(), bytearray(), []
     own = [column_file(name) for name in source.column_names]
@@ -427,6 +424,11 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
     """Return the content of plan.json, without its digest."""
     if taken := {c.name for c in (*listing.columns, *source.columns())} & {one.name for one in recipe.paired}:
         raise BuildError(f"{source.root}: {min(taken)!r} is a column and a paired image; give one of them another name")
+    try:
+        for column in source.columns():
+            check_column(column, len(listing))
+    except ValueError as error:
+        raise BuildError(f"{source.root}: {error}") from None
     block_rows = source.block_rows(len(listing), recipe.row_bytes)
     blocks = Blocks.of(len(listing), recipe.row_bytes, recipe.shard_size, block_rows)
     return {

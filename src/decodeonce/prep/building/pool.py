@@ -10,8 +10,8 @@ import logging
 import os
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +163,7 @@ def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], 
     """Decode the missing blocks of a task's share; raises as `work`."""
     share = plan.blocks.of_task(how.task, how.tasks)
     journals = Journals(plan.paths.journals, lambda task, tasks: overlap(share, plan.blocks.of_task(task, tasks)))
-    todo = [block for block in share if block not in journals]
+    todo = [block for block in share if block not in journals.lines]
     known = [*plan.rejects, *plan.rejects_in(journals.records(share))]
     rejects, first = len(known), str(known[0]) if known else ""
     if how.on_bad == "fail" and first:
@@ -178,7 +178,8 @@ def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], 
         first_message = {"out": str(plan.paths.root), "journal": str(journal.path), "on_bad": how.on_bad}
         first_message |= {"query": os.environ.get(QUERY, "")}  # a worker may have been started before it was known
         warned = False
-        queue = BlockQueue(todo, block_spans(plan, todo))
+        by_unit = plan.facts["source"]["read_unit"]
+        queue: Queue = UnitQueue(todo, block_spans(plan, todo)) if by_unit else BlockQueue(todo)
         pool = WorkerPool(first_message, how.workers or usable_cores(), queue, journal)
         for done in pool.run():
             if done is not None:
@@ -192,62 +193,74 @@ def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], 
             progress(Progress(total - left + rows, total, rows, written, rejects))
 
 
+class BlockQueue:
+    """The blocks that no worker has taken yet. Workers take them in ascending order."""
+
+    def __init__(self, blocks: Iterable[int]) -> None:
+        self._blocks = deque(blocks)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def take(self, worker: Hashable) -> int | None:
+        """Take a block for a worker; None if there is none for it."""
+        return self._blocks.popleft() if self._blocks else None
+
+    def put_back(self, worker: Hashable, blocks: Sequence[int]) -> None:
+        """Return the blocks of a worker that died, ahead of all others."""
+        self._blocks.extendleft(reversed(blocks))
+
+
 CUT_SEARCH = 64  # blocks to search on each side of a run's middle for a place to cut
 Span = tuple[int, int]  # the first and the last read unit of a block
 
 
 def block_spans(plan: Plan, blocks: Sequence[int]) -> dict[int, Span]:
-    """Return the read units that hold the rows of each block; empty if samples are read one at a time."""
-    if not plan.facts["source"]["read_unit"]:
-        return {}
+    """Return the read units that hold the rows of each block."""
     units = plan.samples.rows["unit"]
     return {b: (int(units[plan.blocks[b].first]), int(units[plan.blocks[b].last - 1])) for b in blocks}
 
 
-class BlockQueue:
-    """The blocks that no worker has taken yet, in ascending order.
+class UnitQueue:
+    """The queue for a source with read units: blocks that share a unit go to the same worker if possible.
 
-    Without `spans`, workers take blocks in order. With `spans`, blocks that share a read unit go to the same worker if
-    possible. A worker continues with the block after its last one. A new worker takes the second half of the longest
-    run of blocks. The run is cut where a read unit ends, or otherwise inside a unit that is neither the run's first nor
-    its last. That unit is then read twice.
+    A worker continues with the block after its last one. A new worker takes the second half of the longest run of
+    blocks. The run is cut where a read unit ends, or otherwise inside a unit that is neither the run's first nor its
+    last. That unit is then read twice. A worker gets no block if every remaining run would be read twice completely.
 
     Args:
-        blocks: The blocks to decode.
+        blocks: The blocks to decode, ascending.
         spans: First and last read unit of each block, from `block_spans`.
     """
 
     def __init__(self, blocks: Sequence[int], spans: dict[int, Span]) -> None:
         self._spans = spans
+        self._last: dict[Hashable, int] = {}  # the previous block of each worker
         self._runs: list[list[int]] = []  # each in reverse, so that the next one is at the end
-        self.put_back(blocks)
+        self.put_back(None, blocks)
 
     def __len__(self) -> int:
         return sum(map(len, self._runs))
 
-    def put_back(self, blocks: Sequence[int]) -> None:
-        """Return blocks to the queue, ahead of all others."""
-        parts = runs(np.diff(blocks) != 1) if self._spans else [(0, len(blocks))]
-        self._runs += [list(reversed(blocks[start:end])) for start, end in parts]
+    def put_back(self, worker: Hashable, blocks: Sequence[int]) -> None:
+        self._last.pop(worker, None)
+        self._runs += [list(reversed(blocks[start:end])) for start, end in runs(np.diff(blocks) != 1)]
 
-    def next(self, after: int | None, others: Collection[int]) -> int | None:
-        """Take a block for a worker.
+    def take(self, worker: Hashable) -> int | None:
+        last = self._last.pop(worker, None)  # so that the queue reserves no block for a worker without one
+        block = self._next(last)
+        if block is not None:
+            self._last[worker] = block
+        return block
 
-        Args:
-            after: The worker's previous block, if any.
-            others: The previous blocks of all other workers.
-
-        Returns:
-            The block, or None if the queue is empty or every remaining run would have to be read twice completely.
-        """
+    def _next(self, last: int | None) -> int | None:
+        """Take a block for the worker whose previous block was `last`; `_last` holds those of all other workers."""
         self._runs = [run for run in self._runs if run]
-        if self._runs and not self._spans:
-            return self._runs[-1].pop()
         for run in self._runs:
-            if after is not None and run[-1] == after + 1:
+            if last is not None and run[-1] == last + 1:
                 return run.pop()
         for run in sorted(self._runs, key=len, reverse=True):
-            if run[-1] - 1 not in others:
+            if run[-1] - 1 not in self._last.values():
                 return run.pop()
             if (cut := self._cut(run)) is not None:
                 self._runs.append(run[:cut])
@@ -266,6 +279,7 @@ class BlockQueue:
         return next(iter([*clean, *inside]), None)
 
 
+Queue = BlockQueue | UnitQueue
 WORKER = "decodeonce.prep.building.worker"
 # Processor time for one image. At the maximum of 178 Mpixel, a progressive CMYK JPEG took 10 s, a lossless WebP 8 s.
 # If the processor time is known, it counts instead of the clock: a busy machine must not cause rejects.
@@ -292,10 +306,9 @@ class Worker:
     """One worker process, the blocks it is working on, and the image it is decoding."""
 
     def __init__(self, first_message: Mapping[str, object]) -> None:
-        self.process = child_of(WORKER)
-        self.process.send(first_message)
+        self.child = child_of(WORKER)
+        self.child.send(first_message)
         self.blocks: list[int] = []
-        self.last: int | None = None
         self.limit_passed = 0.0
         # The row that was last seen, when it was first seen, and the processor time at that moment.
         self._watched: tuple[int | None, float, float] = (None, 0.0, 0.0)
@@ -304,14 +317,14 @@ class Worker:
     @property
     def row(self) -> int | None:
         """The planned row whose image is being decoded, if any."""
-        return self.process.heartbeat.decoding
+        return self.child.heartbeat.decoding
 
     def kill_if_stuck(self) -> None:
         """Kill the worker if repeated calls have seen it at the same image for longer than a limit."""
         row, now = self.row, time.monotonic()
         unwatched = now - self._looked > 5 * TICK_SECONDS  # this process itself was stopped or got no processor time
         self._looked = now
-        spent = processor_seconds(self.process.pid, unknown=now)
+        spent = processor_seconds(self.child.process.pid, unknown=now)
         watched, since, spent_before = self._watched
         if row is None or row != watched or unwatched:
             self._watched = (row, now, spent)
@@ -322,7 +335,7 @@ class Worker:
         elif clock > HANGING_SECONDS:
             self.limit_passed = HANGING_SECONDS
         if self.limit_passed:
-            self.process.kill()
+            self.child.process.kill()
 
 
 class WorkerPool:
@@ -338,7 +351,7 @@ class WorkerPool:
         workers: The workers that are alive.
     """
 
-    def __init__(self, first_message: Mapping[str, object], size: int, queue: BlockQueue, journal: Journal) -> None:
+    def __init__(self, first_message: Mapping[str, object], size: int, queue: Queue, journal: Journal) -> None:
         self.workers: set[Worker] = set()
         self._journal = journal
         self._first_message, self._size, self._queue = first_message, size, queue
@@ -349,12 +362,8 @@ class WorkerPool:
     def run(self) -> Generator[Json | None, None, None]:
         """Decode the blocks; yield the report of each once it is in the journal, and None about once per second.
 
-        However the loop ends, all workers are killed and reaped. A killed worker loses only blocks that it has not
-        reported yet.
-
-        Raises:
-            DecodeonceError, OSError: What the first failing worker raised.
-            Stopped: stop_after_blocks() was called, or workers keep dying.
+        However the loop ends, all workers are killed and reaped, which loses only blocks that are not reported yet.
+        Raise what the first failing worker raised, or Stopped after stop_after_blocks() or if workers keep dying.
         """
         count, looked = len(self._queue), 0.0
         try:
@@ -362,9 +371,9 @@ class WorkerPool:
                 self.workers.add(Worker(self._first_message))
             # Do not wait for a worker that is still starting when no block is left.
             while self.workers and (self._queue or any(worker.blocks for worker in self.workers)):
-                by_process = {worker.process: worker for worker in self.workers}
-                for process in wait_for(by_process, TICK_SECONDS):
-                    yield from self._hear(by_process[process])
+                by_child = {worker.child: worker for worker in self.workers}
+                for child in wait_for(by_child, TICK_SECONDS):
+                    yield from self._hear(by_child[child])
                 if time.monotonic() - looked >= TICK_SECONDS:  # reports may arrive a thousand times per second
                     looked = time.monotonic()
                     for worker in self.workers:
@@ -372,14 +381,14 @@ class WorkerPool:
                 yield None
         finally:
             for worker in self.workers:
-                worker.process.end()
+                worker.child.end()
             self.workers.clear()
         if self._queue:
             left = f"stopped after the current blocks, {len(self._queue)} of {count} are left"
             raise Stopped(f"SIGUSR1: {left}; completed blocks are kept; run the same command again to resume")
 
     def _hear(self, worker: Worker) -> Iterator[Json]:
-        messages = worker.process.receive()
+        messages = worker.child.receive()
         if messages is None:
             self.workers.remove(worker)
             if self._died(worker) and self._queue and not _ending:
@@ -392,17 +401,14 @@ class WorkerPool:
                 self._journal.append_line(message["report"].pop("line").encode())
                 yield message["report"]
             else:
-                worker.process.send(self.order(worker))
+                worker.child.send(self.order(worker))
 
     def order(self, worker: Worker) -> Json | None:
         """Return the worker's next order, or None: the worker then ends once its current blocks are durable."""
-        others = {other.last for other in self.workers if other is not worker and other.last is not None}
-        block = None if _ending else self._queue.next(worker.last, others)
+        block = None if _ending else self._queue.take(worker)
         if block is None:
-            worker.last = None  # so that the queue reserves no block for it
             return None
         worker.blocks.append(block)
-        worker.last = block
         return {"block": block, "poison": self._poison}
 
     def _died(self, worker: Worker) -> bool:
@@ -411,11 +417,11 @@ class WorkerPool:
         Returns:
             Whether the worker died unexpectedly.
         """
-        row, status = worker.row, worker.process.wait()
+        row, status = worker.row, worker.child.process.wait()
         if status in READER_CRASHES and row is None:
-            row = worker.process.heartbeat.reading
-        worker.process.end()
-        self._queue.put_back(worker.blocks)
+            row = worker.child.heartbeat.reading
+        worker.child.end()
+        self._queue.put_back(worker, worker.blocks)
         if status == 0 and not worker.blocks:
             return False
         if row is None or (status in KILLED_FROM_OUTSIDE and not worker.limit_passed):

@@ -138,7 +138,7 @@ def _tasks(plan: Plan, journals: Journals, now: float) -> list[TaskStatus]:
     found = []
     for (tasks, task), paths in sorted(by_task.items()):
         share = plan.blocks.of_task(task, tasks)
-        done = sum(block in journals for block in share)
+        done = sum(block in journals.lines for block in share)
         wrote, last = max((path.stat().st_mtime, path) for path in paths)
         quiet = max(0.0, now - wrote)
         state: TaskState = "silent" if quiet > SILENT_AFTER else "working"

@@ -62,13 +62,10 @@ class BlockDecoder:
     def decode(
         self, block: Block, poison: dict[int, str], buffer: memoryview, reads: Iterable[Read] | None = None
     ) -> BlockRecord:
-        """Fill `buffer` with the block's rows and return the block's record.
+        """Fill `buffer` with the block's rows and return the block's record; the bytes of rejects stay unchanged.
 
-        Args:
-            block: The block to decode.
-            poison: Rows whose images kill their decoder, with the reason to reject them.
-            buffer: Receives the rows; the bytes of rejects stay unchanged.
-            reads: The block's part of what the method `reads` yields; default None: nothing was read ahead.
+        `poison` has the rows whose images kill their decoder, with the reason to reject them. `reads` is the block's
+        part of what the method `reads` yields; None: nothing was read ahead.
         """
         size, sums = self._plan.recipe.row_bytes, PixelSums(self._plan.recipe.shape)
         facts, rejects, boxes = np.zeros(block.rows, FACTS), [], []
@@ -94,7 +91,7 @@ class BlockDecoder:
             if row.unusual:
                 rejects.append((number, row.unusual, "kept"))
         crashes = sum(number in poison for number in range(block.first, block.last))
-        return BlockRecord(block.index, facts, rejects, boxes, sums.sums(), sums.squares(), crashes)
+        return BlockRecord(block.index, facts, rejects, boxes, *sums.by_channel(), crashes)
 
     def _row(self, number: int, entry: Entry, read: Callable[[], list[bytes]], poison: str | None) -> Row:
         if poison:
@@ -149,47 +146,26 @@ def read_units_ahead(source: Source, entries: Iterable[Entry]) -> Iterator[Read]
         held.popleft()
 
 
-class BlockWriter:
-    """Writes decoded blocks to their shards and flushes them.
-
-    Args:
-        plan: The plan of the build.
-        journal: Path of the task's journal.
-    """
-
-    def __init__(self, plan: Plan, journal: Path) -> None:
-        self._plan = plan
-        self._journal = journal
-        self._shard: ShardFile | None = None
-
-    def write(self, block: Block, record: BlockRecord, buffer: memoryview) -> Json:
-        """Make a block durable; return the report for the parent, with the line that it then adds to the journal."""
-        size, written = self._plan.recipe.row_bytes, 0
-        shard, paths = self._open(block.shard), self._plan.paths
+def write_block(plan: Plan, journal: Path, block: Block, record: BlockRecord, buffer: memoryview) -> Json:
+    """Make a block durable; return the report for the parent, with the line that it then adds to the journal."""
+    size, written, paths = plan.recipe.row_bytes, 0, plan.paths
+    with ShardFile(plan.shard(block.shard)) as shard:
         # Another build may have replaced this one, and its shards have the same names. So this check, of a file whose
         # name is unique, follows after opening the shard.
-        if not (paths.plan.exists() and self._journal.exists()):
+        if not (paths.plan.exists() and journal.exists()):
             raise Stopped(f"{paths.root}: another process finished or removed the build")
         for first, last in runs_between(block, record.holes):
             start, end = (first - block.first) * size, (last - block.first) * size
             shard.write(buffer[start:end], block.offset + start)
             written += end - start
         shard.sync()
-        if paths.manifest.exists():  # the store was finished meanwhile; this write may have grown a shard
-            trim_shards(paths, read_manifest(paths.manifest))
-            raise Stopped(f"{paths.root}: another process finished the build")
-        rejects = self._plan.rejects_in([record])
-        report = {"block": block.index, "rows": block.rows, "bytes": written, "rejects": len(rejects)}
-        line = journal_line(record).decode()
-        return {**report, "first_reject": str(rejects[0]) if rejects else "", "line": line}
-
-    def _open(self, index: int) -> ShardFile:
-        path = self._plan.shard(index)
-        if self._shard is None or self._shard.path != path:
-            if self._shard is not None:
-                self._shard.close()
-            self._shard = ShardFile(path)
-        return self._shard
+    if paths.manifest.exists():  # the store was finished meanwhile; this write may have grown a shard
+        trim_shards(paths, read_manifest(paths.manifest))
+        raise Stopped(f"{paths.root}: another process finished the build")
+    rejects = plan.rejects_in([record])
+    report = {"block": block.index, "rows": block.rows, "bytes": written, "rejects": len(rejects)}
+    line = journal_line(record).decode()
+    return {**report, "first_reject": str(rejects[0]) if rejects else "", "line": line}
 
 
 def runs_between(block: Block, holes: list[int]) -> list[tuple[int, int]]:
@@ -198,7 +174,7 @@ def runs_between(block: Block, holes: list[int]) -> list[tuple[int, int]]:
     return [(a + 1, b) for a, b in pairwise(edges) if a + 1 < b]
 
 
-def serve(parent: Parent, plan: Plan, decoder: BlockDecoder, writer: BlockWriter) -> None:
+def serve(parent: Parent, plan: Plan, decoder: BlockDecoder, journal: Path) -> None:
     """Decode the blocks that the parent orders. With two buffers, one block is written while the next is decoded."""
     buffers = [page_aligned_buffer(plan.blocks.block_rows * plan.recipe.row_bytes) for _ in range(2)]
     pending: Future[Json] | None = None
@@ -219,7 +195,7 @@ def serve(parent: Parent, plan: Plan, decoder: BlockDecoder, writer: BlockWriter
             record = decoder.decode(block, poison, buffers[0], chain([first], islice(reads, block.rows - 1)))
             if pending is not None:
                 parent.report(pending.result())
-            pending = flusher.submit(writer.write, block, record, buffers[0])
+            pending = flusher.submit(write_block, plan, journal, block, record, buffers[0])
             buffers.reverse()
         if pending is not None:
             parent.report(pending.result())
@@ -234,7 +210,7 @@ def main(arguments: list[str]) -> int:
         try:
             plan = read_plan(StorePaths(out))
             decoder = BlockDecoder(plan, parent.heartbeat, fail_on_bad=settings["on_bad"] == "fail")
-            serve(parent, plan, decoder, BlockWriter(plan, Path(settings["journal"])))
+            serve(parent, plan, decoder, Path(settings["journal"]))
         except OSError as error:
             if error.errno in REPLACED_ERRORS:
                 raise  # `work` finds out whether another process removed or finished the build

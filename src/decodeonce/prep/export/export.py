@@ -353,11 +353,13 @@ class ImageWriter:
             facts |= {name: column[sample.row].tolist() for name, column in store.columns.items()}
             if store.manifest.box_classes is not None:
                 facts["box_classes"] = [store.box_classes[label] for label in facts["box_labels"] if label >= 0]
+            members = []
             for name, (suffix, image) in images.items():
                 part = "" if name == "images" else f".{name}"
-                yield _tar_member(f"{sample.row:08d}{part}{suffix}", image)
-            yield _tar_member(f"{sample.row:08d}.cls", b"%d" % sample.label)
-            yield _tar_member(f"{sample.row:08d}.json", json.dumps(facts).encode())
+                members.append(_tar_member(f"{sample.row:08d}{part}{suffix}", image))
+            members.append(_tar_member(f"{sample.row:08d}.cls", b"%d" % sample.label))
+            members.append(_tar_member(f"{sample.row:08d}.json", json.dumps(facts).encode()))
+            yield b"".join(members)
         yield bytes(2 * tarfile.BLOCKSIZE)
 
     def _save(self, path: Path, chunks: Iterable[bytes]) -> None:

@@ -121,11 +121,8 @@ class Decoder:
     def row(self, data: bytes, entry: Entry, *paired: bytes) -> Row:
         """Decode, cut out, map, resize, crop and pack one image, followed by what the recipe pairs with it.
 
-        Raises:
-            Undecodable: The image cannot become a row, for instance because it takes more than IMAGE_BYTES of memory.
-            LeftOut: The map left the image out.
-            Stopped: The map ran out of memory.
-            MemoryError: The machine, or a limit set by the user, has too little memory.
+        Raise Undecodable also if this takes more than IMAGE_BYTES of memory, and MemoryError if the machine, or a limit
+        set by the user, has too little. A map may raise LeftOut or Stopped.
         """
         try:
             decoded = self.decode(data, entry.box)
@@ -159,16 +156,10 @@ class Decoder:
     def decode(
         self, data: bytes, box: Box | None = None, *, turn: int | None = None, mask: bool = False
     ) -> DecodedImage:
-        """Decode an image, or a box of it, to RGB or RGBX; rotate it upright if the recipe says so.
+        """Decode an image, or a box of it, to RGB or RGBX; raise Undecodable with the reason if that is impossible.
 
-        Args:
-            data: The encoded image.
-            box: The part to cut out. Default: the whole image.
-            turn: EXIF orientation to apply. Default: that of the image if the recipe says so.
-            mask: Whether to keep the values of a single channel instead, in mode L; those of a palette are indexes.
-
-        Raises:
-            Undecodable: The image cannot be decoded; the text is the reason.
+        The image is turned by the EXIF orientation `turn`; None: by its own, if the recipe says so. A `mask` keeps the
+        values of its single channel instead, in mode L; those of a palette are indexes.
         """
         if not data:
             raise Undecodable("empty file")
@@ -214,8 +205,9 @@ class Decoder:
             return None
         _check_size(width, height)
         unusual = "grey" if colours == "Gray" else ""
+        least = self._least_size(width, height, box, turn) if self._recipe.scaled_decode else (0, 0)
         try:
-            pixels = self._jpeg_pixels(data, width, height, self._least_size(width, height, box, turn))
+            pixels = self._jpeg_pixels(data, width, height, least)
         except ValueError as error:
             image, damage = self._decode_damaged(data, str(error))
             return DecodedImage(image, width, height, "JPEG", _join(unusual, damage))
@@ -240,9 +232,7 @@ class Decoder:
         return pixels
 
     def _least_size(self, width: int, height: int, box: Box | None, turn: int) -> tuple[int, int]:
-        """Return the minimum size for a scaled decode: twice the size to resize to. (0, 0): do not scale."""
-        if not self._recipe.scaled_decode:
-            return (0, 0)
+        """Return the minimum size for a scaled decode: twice the size to resize to."""
         left, top, right, bottom = pixel_box(box, width, height) if box else (0, 0, width, height)
         fit = fit_to(self._recipe.fit, upright((right - left, bottom - top), turn), self._row)
         across, down = upright((fit.width, fit.height), turn)

@@ -37,42 +37,51 @@ class Pillow:
 
 
 def find_pillow() -> Pillow:
-    """Find out which PIL an import loads; versions of pillow-simd end in .postN."""
+    """Find out which PIL an import loads."""
     installed = tuple(name for name in DISTRIBUTIONS if installed_version(name) is not None)
-    library = find_spec("PIL._imaging") if find_spec("PIL") else None
-    if library is None or library.origin is None:
+    library = _library()
+    if library is None:
         return Pillow("", "", "", installed)
     import PIL
 
-    name = "pillow-simd" if ".post" in PIL.__version__ else "pillow"
-    return Pillow(name, PIL.__version__, _simd_level(name, Path(library.origin)), installed)
+    name = _distribution(PIL.__version__)
+    return Pillow(name, PIL.__version__, _simd_level(library) if name == "pillow-simd" else "no SIMD", installed)
 
 
-def _simd_level(name: str, library: Path) -> str:
+def _library() -> Path | None:
+    """Return the extension module of the PIL that an import loads; None if none is installed."""
+    library = find_spec("PIL._imaging") if find_spec("PIL") else None
+    return None if library is None or library.origin is None else Path(library.origin)
+
+
+def _distribution(version: str) -> str:
+    return "pillow-simd" if ".post" in version else "pillow"
+
+
+def _simd_level(library: Path) -> str:
     """Return the SIMD level by searching the machine code for vpmaddwd on 256 bits, the multiply-add of resizing.
 
     Builds of 12.1.1 contain it 62 times with -mavx2 and 0 times without.
     """
-    if name != "pillow-simd":
-        return "no SIMD"
     wide = sum(byte[0] & 7 == 5 for byte in re.findall(rb"\xc5(.)\xf5", library.read_bytes(), re.DOTALL))
     return "AVX2" if wide > 8 else "SSE4"
 
 
 def decoder_versions(container: str) -> dict[str, str]:
     """Return the version of each library whose release may change a store's bytes; BuildError if one is missing."""
-    pillow = find_pillow()
-    if not pillow.name:
+    if _library() is None:
         raise BuildError(f"no image decoder: neither pillow-simd nor Pillow is installed; {INSTALL}")
+    import PIL
     from PIL import features
 
     simplejpeg = installed_version("simplejpeg")
     if simplejpeg is None:
         raise BuildError(f"no JPEG decoder: simplejpeg is not installed; {INSTALL}")
     libjpeg = features.version("libjpeg_turbo") or features.version("jpg") or "none"
-    found = {"simplejpeg": simplejpeg, pillow.name: pillow.version, f"{pillow.name}'s libjpeg": libjpeg}
+    pillow = _distribution(PIL.__version__)
+    found = {"simplejpeg": simplejpeg, pillow: PIL.__version__, f"{pillow}'s libjpeg": libjpeg}
     for library, feature in (("libwebp", "webp"), ("libtiff", "libtiff")):  # without them, such files are rejected
-        found[f"{pillow.name}'s {library}"] = features.version(feature) or "none"
+        found[f"{pillow}'s {library}"] = features.version(feature) or "none"
     if container == "hdf5":
         import h5py
 

@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -41,7 +40,7 @@ sys.exit(import_module(sys.argv[2]).main(sys.argv[3:]))
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _alive: set[int] = set()
-_started_early: dict[str, list[Child]] = defaultdict(list)
+_started_early: dict[str, Child] = {}
 
 
 class Heartbeat:
@@ -113,17 +112,12 @@ class Child:
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
         try:
             with theirs:
-                self._process = spawn(module, (theirs.fileno(), self.heartbeat.fd))
-                _alive.add(self._process.pid)
+                self.process = spawn(module, (theirs.fileno(), self.heartbeat.fd))
+                _alive.add(self.process.pid)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             os.close(self.heartbeat.fd)  # the page stays mapped
         self._unread = bytearray()
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
 
     def send(self, message: object) -> None:
         """Send a message. If the process has died, nothing is raised: its exit status says why."""
@@ -131,14 +125,7 @@ class Child:
             self.socket.sendall(_encoded(message))
 
     def receive(self) -> list[Json] | None:
-        """Return the messages that have arrived; call this for a child that `wait_for` returned.
-
-        Returns:
-            The complete messages, or None if the process has ended.
-
-        Raises:
-            DecodeonceError, OSError: What the process raised.
-        """
+        """Return the messages of a child that `wait_for` returned, or None if it has ended. Raise what it raised."""
         try:
             chunk = self.socket.recv(1 << 20)
         except ConnectionError:
@@ -155,39 +142,28 @@ class Child:
                 raise _raised(*message["failed"])
         return messages
 
-    def wait(self) -> int:
-        """Wait for the end of the process; return its exit status, negative for a signal."""
-        return self._process.wait()
-
-    def kill(self) -> None:
-        """Kill the process, if it is still alive."""
-        self._process.kill()
-
     def end(self) -> None:
         """Kill the process if it is still alive, and release everything."""
-        self.kill()
-        self.wait()
-        _alive.discard(self.pid)
+        self.process.kill()
+        self.process.wait()
+        _alive.discard(self.process.pid)
         self.socket.close()
 
 
 @contextmanager
 def started_early(module: str) -> Iterator[None]:
     """Start a process early, so that it has imported its modules when `child_of(module)` in the block takes it."""
-    early = _started_early[module]
-    early.append(Child(module))
+    _started_early[module] = Child(module)
     try:
         yield
     finally:
-        for child in early:  # nothing in the block took it
-            child.end()
-        early.clear()
+        if module in _started_early:  # nothing in the block took it
+            _started_early.pop(module).end()
 
 
 def child_of(module: str) -> Child:
     """Return a process that runs `main` of a module: a process from `started_early`, or a new one."""
-    early = _started_early[module]
-    return early.pop() if early else Child(module)
+    return _started_early.pop(module, None) or Child(module)
 
 
 def wait_for(children: Collection[Child], seconds: float | None = None) -> list[Child]:
@@ -226,7 +202,7 @@ def run_workers(module: str, count: int, task: object, orders: Iterator[object],
                 messages = child.receive()
                 if messages is None:
                     running.remove(child)
-                    if status := child.wait():
+                    if status := child.process.wait():
                         raise ChildDied(status)
                 for message in messages or ():
                     if "report" in message:
@@ -281,8 +257,10 @@ class Parent:
 
     def receive(self) -> Any:
         """Wait for the next message and return it."""
-        with _parent_gone_on_error():
+        try:
             line = self._lines.readline()
+        except ConnectionError:
+            line = b""
         if not line.endswith(b"\n"):
             raise ParentGone
         return json.loads(line)
@@ -299,17 +277,10 @@ class Parent:
         self._send({"report": message})
 
     def _send(self, message: object) -> None:
-        with _parent_gone_on_error():
+        try:
             self._socket.sendall(_encoded(message))
-
-
-@contextmanager
-def _parent_gone_on_error() -> Iterator[None]:
-    """Turn the socket's ConnectionError into ParentGone, because that of a lost file server must reach the parent."""
-    try:
-        yield
-    except ConnectionError:
-        raise ParentGone from None
+        except ConnectionError:  # not an error of this process: one of a lost file server must reach the parent
+            raise ParentGone from None
 
 
 def _encoded(message: object) -> bytes:

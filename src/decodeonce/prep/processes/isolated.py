@@ -58,7 +58,7 @@ class Isolated:
         while wait_for([self._child], self._seconds):
             messages = self._child.receive()
             if messages is None:
-                raise _death(path, self._child.wait())
+                raise _death(path, self._child.process.wait())
             if messages:
                 return messages[0]["report"]
         raise Stopped(f"{path}: could not be read in {self._seconds:.4g} s; run the same command again")
