@@ -115,7 +115,7 @@ class Epoch(Iterator[Batch]):
         return sent
 
     def _receive(self, sent: Sent) -> Batch:
-        self._filler.allow_one()
+        self._filler.allowances.put(None)
         batch = self._filler.delivery.receive(sent)
         self.left -= 1
         self._positions.advance(self._stride, last=not self.left)
@@ -130,7 +130,7 @@ class Filler:
     """A thread that fills slots ahead of the consumer, from `start` until `stop` or until its epoch is gone.
 
     `ready` contains the batches, or the exception that ended the thread. At most `prefetch` batches are ready or in
-    progress. Call `allow_one` for each batch taken from `ready`.
+    progress. Each item of `allowances` lets the thread start one more batch, so put one for each batch taken.
     """
 
     def __init__(
@@ -144,9 +144,9 @@ class Filler:
         self._reader = reader
         self._in_progress: deque[Filled] = deque()
         self._calls: SimpleQueue[tuple[Call, SimpleQueue[Result] | None] | None] = SimpleQueue()
-        self._allowances: SimpleQueue[object] = SimpleQueue()
+        self.allowances: SimpleQueue[object] = SimpleQueue()
         for _ in range(prefetch):
-            self.allow_one()
+            self.allowances.put(None)
         self._process = os.getpid()
         self._started: list[int] = []
         self._stopped = self._ended = False
@@ -155,7 +155,7 @@ class Filler:
     def start(self, epoch: Epoch) -> None:
         """Start the thread. It also ends when `epoch`, to which it does not refer, is gone."""
         # The callback only wakes the thread, which then ends after its current batch.
-        self.epoch = weakref.ref(epoch, self._allowances.put)
+        self.epoch = weakref.ref(epoch, self.allowances.put)
         # After Ctrl-C inside Thread.start(), nobody would know whether a thread was started, and dropping a Thread runs
         # Python code (threading._dangling). So the main thread starts one without a Thread, which starts the filler's.
         self._started.extend(map(start_new_thread, [self._start_thread], [()]))
@@ -164,14 +164,10 @@ class Filler:
         """Whether this process is a child of the one that has the thread."""
         return self._process != os.getpid()
 
-    def allow_one(self) -> None:
-        """Allow the thread to start one more batch."""
-        self._allowances.put(None)
-
     def request_stop(self) -> None:
         """Ask the thread to end after its current batch."""
         self._stopped = True
-        self.allow_one()
+        self.allowances.put(None)
 
     def stop(self) -> None:
         """End the thread, wait for it, and drop ready batches. It can be called again, also after an interrupt."""
@@ -226,11 +222,11 @@ class Filler:
     def _fill(self) -> None:
         for step in self._steps:
             try:
-                self._allowances.get_nowait()
+                self.allowances.get_nowait()
             except Empty:  # waiting can take long, so deliver the batches in progress first
                 while self._in_progress:
                     self._hand_over()
-                self._allowances.get()
+                self.allowances.get()
             if self._must_stop():
                 return
             self._begin(step)
