@@ -115,8 +115,9 @@ class Reader:
     def calls(self, rows: Rows, out: Pixels) -> list[Call]:
         """One call per thread. Together the calls fill out[i] with row rows[i], and write nothing else."""
         self._prepare(rows)
+        copy = self._copy if self._checksums is None else partial(self._copy_verified, self._checksums)
         cuts = [len(rows) * share // self.threads for share in range(self.threads + 1)]
-        return [partial(self._fill, rows[a:b], out[a:b]) for a, b in pairwise(cuts) if a < b]
+        return [partial(copy, rows[a:b], out[a:b]) for a, b in pairwise(cuts) if a < b]
 
     def hint(self, rows: Rows) -> Call | None:
         """A call that reads these rows ahead; None if the last check of a few rows found all in the page cache."""
@@ -150,12 +151,9 @@ class Reader:
             return network_file_system(self._root) is not None
         return False
 
-    def _fill(self, rows: Rows, out: Pixels) -> None:
+    def _copy_verified(self, checksums: NDArray[np.uint64], rows: Rows, out: Pixels) -> None:
         self._copy(rows, out)
-        if self._checksums is None:
-            return
-        checksums = self._checksums[rows].tolist()
-        wrong = first_wrong_row(out.data.cast("B"), self.row_bytes, checksums)
+        wrong = first_wrong_row(out.data.cast("B"), self.row_bytes, checksums[rows].tolist())
         if wrong is not None:
             raise damaged_row_error(self._root, self.manifest, int(rows[wrong]))
 
