@@ -300,10 +300,10 @@ class Delivery:
             moved |= split
         positions = None if step.positions is None else self._move(step.positions)
         batch = Batch(images, self._move(labels), self._move(step.rows), step.valid, step.epoch, moved, positions)
-        start = time.perf_counter()
+        seconds = 0.0
         if self._transform is not None:
-            batch = self._transformed(batch, self._transform)
-        return Sent(batch, len(step.rows), self._record(), time.perf_counter() - start)
+            batch, seconds = self._transformed(batch, self._transform)
+        return Sent(batch, len(step.rows), self._record(), seconds)
 
     def receive(self, sent: Sent) -> Batch:
         """Return the batch. From now on the consumer can use it, and keep it."""
@@ -314,10 +314,11 @@ class Delivery:
         self.slots.clear()
         self.blocks.clear()
 
-    def _transformed(self, batch: Batch, transform: Transform) -> Batch:
-        before = _versions(batch)
+    def _transformed(self, batch: Batch, transform: Transform) -> tuple[Batch, float]:
+        before, start = _versions(batch), time.perf_counter()
         with torch.no_grad(), mark("transform"):
             result = transform(batch)
+        seconds = time.perf_counter() - start
         # Only the first batch counts, because a transform may leave later epochs unchanged on purpose.
         if not self._transform_checked and result is batch and _versions(batch) == before:
             raise ValueError(
@@ -330,7 +331,7 @@ class Delivery:
             raise TypeError(f"transform returned {type(result).__name__}, expected a Batch (see dataclasses.replace)")
         if wrong := {type(part).__name__ for part in result.tensors() if not isinstance(part, Tensor)}:
             raise TypeError(f"transform returned a Batch that contains {', '.join(wrong)}, expected only tensors")
-        return result
+        return result, seconds
 
     def _images(self, filled: Filled) -> Tensor:
         return torch.from_numpy(self.slots.lend_rows(filled.slot, len(filled.rows)))
