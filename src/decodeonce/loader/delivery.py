@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -239,10 +239,11 @@ class HostDevice(Device):
 
 @dataclass(eq=False)
 class Filled:
-    """A step and the slot that its rows are read into.
+    """A step on its way to the user: its rows are read into a slot, and then become a batch.
 
     `rows` are all rows of the step, or only those that the device does not have yet. They are read into the first rows
-    of `slot` by `calls` calls. `done` gives one item for each call that is finished.
+    of `slot` by `calls` calls. `done` gives one item for each call that is finished. `ready` is the event after which
+    the batch can be used; None: at once.
     """
 
     step: StepRows
@@ -250,15 +251,9 @@ class Filled:
     slot: Slot
     calls: int = 0
     done: SimpleQueue[Result] = field(default_factory=SimpleQueue)
-
-
-class Sent(NamedTuple):
-    """`rows` rows, the event after which they can be used (None: at once), and the seconds that the transform took."""
-
-    batch: Batch
-    rows: int
-    ready: Event | None
-    seconds_transforming: float
+    batch: Batch = field(init=False)
+    ready: Event | None = None
+    seconds_transforming: float = 0.0
 
 
 class Delivery:
@@ -290,8 +285,8 @@ class Delivery:
         """Take a slot that can be overwritten."""
         return self.slots.take()
 
-    def send(self, filled: Filled, labels: Array, columns: dict[str, Array]) -> Sent:
-        """Move a batch to its device and transform it. The slot is given back automatically."""
+    def send(self, filled: Filled, labels: Array, columns: dict[str, Array]) -> None:
+        """Make the batch on its device, and transform it. The slot is given back automatically."""
         step, images = filled.step, self._images(filled)
         moved = {name: self._move(column) for name, column in columns.items()}
         if self._parts:  # one transfer, of which images and masks are views
@@ -299,13 +294,15 @@ class Delivery:
             images = split.pop("images")
             moved |= split
         positions = None if step.positions is None else self._move(step.positions)
-        batch = Batch(images, self._move(labels), self._move(step.rows), step.valid, step.epoch, moved, positions)
-        seconds = 0.0
+        rows = self._move(step.rows)
+        filled.batch = Batch(images, self._move(labels), rows, step.valid, step.epoch, moved, positions)
         if self._transform is not None:
-            batch, seconds = self._transformed(batch, self._transform)
-        return Sent(batch, len(step.rows), self._record(), seconds)
+            start = time.perf_counter()
+            filled.batch = self._transformed(filled.batch, self._transform)
+            filled.seconds_transforming = time.perf_counter() - start
+        filled.ready = self._record()
 
-    def receive(self, sent: Sent) -> Batch:
+    def receive(self, sent: Filled) -> Batch:
         """Return the batch. From now on the consumer can use it, and keep it."""
         return sent.batch
 
@@ -314,11 +311,10 @@ class Delivery:
         self.slots.clear()
         self.blocks.clear()
 
-    def _transformed(self, batch: Batch, transform: Transform) -> tuple[Batch, float]:
-        before, start = _versions(batch), time.perf_counter()
+    def _transformed(self, batch: Batch, transform: Transform) -> Batch:
+        before = _versions(batch)
         with torch.no_grad(), mark("transform"):
             result = transform(batch)
-        seconds = time.perf_counter() - start
         # Only the first batch counts, because a transform may leave later epochs unchanged on purpose.
         if not self._transform_checked and result is batch and _versions(batch) == before:
             raise ValueError(
@@ -331,7 +327,7 @@ class Delivery:
             raise TypeError(f"transform returned {type(result).__name__}, expected a Batch (see dataclasses.replace)")
         if wrong := {type(part).__name__ for part in result.tensors() if not isinstance(part, Tensor)}:
             raise TypeError(f"transform returned a Batch that contains {', '.join(wrong)}, expected only tensors")
-        return result, seconds
+        return result
 
     def _images(self, filled: Filled) -> Tensor:
         return torch.from_numpy(self.slots.lend_rows(filled.slot, len(filled.rows)))
@@ -372,7 +368,7 @@ class StreamDelivery(Delivery):
             slot.copied.synchronize()  # otherwise the next rows could overwrite data that is not copied yet
         return slot
 
-    def receive(self, sent: Sent) -> Batch:
+    def receive(self, sent: Filled) -> Batch:
         stream = self._device.current_stream()
         stream.wait_event(sent.ready)
         # The tensors were allocated on the side stream. When the user drops one, the allocator would give its memory to

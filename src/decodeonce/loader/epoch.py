@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from decodeonce.loader.buffers import refuse_to_copy
-from decodeonce.loader.delivery import Batch, Delivery, Filled, Result, Sent
+from decodeonce.loader.delivery import Batch, Delivery, Filled, Result
 from decodeonce.loader.meter import Meter, mark, timed
 from decodeonce.loader.partition import StepRows
 from decodeonce.loader.readers import Call, Reader
@@ -100,7 +100,7 @@ class Epoch(Iterator[Batch]):
                 raise RuntimeError("transform raised StopIteration") from error
             raise
 
-    def _wait(self) -> Sent | BaseException:
+    def _wait(self) -> Filled | BaseException:
         self._meter.ready += self._filler.ready.qsize()
         with suppress(Empty):
             return self._filler.ready.get_nowait()
@@ -114,14 +114,14 @@ class Epoch(Iterator[Batch]):
         self._meter.waits += 1
         return sent
 
-    def _receive(self, sent: Sent) -> Batch:
+    def _receive(self, sent: Filled) -> Batch:
         self._filler.allowances.put(None)
         batch = self._filler.delivery.receive(sent)
         self.left -= 1
         self._positions.advance(self._stride, last=not self.left)
         meter, now = self._meter, time.perf_counter()
         meter.batches += 1
-        meter.rows += sent.rows
+        meter.rows += len(sent.step.rows)
         meter.seconds, self._since = meter.seconds + now - self._since, now
         return batch
 
@@ -137,7 +137,7 @@ class Filler:
         self, steps: Iterable[StepRows], reader: Reader, delivery: Delivery, meter: Meter, prefetch: int
     ) -> None:
         self.delivery, self.meter = delivery, meter
-        self.ready: SimpleQueue[Sent | BaseException] = SimpleQueue()
+        self.ready: SimpleQueue[Filled | BaseException] = SimpleQueue()
         self.epoch: Callable[[], Epoch | None] = lambda: None
         self._steps = steps
         # The thread deletes the reader when it ends, so that files are unmapped even if the user keeps the iterator.
@@ -262,10 +262,10 @@ class Filler:
         self._in_progress.popleft()  # from now on, the delivery gives the slot back
         start = time.perf_counter()
         with mark("copy"):
-            sent = self.delivery.send(filled, *self._reader.arrays(filled.step.rows))
-        self.meter.seconds_transforming += sent.seconds_transforming
-        self.meter.seconds_sending += time.perf_counter() - start - sent.seconds_transforming
-        self.ready.put(sent)
+            self.delivery.send(filled, *self._reader.arrays(filled.step.rows))
+        self.meter.seconds_transforming += filled.seconds_transforming
+        self.meter.seconds_sending += time.perf_counter() - start - filled.seconds_transforming
+        self.ready.put(filled)
 
     def _copy(self) -> None:
         """Run queued calls in order until None arrives."""
