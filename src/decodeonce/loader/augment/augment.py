@@ -358,14 +358,7 @@ def _as_maps(name: str, column: Tensor, images: Tensor) -> Tensor:
 
 
 def mix_words(words: Tensor) -> Tensor:
-    """Mix 64-bit words as ``decodeonce.splitmix.mix`` does, on any device.
-
-    Args:
-        words: int64, any shape; the bits are those of unsigned words.
-
-    Returns:
-        Tensor: int64, the same shape.
-    """
+    """Mix 64-bit words, held in int64, as ``decodeonce.splitmix.mix`` does, on any device."""
     words = (words ^ _shift_right(words, 30)) * _signed(FACTOR_1)
     words = (words ^ _shift_right(words, 27)) * _signed(FACTOR_2)
     return words ^ _shift_right(words, 31)

@@ -26,21 +26,9 @@ SCHEDULERS: dict[str, Scheduler] = {"slurm": Slurm(), "pbs": PBS()}
 
 
 def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequence[str]], folder: Path) -> Path:
-    """Write the job scripts of plan, array and finish, and a script that submits them, to OUT.jobs.
+    """Write the scripts that run the commands (plan, work, finish) in `folder` to OUT.jobs; return that of submit.sh.
 
-    Args:
-        out: Path of the store to build.
-        site: Profile of the site.
-        chain: Number of jobs and their resources.
-        commands: Command lines of plan, work and finish, each as a list of words.
-        folder: Folder in which the commands run, so that relative paths keep their meaning.
-
-    Returns:
-        The path of submit.sh, the script that submits the jobs.
-
-    Raises:
-        BuildError: If the path of OUT.jobs has a character that the batch system forbids in paths of logs, or
-            `chain.then` one that it forbids in paths of scripts.
+    Raises BuildError if the batch system forbids a character in the path of OUT.jobs or `chain.then`.
     """
     paths, scheduler = StorePaths(out), SCHEDULERS[site.scheduler]
     if found := set(scheduler.forbidden) & set(str(paths.jobs)):
