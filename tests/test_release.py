@@ -146,6 +146,7 @@ def test_wheel_contains_exactly_the_package(built: Built) -> None:
         "py.typed",
         "prep/jobs/sites/polaris.toml",
         "prep/jobs/submit.sh",
+        "prep/sample.toml",
         "cli/report/templates/style.css",
         "store/ilsvrc2012.tsv",
     }
