@@ -65,21 +65,17 @@ class Epoch(Iterator[Batch]):
     def __init__(self, filler: Filler, positions: Positions, *, steps: int, stride: int) -> None:
         self._filler, self._positions, self._meter = filler, positions, filler.meter
         self.number, self.left, self._stride = positions.now.epoch, steps, stride
-        self.ended = ""  # the reason why it yields no more batches
+        self.ended = ""  # the reason why it yields no more batches; the next request raises an error with it
         self._since = time.perf_counter()
         if not steps:
             positions.advance(0, last=True)
 
     __reduce__ = refuse_to_copy
 
-    def end(self, why: str) -> None:
-        """End the threads. Requesting another batch then raises an error with the reason `why`."""
-        self.ended = self.ended or why
-        self._filler.stop()
-
     def __next__(self) -> Batch:
         if not self.left:
-            self.end("all batches were yielded")
+            self.ended = self.ended or "all batches were yielded"
+            self._filler.stop()
             raise StopIteration
         if self.ended:
             raise RuntimeError(f"this epoch has ended: {self.ended}")

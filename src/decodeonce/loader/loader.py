@@ -399,7 +399,7 @@ class Loader:
 
     def _end_epoch(self, why: str) -> None:
         if epoch := self._running():
-            epoch.end(why)
+            epoch.ended = why
         if self._filler:
             self._filler.stop()
             self._filler = None
