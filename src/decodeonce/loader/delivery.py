@@ -275,7 +275,6 @@ class Delivery:
 
     def enter(self) -> None:
         """Prepare the filler's thread."""
-        recycle_from(self.blocks)
 
     def lacking(self, rows: Rows) -> Rows:
         """The part of `rows` that must be read."""
@@ -312,6 +311,7 @@ class Delivery:
         self.blocks.clear()
 
     def _transformed(self, batch: Batch, transform: Transform) -> Batch:
+        recycle_from(self.blocks)
         before = _versions(batch)
         with torch.no_grad(), mark("transform"):
             result = transform(batch)
@@ -358,7 +358,6 @@ class StreamDelivery(Delivery):
         self._begun = self._device.record()
 
     def enter(self) -> None:
-        super().enter()
         self._device.set_stream(self._stream)  # each thread has its own current stream
         self._stream.wait_event(self._begun)
 
