@@ -142,7 +142,14 @@ def test_sdist_and_tree_give_same_wheel(built: Built) -> None:
 def test_wheel_contains_exactly_the_package(built: Built) -> None:
     packaged = {f"src/{name}" for name in wheel_contents(built.wheel) if ".dist-info/" not in name}
     assert packaged == {name for name in built.sources if name.startswith("src/")}
-    data = {"py.typed", "prep/jobs/sites/polaris.toml", "cli/report/templates/style.css", "store/ilsvrc2012.tsv"}
+    data = {
+        "py.typed",
+        "prep/jobs/sites/polaris.toml",
+        "prep/jobs/submit.sh",
+        "prep/sample.toml",
+        "cli/report/templates/style.css",
+        "store/ilsvrc2012.tsv",
+    }
     assert {f"src/decodeonce/{name}" for name in data} <= packaged
 
 

@@ -128,11 +128,10 @@ def test_missing_shard_is_named(tmp_path: Path, store: Path) -> None:
 
 
 def test_read_error_names_shard_and_row(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = os.open(store, os.O_RDONLY)  # reading a folder is an error of the operating system
-    monkeypatch.setattr(Reader, "fd", lambda self, shard: folder)
+    # Reading a folder is an error of the operating system.
+    monkeypatch.setattr(Reader, "_open", lambda self, shard: os.open(store, os.O_RDONLY))
     with pytest.raises(StoreError, match=r"images-00001\.npy: row 30 cannot be read: Is a directory"):
         read(store, "pread", [30], np.empty((1, 8, 6, 3), np.uint8))
-    os.close(folder)
 
 
 def choose(store: Path, name: ReaderName = "auto") -> tuple[str, str]:

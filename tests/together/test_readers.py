@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from decodeonce import Batch, Loader, StoreError, open_store
-from decodeonce.loader.readers import ReaderName, ShardFiles
+from decodeonce.loader import partition
+from decodeonce.loader.readers import Reader, ReaderName
 from decodeonce.prep.building import WorkSettings, finish, make_plan, work
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.recipe import Recipe
@@ -47,14 +48,19 @@ def read_rest(batches: Iterable[Batch], seen: list[int]) -> str:
 
 @pytest.mark.parametrize("reader", ["pread", "mmap"])
 @pytest.mark.parametrize("at", [1, 5])
-def test_store_removed_during_epoch(store: Path, reader: ReaderName, at: int) -> None:
+@pytest.mark.parametrize("ahead", ["whole epoch", "no step"])
+def test_store_removed_during_epoch(
+    store: Path, monkeypatch: pytest.MonkeyPatch, reader: ReaderName, at: int, ahead: str
+) -> None:
+    if ahead == "no step":
+        monkeypatch.setattr(partition, "AHEAD_BYTES", 1)
     with Loader(store, batch_size=5, shuffle="none", reader=reader, prefetch=1) as loader:
         batches = iter(loader)
         seen = [row for _ in range(at) for row in next(batches).rows.tolist()]
         shutil.rmtree(store)
         message = read_rest(batches, seen)
         assert seen == list(range(len(seen)))
-        if reader == "pread":  # has already opened all shards for read-ahead
+        if ahead == "whole epoch":  # all shards were opened for read-ahead
             assert (message, len(seen)) == ("", COUNT)
         else:
             assert re.search(GONE, message)
@@ -70,7 +76,7 @@ def test_store_replaced_during_epoch_gives_own_rows_or_error(
     with Loader(store, batch_size=5, shuffle="none", reader=reader, prefetch=1) as loader:
         batches = iter(loader)
         seen = next(batches).rows.tolist()
-        files = ShardFiles(opened := open_store(store))
+        files = Reader(opened := open_store(store), 1)
         os.rename(store, tmp_path / "old")
         if way == "renamed":
             os.rename(other, store)

@@ -97,25 +97,16 @@ class JobOptions:
         """Return the chain of jobs; flags that were not given take their values from the site."""
         from decodeonce.prep.jobs import Chain
 
-        names = ("account", "queue", "time", "cpus", "mem", "nodes", "max_running")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        settings = {**site.defaults, **given}
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        settings: dict[str, Any] = {**site.defaults, **given}
         if missing := [name for name in ("cpus", *site.needs) if name not in settings]:
             flag = missing[0].replace("_", "-")
             raise typer.BadParameter(f"--{flag} is required ({site.name}), as in {EXAMPLE.format(site.scheduler)}")
         if self.then is not None and not self.then.is_file():
             raise typer.BadParameter(f"--then {self.then}: no such file; expected a job script")
-        seconds, mem = _seconds(settings.pop("time", None)), _memory(settings.pop("mem", None))
+        settings |= {"seconds": _seconds(settings.get("time")), "mem": _memory(settings.get("mem"))}
         with parse.usage_errors():
-            return Chain(
-                tasks=self.tasks,
-                rounds=self.rounds,
-                mail=self.mail,
-                then=self.then,
-                seconds=seconds,
-                mem=mem,
-                **settings,
-            )
+            return Chain(**{name: value for name, value in settings.items() if name not in ("time", "site", "submit")})
 
 
 @dataclass(frozen=True, kw_only=True)

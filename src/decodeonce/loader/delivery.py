@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -239,10 +239,11 @@ class HostDevice(Device):
 
 @dataclass(eq=False)
 class Filled:
-    """A step and the slot that its rows are read into.
+    """A step on its way to the user: its rows are read into a slot, and then become a batch.
 
     `rows` are all rows of the step, or only those that the device does not have yet. They are read into the first rows
-    of `slot` by `calls` calls. `done` gives one item for each call that is finished.
+    of `slot` by `calls` calls. `done` gives one item for each call that is finished. `ready` is the event after which
+    the batch can be used; None: at once.
     """
 
     step: StepRows
@@ -250,15 +251,9 @@ class Filled:
     slot: Slot
     calls: int = 0
     done: SimpleQueue[Result] = field(default_factory=SimpleQueue)
-
-
-class Sent(NamedTuple):
-    """`rows` rows, the event after which they can be used (None: at once), and the seconds that the transform took."""
-
-    batch: Batch
-    rows: int
-    ready: Event | None
-    seconds_transforming: float
+    batch: Batch = field(init=False)
+    ready: Event | None = None
+    seconds_transforming: float = 0.0
 
 
 class Delivery:
@@ -270,11 +265,9 @@ class Delivery:
     transfers = False  # whether batches are copied to a device
     cached_rows = 0  # rows that do not need to be read again
 
-    def __init__(self, slots: Slots, transform: Transform | None) -> None:
-        self.slots = slots
-        self._transform = transform
+    def __init__(self, slots: Slots, transform: Transform | None, parts: Parts | None = None) -> None:
+        self.slots, self._transform, self._parts = slots, transform, parts
         self._transform_checked = False
-        self.parts: Parts = {}  # those of a row, if it holds more than an image
         self.blocks: Pool[mmap.mmap] = Pool(4)  # for a transform on a CPU; an augmented batch needs three
 
     def begin(self) -> None:
@@ -282,7 +275,6 @@ class Delivery:
 
     def enter(self) -> None:
         """Prepare the filler's thread."""
-        recycle_from(self.blocks)
 
     def lacking(self, rows: Rows) -> Rows:
         """The part of `rows` that must be read."""
@@ -290,43 +282,26 @@ class Delivery:
 
     def take(self) -> Slot:
         """Take a slot that can be overwritten."""
-        slot = self.slots.take()
-        if slot.copied is not None:
-            slot.copied.synchronize()  # otherwise the next rows could overwrite data that is not copied yet
-        return slot
+        return self.slots.take()
 
-    def send(self, filled: Filled, labels: Array, columns: dict[str, Array]) -> Sent:
-        """Move a batch to its device and transform it. The slot is given back automatically."""
+    def send(self, filled: Filled, labels: Array, columns: dict[str, Array]) -> None:
+        """Make the batch on its device, and transform it. The slot is given back automatically."""
         step, images = filled.step, self._images(filled)
         moved = {name: self._move(column) for name, column in columns.items()}
-        if self.parts:  # one transfer, of which images and masks are views
-            split = {name: images[:, part].unflatten(1, shape) for name, (part, shape) in self.parts.items()}
+        if self._parts:  # one transfer, of which images and masks are views
+            split = {name: images[:, part].unflatten(1, shape) for name, (part, shape) in self._parts.items()}
             images = split.pop("images")
             moved |= split
         positions = None if step.positions is None else self._move(step.positions)
-        batch = Batch(images, self._move(labels), self._move(step.rows), step.valid, step.epoch, moved, positions)
-        result, seconds = batch, 0.0
+        rows = self._move(step.rows)
+        filled.batch = Batch(images, self._move(labels), rows, step.valid, step.epoch, moved, positions)
         if self._transform is not None:
-            before = _versions(batch)
             start = time.perf_counter()
-            with torch.no_grad(), mark("transform"):
-                result = self._transform(batch)
-            seconds = time.perf_counter() - start
-            # Only the first batch counts, because a transform may leave later epochs unchanged on purpose.
-            if not self._transform_checked and result is batch and _versions(batch) == before:
-                raise ValueError(
-                    f"transform {name_of(self._transform)} returned its Batch unchanged. Transforms of torchvision "
-                    "ignore a Batch; for those, use Augment(PerImage(...)). A transform that only looks at a Batch "
-                    "must return dataclasses.replace(batch)"
-                )
-            self._transform_checked = True
-        if not isinstance(result, Batch):
-            raise TypeError(f"transform returned {type(result).__name__}, expected a Batch (see dataclasses.replace)")
-        if wrong := {type(part).__name__ for part in result.tensors() if not isinstance(part, Tensor)}:
-            raise TypeError(f"transform returned a Batch that contains {', '.join(wrong)}, expected only tensors")
-        return Sent(result, len(step.rows), self._record(), seconds)
+            filled.batch = self._transformed(filled.batch, self._transform)
+            filled.seconds_transforming = time.perf_counter() - start
+        filled.ready = self._record()
 
-    def receive(self, sent: Sent) -> Batch:
+    def receive(self, sent: Filled) -> Batch:
         """Return the batch. From now on the consumer can use it, and keep it."""
         return sent.batch
 
@@ -334,6 +309,25 @@ class Delivery:
         """Free slots and cache."""
         self.slots.clear()
         self.blocks.clear()
+
+    def _transformed(self, batch: Batch, transform: Transform) -> Batch:
+        recycle_from(self.blocks)
+        before = _versions(batch)
+        with torch.no_grad(), mark("transform"):
+            result = transform(batch)
+        # Only the first batch counts, because a transform may leave later epochs unchanged on purpose.
+        if not self._transform_checked and result is batch and _versions(batch) == before:
+            raise ValueError(
+                f"transform {name_of(transform)} returned its Batch unchanged. Transforms of torchvision "
+                "ignore a Batch; for those, use Augment(PerImage(...)). A transform that only looks at a Batch "
+                "must return dataclasses.replace(batch)"
+            )
+        self._transform_checked = True
+        if not isinstance(result, Batch):
+            raise TypeError(f"transform returned {type(result).__name__}, expected a Batch (see dataclasses.replace)")
+        if wrong := {type(part).__name__ for part in result.tensors() if not isinstance(part, Tensor)}:
+            raise TypeError(f"transform returned a Batch that contains {', '.join(wrong)}, expected only tensors")
+        return result
 
     def _images(self, filled: Filled) -> Tensor:
         return torch.from_numpy(self.slots.lend_rows(filled.slot, len(filled.rows)))
@@ -353,8 +347,8 @@ class StreamDelivery(Delivery):
 
     transfers = True
 
-    def __init__(self, shape: Shape, device: Device, transform: Transform | None) -> None:
-        super().__init__(Slots(lambda: Slot(device.pinned(shape)), STREAM_SLOTS), transform)
+    def __init__(self, shape: Shape, device: Device, transform: Transform | None, parts: Parts | None = None) -> None:
+        super().__init__(Slots(lambda: Slot(device.pinned(shape)), STREAM_SLOTS), transform, parts)
         self._device = device
         self._stream = device.stream()
         self._begun: Event | None = None
@@ -364,11 +358,16 @@ class StreamDelivery(Delivery):
         self._begun = self._device.record()
 
     def enter(self) -> None:
-        super().enter()
         self._device.set_stream(self._stream)  # each thread has its own current stream
         self._stream.wait_event(self._begun)
 
-    def receive(self, sent: Sent) -> Batch:
+    def take(self) -> Slot:
+        slot = super().take()
+        if slot.copied is not None:
+            slot.copied.synchronize()  # otherwise the next rows could overwrite data that is not copied yet
+        return slot
+
+    def receive(self, sent: Filled) -> Batch:
         stream = self._device.current_stream()
         stream.wait_event(sent.ready)
         # The tensors were allocated on the side stream. When the user drops one, the allocator would give its memory to
@@ -398,8 +397,10 @@ class StreamDelivery(Delivery):
 class CachedDelivery(StreamDelivery):
     """Batches that are gathered from a cache in device memory. `rows`, ascending, all fit; each is uploaded once."""
 
-    def __init__(self, shape: Shape, device: Device, transform: Transform | None, rows: range | Rows) -> None:
-        super().__init__(shape, device, transform)
+    def __init__(
+        self, shape: Shape, device: Device, transform: Transform | None, rows: range | Rows, parts: Parts | None = None
+    ) -> None:
+        super().__init__(shape, device, transform, parts)
         try:
             self._cache = device.empty((len(rows), *shape[1:]))
         except RuntimeError as error:  # or its subclass torch.OutOfMemoryError
@@ -434,18 +435,26 @@ class CachedDelivery(StreamDelivery):
 
 
 def make_delivery(
-    device: torch.device, shape: Shape, prefetch: int, transform: Transform | None, cached: range | Rows | None
+    device: torch.device,
+    shape: Shape,
+    prefetch: int,
+    transform: Transform | None,
+    cached: range | Rows | None,
+    parts: Parts | None = None,
 ) -> Delivery:
-    """Create the delivery to a device, with slots of `shape`. `cached`: rows to keep in device memory, or None."""
+    """Create the delivery to a device, with slots of `shape`.
+
+    `cached`: rows to keep in device memory, or None. `parts`: those of a row, if it holds more than an image.
+    """
     if transform is not None:
         _check_transform(transform)
+    if device.type == "cpu" and cached is None:
+        # Up to `prefetch` batches are ready or in progress. The user holds one batch while the next is received.
+        return Delivery(Slots(partial(page_aligned_slot, shape), prefetch + 2), transform, parts)
     target = (HostDevice if device.type == "cpu" else Device)(device)
-    if cached is not None:
-        return CachedDelivery(shape, target, transform, cached)
-    if device.type != "cpu":
-        return StreamDelivery(shape, target, transform)
-    # Up to `prefetch` batches are ready or in progress. The user holds one batch while the next is received.
-    return Delivery(Slots(partial(page_aligned_slot, shape), prefetch + 2), transform)
+    if cached is None:
+        return StreamDelivery(shape, target, transform, parts)
+    return CachedDelivery(shape, target, transform, cached, parts)
 
 
 def _check_transform(transform: object) -> None:
@@ -460,17 +469,15 @@ def _check_transform(transform: object) -> None:
 
 
 def find_device(device: str | torch.device) -> torch.device:
-    """Return the device with its index.
-
-    Raises:
-        ValueError: If this machine does not have the device.
-    """
+    """Return the device with its index. Raise ValueError if this machine does not have it."""
     try:
         device = torch.device(device)
     except RuntimeError:
         raise ValueError(f'device is {device!r}, expected "cpu", "cuda", "cuda:1" or another device of torch') from None
-    if device.type == "cpu":
-        return device
+    return device if device.type == "cpu" else _find_accelerator(device)
+
+
+def _find_accelerator(device: torch.device) -> torch.device:
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if found is None or found.type != device.type:
         available = f"torch {torch.__version__} finds only {found or 'cpu'} here"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from decodeonce.loader.buffers import refuse_to_copy
-from decodeonce.loader.delivery import Batch, Delivery, Filled, Result, Sent
+from decodeonce.loader.delivery import Batch, Delivery, Filled, Result
 from decodeonce.loader.meter import Meter, mark, timed
 from decodeonce.loader.partition import StepRows
 from decodeonce.loader.readers import Call, Reader
@@ -65,21 +65,17 @@ class Epoch(Iterator[Batch]):
     def __init__(self, filler: Filler, positions: Positions, *, steps: int, stride: int) -> None:
         self._filler, self._positions, self._meter = filler, positions, filler.meter
         self.number, self.left, self._stride = positions.now.epoch, steps, stride
-        self.ended = ""  # the reason why it yields no more batches
+        self.ended = ""  # the reason why it yields no more batches; the next request raises an error with it
         self._since = time.perf_counter()
         if not steps:
             positions.advance(0, last=True)
 
     __reduce__ = refuse_to_copy
 
-    def end(self, why: str) -> None:
-        """End the threads. Requesting another batch then raises an error with the reason `why`."""
-        self.ended = self.ended or why
-        self._filler.stop()
-
     def __next__(self) -> Batch:
         if not self.left:
-            self.end("all batches were yielded")
+            self.ended = self.ended or "all batches were yielded"
+            self._filler.stop()
             raise StopIteration
         if self.ended:
             raise RuntimeError(f"this epoch has ended: {self.ended}")
@@ -100,7 +96,7 @@ class Epoch(Iterator[Batch]):
                 raise RuntimeError("transform raised StopIteration") from error
             raise
 
-    def _wait(self) -> Sent | BaseException:
+    def _wait(self) -> Filled | BaseException:
         self._meter.ready += self._filler.ready.qsize()
         with suppress(Empty):
             return self._filler.ready.get_nowait()
@@ -114,14 +110,14 @@ class Epoch(Iterator[Batch]):
         self._meter.waits += 1
         return sent
 
-    def _receive(self, sent: Sent) -> Batch:
-        self._filler.allow_one()
+    def _receive(self, sent: Filled) -> Batch:
+        self._filler.allowances.put(None)
         batch = self._filler.delivery.receive(sent)
         self.left -= 1
         self._positions.advance(self._stride, last=not self.left)
         meter, now = self._meter, time.perf_counter()
         meter.batches += 1
-        meter.rows += sent.rows
+        meter.rows += len(sent.step.rows)
         meter.seconds, self._since = meter.seconds + now - self._since, now
         return batch
 
@@ -130,23 +126,23 @@ class Filler:
     """A thread that fills slots ahead of the consumer, from `start` until `stop` or until its epoch is gone.
 
     `ready` contains the batches, or the exception that ended the thread. At most `prefetch` batches are ready or in
-    progress. Call `allow_one` for each batch taken from `ready`.
+    progress. Each item of `allowances` lets the thread start one more batch, so put one for each batch taken.
     """
 
     def __init__(
         self, steps: Iterable[StepRows], reader: Reader, delivery: Delivery, meter: Meter, prefetch: int
     ) -> None:
         self.delivery, self.meter = delivery, meter
-        self.ready: SimpleQueue[Sent | BaseException] = SimpleQueue()
+        self.ready: SimpleQueue[Filled | BaseException] = SimpleQueue()
         self.epoch: Callable[[], Epoch | None] = lambda: None
         self._steps = steps
         # The thread deletes the reader when it ends, so that files are unmapped even if the user keeps the iterator.
         self._reader = reader
         self._in_progress: deque[Filled] = deque()
         self._calls: SimpleQueue[tuple[Call, SimpleQueue[Result] | None] | None] = SimpleQueue()
-        self._allowances: SimpleQueue[object] = SimpleQueue()
+        self.allowances: SimpleQueue[object] = SimpleQueue()
         for _ in range(prefetch):
-            self.allow_one()
+            self.allowances.put(None)
         self._process = os.getpid()
         self._started: list[int] = []
         self._stopped = self._ended = False
@@ -155,7 +151,7 @@ class Filler:
     def start(self, epoch: Epoch) -> None:
         """Start the thread. It also ends when `epoch`, to which it does not refer, is gone."""
         # The callback only wakes the thread, which then ends after its current batch.
-        self.epoch = weakref.ref(epoch, self._allowances.put)
+        self.epoch = weakref.ref(epoch, self.allowances.put)
         # After Ctrl-C inside Thread.start(), nobody would know whether a thread was started, and dropping a Thread runs
         # Python code (threading._dangling). So the main thread starts one without a Thread, which starts the filler's.
         self._started.extend(map(start_new_thread, [self._start_thread], [()]))
@@ -164,14 +160,10 @@ class Filler:
         """Whether this process is a child of the one that has the thread."""
         return self._process != os.getpid()
 
-    def allow_one(self) -> None:
-        """Allow the thread to start one more batch."""
-        self._allowances.put(None)
-
     def request_stop(self) -> None:
         """Ask the thread to end after its current batch."""
         self._stopped = True
-        self.allow_one()
+        self.allowances.put(None)
 
     def stop(self) -> None:
         """End the thread, wait for it, and drop ready batches. It can be called again, also after an interrupt."""
@@ -226,11 +218,11 @@ class Filler:
     def _fill(self) -> None:
         for step in self._steps:
             try:
-                self._allowances.get_nowait()
+                self.allowances.get_nowait()
             except Empty:  # waiting can take long, so deliver the batches in progress first
                 while self._in_progress:
                     self._hand_over()
-                self._allowances.get()
+                self.allowances.get()
             if self._must_stop():
                 return
             self._begin(step)
@@ -266,10 +258,10 @@ class Filler:
         self._in_progress.popleft()  # from now on, the delivery gives the slot back
         start = time.perf_counter()
         with mark("copy"):
-            sent = self.delivery.send(filled, *self._reader.arrays(filled.step.rows))
-        self.meter.seconds_transforming += sent.seconds_transforming
-        self.meter.seconds_sending += time.perf_counter() - start - sent.seconds_transforming
-        self.ready.put(sent)
+            self.delivery.send(filled, *self._reader.arrays(filled.step.rows))
+        self.meter.seconds_transforming += filled.seconds_transforming
+        self.meter.seconds_sending += time.perf_counter() - start - filled.seconds_transforming
+        self.ready.put(filled)
 
     def _copy(self) -> None:
         """Run queued calls in order until None arrives."""

@@ -20,7 +20,7 @@ from decodeonce.loader.dataset import StoreDataset
 from decodeonce.loader.delivery import Batch, Transform, find_device, make_delivery
 from decodeonce.loader.epoch import Epoch, Filler, Position, Positions
 from decodeonce.loader.meter import Meter
-from decodeonce.loader.order import Shuffle, derive_key, make_order
+from decodeonce.loader.order import Rows, Shuffle, derive_key, make_order
 from decodeonce.loader.partition import (
     PartitionKind,
     StepRows,
@@ -32,12 +32,19 @@ from decodeonce.loader.partition import (
     read_ahead,
 )
 from decodeonce.loader.readers import Reader, ReaderName, make_reader
+from decodeonce.store import Store
 from decodeonce.store.hashing import hexdigest
 
 # ArrayLike would fill three lines of help(Loader).
 RowNumbers = Sequence[int] | NDArray[Any] | torch.Tensor
 Weights = Sequence[float] | NDArray[Any] | torch.Tensor | Literal["balanced"]
-Cache = Literal[None, "device"]
+CHOICES: dict[str, object] = {
+    "shuffle": Shuffle,
+    "partition": PartitionKind,
+    "tail": Tail,
+    "reader": ReaderName,
+    "cache": Literal[None, "device"],
+}
 
 # In our measurements, two threads copied as fast as two cores can. A rank should use only a few cores for loading.
 MOST_THREADS = 4
@@ -139,60 +146,34 @@ class Loader:
     ) -> None:
         if isinstance(shuffle, bool):
             raise TypeError(f'shuffle is {shuffle} as for torch\'s DataLoader; pass "{"full" if shuffle else "none"}"')
-        chosen_from = {
-            "shuffle": Shuffle,
-            "partition": PartitionKind,
-            "tail": Tail,
-            "reader": ReaderName,
-            "cache": Cache,
-        }
-        for name, value in zip(chosen_from, (shuffle, partition, tail, reader, cache), strict=True):
-            _check_choice(name, value, chosen_from[name])
+        for name, value in zip(CHOICES, (shuffle, partition, tail, reader, cache), strict=True):
+            if value not in (choices := get_args(CHOICES[name])):
+                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
         self.batch_size, self._prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1)
-        self._seed, self._shuffle = whole("seed", seed), shuffle
+        self._seed, self._shuffle, self._kind = whole("seed", seed), shuffle, partition
         threads = min(MOST_THREADS, usable_cores()) if threads is None else whole("threads", threads, 1)
-        found = _rank(rank, world_size)
+        found = find_rank() if rank is None and world_size is None else _given_rank(rank, world_size)
         self.rank, self.world_size = found.rank, found.world_size
         target, opened = find_device(device), as_store(store)
         self._root, self._manifest = opened.paths.root, opened.manifest
         if isinstance(transform, Augment):
-            stored = [one.name for one in self._manifest.paired]
-            transform.check_store(
-                [*(column.name for column in self._manifest.columns), *stored], len(self._manifest.classes), stored
-            )
+            transform.check_store(self._manifest)
 
-        chosen = find_rows(rows, len(opened))
-        self.count, self._chosen = len(chosen), chosen
-        self._partition = make_partition(partition, chosen, self.batch_size, self.rank, self.world_size, tail)
+        self._chosen = range(len(opened)) if rows is None else find_rows(rows, len(opened))
+        self.count = len(self._chosen)
+        self._partition = make_partition(partition, self._chosen, self.batch_size, self.rank, self.world_size, tail)
         own = self._partition.rows
-        advice = 'pass partition="range" and the world size that it was staged for'
-        if partition == "range":
-            advice = f"these belong to rank {self.rank} of {self.world_size}; stage the part for this rank"
-        if rows is not None:
-            advice = "choose rows that it holds, or open the whole store"
-        opened.check_held(range(int(own[0]), int(own[-1]) + 1), advice)  # checked only here, not in each step
+        if len(opened.rows) < len(opened):
+            self._check_staged(opened, own)
         if cache and self._partition.slices > 1:
             raise ValueError(
                 f'cache={cache!r} needs partition="range": with "global", a rank reads different rows each epoch'
             )
-        self._table = make_table(weights, opened, chosen, shuffle, partition)
-        # Without these words, ranges of equal size would get the same order.
-        self._key_words = [self.world_size, self.rank] if partition == "range" else []
-        # These values must be equal in a state and in the Loader that loads it.
-        self._identity: dict[str, object] = {
-            "seed": self._seed,
-            "shuffle": f"weighted {self._table.digest}" if self._table else shuffle,
-            "partition": partition,
-            "store": self._manifest.rows_digest,
-            "rows": "all" if isinstance(chosen, range) else f"subset {hexdigest(chosen.data.cast('B'))}",
-            "count": self.count,
-        }
-        if shuffle == "window":
-            self._identity["block_rows"] = self._manifest.block_rows
+        self._table = None if weights is None else make_table(weights, opened, self._chosen, shuffle, partition)
 
         shape = (self.batch_size, *self._manifest.row_shape)
-        self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None)
-        self._delivery.parts = self._manifest.parts if self._manifest.paired else {}
+        parts = self._manifest.parts if self._manifest.paired else None
+        self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None, parts)
         made, why = make_reader(opened, reader, threads, verify=verify)
         self._reader: Reader | None = made
         self._choice: dict[str, Any] = {"name": made.name, "why": why, "threads": threads}
@@ -267,7 +248,9 @@ class Loader:
     def _steps(self, start: Position) -> Iterator[StepRows]:
         """The rows of each step that this rank has left in an epoch, and the rows to read ahead when it begins."""
         partition, manifest, consumed = self._partition, self._manifest, start.rows_consumed
-        key = derive_key(self._seed, start.epoch, *self._key_words)
+        # Without the rank, ranges of equal size would get the same order.
+        words = [self.world_size, self.rank] if self._kind == "range" else []
+        key = derive_key(self._seed, start.epoch, *words)
         order = make_order(self._shuffle, len(partition.rows), manifest.block_rows, key, self._table)
         steps = plan_steps(order, partition, consumed, start.epoch)
         return read_ahead(steps, order, partition, consumed, manifest.row_bytes)
@@ -392,6 +375,29 @@ class Loader:
         """
         return self._meter.bottleneck(self._choice["threads"], transfers=self._delivery.transfers)
 
+    @cached_property
+    def _identity(self) -> dict[str, object]:
+        """The values that must be equal in a state and in the Loader that loads it."""
+        chosen, block_rows = self._chosen, {"block_rows": self._manifest.block_rows}
+        return {
+            "seed": self._seed,
+            "shuffle": f"weighted {self._table.digest}" if self._table else self._shuffle,
+            "partition": self._kind,
+            "store": self._manifest.rows_digest,
+            "rows": "all" if isinstance(chosen, range) else f"subset {hexdigest(chosen.data.cast('B'))}",
+            "count": self.count,
+            **(block_rows if self._shuffle == "window" else {}),
+        }
+
+    def _check_staged(self, part: Store, own: range | Rows) -> None:
+        """Raise StoreError unless a staged part holds the rows of this rank."""
+        advice = 'pass partition="range" and the world size that it was staged for'
+        if self._kind == "range":
+            advice = f"these belong to rank {self.rank} of {self.world_size}; stage the part for this rank"
+        if not isinstance(self._chosen, range):
+            advice = "choose rows that it holds, or open the whole store"
+        part.check_held(range(int(own[0]), int(own[-1]) + 1), advice)
+
     def _running(self) -> Epoch | None:
         """The epoch that has been started and has not ended."""
         epoch = self._filler.epoch() if self._filler else None
@@ -399,22 +405,13 @@ class Loader:
 
     def _end_epoch(self, why: str) -> None:
         if epoch := self._running():
-            epoch.end(why)
+            epoch.ended = why
         if self._filler:
             self._filler.stop()
             self._filler = None
 
 
-def _check_choice(name: str, value: object, choices: object) -> None:
-    """Raise ValueError unless `value` is one of the choices of a Literal."""
-    if value not in get_args(choices):
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(choices)))}")
-
-
-def _rank(rank: int | None, world_size: int | None) -> Rank:
-    """The rank that was passed, or the one from torch.distributed or the launcher."""
-    if rank is None and world_size is None:
-        return find_rank()
+def _given_rank(rank: int | None, world_size: int | None) -> Rank:
     if rank is None or world_size is None:
         raise ValueError(f"rank is {rank!r} and world_size {world_size!r}, expected both or neither")
     rank, world_size = whole("rank", rank), whole("world_size", world_size)

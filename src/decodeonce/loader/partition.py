@@ -91,14 +91,8 @@ class Partition:
         return positions % count if last > count else positions, valid  # padding: the first rows of the epoch
 
 
-def find_rows(rows: ArrayLike | None, count: int) -> range | Rows:
-    """Convert the parameter `rows` of a Loader (row numbers, mask or None) to ascending row numbers.
-
-    Raises:
-        ValueError: If a row is given twice, or is not between 0 and count - 1.
-    """
-    if rows is None:
-        return range(count)
+def find_rows(rows: ArrayLike, count: int) -> Rows:
+    """Convert row numbers or a mask to ascending row numbers. ValueError if one is wrong or given twice."""
     given = np.asarray(rows)
     if given.dtype == np.bool_ and given.shape == (count,):
         return np.flatnonzero(given)
@@ -113,15 +107,9 @@ def find_rows(rows: ArrayLike | None, count: int) -> range | Rows:
 
 
 def make_table(
-    weights: ArrayLike | None, store: Store, rows: range | Rows, shuffle: Shuffle, kind: PartitionKind
-) -> AliasTable | None:
-    """Create the table of the parameter `weights` of a Loader: "balanced", a number per row of the store, or None.
-
-    Raises:
-        ValueError: If the weights are not valid, or not possible with the other parameters.
-    """
-    if weights is None:
-        return None
+    weights: ArrayLike, store: Store, rows: range | Rows, shuffle: Shuffle, kind: PartitionKind
+) -> AliasTable:
+    """Create the table of the parameter `weights` of a Loader, or raise ValueError if they are not valid."""
     if (shuffle, kind) != ("full", "global"):
         # Ranks have batches of the same size. So a range with a larger sum would get too few draws.
         got = f"shuffle={shuffle!r}, partition={kind!r}"
@@ -149,28 +137,29 @@ def make_table(
 def make_partition(
     kind: PartitionKind, rows: range | Rows, batch_size: int, rank: int, world_size: int, tail: Tail
 ) -> Partition:
-    """Create the partition of one rank. `rows` must be in ascending order.
-
-    Raises:
-        ValueError: If a rank would have no row, or no step.
-    """
+    """Create the partition of one rank, or raise ValueError if a rank would have no row or no step."""
     count = len(rows)
     if count == 0:
         raise ValueError("there are no rows to load, expected at least one")
-    if kind == "range" and count < world_size:
-        raise ValueError(f'{count} rows are too few for {world_size} ranks; use fewer ranks, or partition="global"')
+    partition = Partition(rows, count, count, batch_size, rank, world_size, tail)
     if kind == "range":
-        own = part_rows(count, rank, world_size)
-        fewest, most = count // world_size, -(-count // world_size)
-        partition = Partition(rows[own.start : own.stop], fewest, most, batch_size, 0, 1, tail)
-    else:
-        partition = Partition(rows, count, count, batch_size, rank, world_size, tail)
+        partition = _own_range(partition)
     if not partition.steps():
         raise ValueError(
             f"batch_size is {batch_size}, but a rank gets only {count // world_size} rows ({count} rows, {world_size} "
             'ranks), and tail="drop" skips incomplete batches; use a smaller batch_size, or tail="pad" or "keep"'
         )
     return partition
+
+
+def _own_range(whole: Partition) -> Partition:
+    """The partition of a rank that has its own range of the rows of `whole`."""
+    count, ranks = len(whole.rows), whole.slices
+    if count < ranks:
+        raise ValueError(f'{count} rows are too few for {ranks} ranks; use fewer ranks, or partition="global"')
+    own = part_rows(count, whole.slice_, ranks)
+    rows, fewest, most = whole.rows[own.start : own.stop], count // ranks, -(-count // ranks)
+    return replace(whole, rows=rows, fewest=fewest, most=most, slice_=0, slices=1)
 
 
 def plan_steps(order: Order, partition: Partition, consumed: int, epoch: int) -> Iterator[StepRows]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from decodeonce.store.checks import (
 from decodeonce.store.files import read_at, reading
 from decodeonce.store.hashing import first_wrong_row
 from decodeonce.store.layout import verify_command
+from decodeonce.store.reader import runs
 
 # Reading ahead a row that is in the page cache takes 2 us, a tenth of the time to copy it. Checking 16 rows takes 40
 # us, which is too much for every batch of 2,500 us.
@@ -49,16 +51,32 @@ class Span(NamedTuple):
     offset: int
 
 
-class ShardFiles:
-    """File descriptors of shards. Only one thread can call `open`; any thread can call `spans` and `fd`."""
+class Reader:
+    """Read rows into slots with `threads` threads and one preadv per run of consecutive rows.
 
-    def __init__(self, store: Store) -> None:
-        shards = store.manifest.shards
-        self.paths = [store.paths.root / shard.file for shard in shards]
-        self.manifest, self.row_bytes = store.manifest, store.manifest.row_bytes
+    Only one thread can call `open`, `calls` and `hint`; any thread can run the calls that they return. With `verify`,
+    the thread that copied a row also checks it. Hints are needed because a copying thread has a single read in
+    progress, which is too little for most storage (docs/contribute/lab-notes.md). A hint takes long if the queue of the
+    storage is full, and because the kernel works page by page.
+
+    Raises:
+        StoreError: If `verify` is set and checksums.npy or a column is damaged.
+    """
+
+    name = "pread"
+
+    def __init__(self, store: Store, threads: int, *, verify: bool = False) -> None:
+        self.manifest, self.row_bytes, self.threads = store.manifest, store.manifest.row_bytes, threads
+        self._root, shards = store.paths.root, self.manifest.shards
+        self.paths = [self._root / shard.file for shard in shards]
         self._origins = np.array([shard.offset(0) for shard in shards], np.int64)
         self._fds: dict[int, int] = {}
         self.close = weakref.finalize(self, _close_all, self._fds)  # a second call does nothing
+        self._hints, self._cold = 0, False
+        self._checksums = _checked_checksums(store) if verify else None
+        self._labels = np.asarray(store.labels)
+        # Only booleans and numbers: torch has no tensors of text.
+        self._columns = {name: np.asarray(a) for name, a in store.columns.items() if a.dtype.kind in "biufc"}
 
     def open(self, rows: Rows) -> list[int]:
         """Open the shards that hold `rows` and return their numbers. StoreError if one differs from the manifest."""
@@ -67,17 +85,6 @@ class ShardFiles:
             if shard not in self._fds:
                 self._fds[shard] = self._open(shard)
         return shards
-
-    def check(self, rows: Rows) -> None:
-        """Raise StoreError if a file that holds `rows` has become shorter than the manifest says."""
-        for shard in self.open(rows):
-            found, expected = os.fstat(self._fds[shard]).st_size, self.manifest.shards[shard].bytes
-            if found < expected:
-                raise ends_early(self.paths[shard], found, expected)
-
-    def fd(self, shard: int) -> int:
-        """The descriptor of an open shard."""
-        return self._fds[shard]
 
     def spans(self, rows: Rows) -> Iterator[Span]:
         """Group `rows`, in the given order, into as few spans as possible."""
@@ -101,42 +108,6 @@ class ShardFiles:
         except OSError as error:
             raise unreadable_shard_error(path, error) from error
 
-
-def ends_early(path: Path, found: int, expected: int) -> StoreError:
-    """The error for a truncated shard."""
-    command = verify_command(path.parent)
-    return StoreError(f"{path}: ends at byte {found}, expected at least {expected}; run {command}")
-
-
-def _close_all(fds: dict[int, int]) -> None:
-    while fds:
-        disk.close(fds.popitem()[1])
-
-
-class Reader(ShardFiles):
-    """Read rows into slots with `threads` threads and one preadv per run of consecutive rows.
-
-    With `verify`, the thread that copied a row also checks it.
-
-    Raises:
-        StoreError: If `verify` is set and checksums.npy or a column is damaged.
-    """
-
-    name = "pread"
-
-    def __init__(self, store: Store, threads: int, *, verify: bool = False) -> None:
-        super().__init__(store)
-        self._store, self.threads = store, threads
-        self._hints, self._cold = 0, False
-        self._checksums: NDArray[np.uint64] | None = None
-        if verify:
-            for file in (store.paths.checksums.name, *(column.file for column in self.manifest.columns)):
-                check_file(store.paths.root / file, self.manifest.files[file])
-            self._checksums = np.asarray(store.checksums)
-        self._labels = np.asarray(store.labels)
-        # Only booleans and numbers: torch has no tensors of text.
-        self._columns = {name: np.asarray(a) for name, a in store.columns.items() if a.dtype.kind in "biufc"}
-
     def arrays(self, rows: Rows) -> tuple[NDArray[np.generic], dict[str, NDArray[np.generic]]]:
         """The labels and columns of these rows."""
         return self._labels[rows], {name: column[rows] for name, column in self._columns.items()}
@@ -144,16 +115,12 @@ class Reader(ShardFiles):
     def calls(self, rows: Rows, out: Pixels) -> list[Call]:
         """One call per thread. Together the calls fill out[i] with row rows[i], and write nothing else."""
         self._prepare(rows)
+        copy = self._copy if self._checksums is None else partial(self._copy_verified, self._checksums)
         cuts = [len(rows) * share // self.threads for share in range(self.threads + 1)]
-        return [partial(self._fill, rows[a:b], out[a:b]) for a, b in pairwise(cuts) if a < b]
+        return [partial(copy, rows[a:b], out[a:b]) for a, b in pairwise(cuts) if a < b]
 
     def hint(self, rows: Rows) -> Call | None:
-        """A call that reads these rows ahead; None if the last check of a few rows found all in the page cache.
-
-        Any thread can run the call. It is needed because a copying thread has a single read in progress, which is too
-        little for most storage (docs/contribute/lab-notes.md). The call takes long if the queue of the storage is full,
-        and because the kernel works page by page.
-        """
+        """A call that reads these rows ahead; None if the last check of a few rows found all in the page cache."""
         if not len(rows):
             return None
         with suppress(DecodeonceError, OSError):  # a damaged shard or a dead server is reported when a row is read
@@ -166,9 +133,9 @@ class Reader(ShardFiles):
         return None
 
     def _read_ahead(self, rows: Rows) -> None:
-        piece = read_ahead_bytes(self._store.paths.root)
+        piece = read_ahead_bytes(self._root)
         for span in self.spans(rows):
-            fd, end = self.fd(span.shard), span.offset + (span.last - span.first) * self.row_bytes
+            fd, end = self._fds[span.shard], span.offset + (span.last - span.first) * self.row_bytes
             for start in range(span.offset, end, piece):
                 os.posix_fadvise(fd, start, min(piece, end - start), os.POSIX_FADV_WILLNEED)
 
@@ -177,21 +144,18 @@ class Reader(ShardFiles):
         byte = bytearray(1)
         try:
             for span in self.spans(rows):
-                os.preadv(self.fd(span.shard), [byte], span.offset, os.RWF_NOWAIT)
+                os.preadv(self._fds[span.shard], [byte], span.offset, os.RWF_NOWAIT)
         except BlockingIOError:
             return True
         except OSError:  # this file system does not support RWF_NOWAIT
-            return network_file_system(self._store.paths.root) is not None
+            return network_file_system(self._root) is not None
         return False
 
-    def _fill(self, rows: Rows, out: Pixels) -> None:
+    def _copy_verified(self, checksums: NDArray[np.uint64], rows: Rows, out: Pixels) -> None:
         self._copy(rows, out)
-        if self._checksums is None:
-            return
-        checksums = self._checksums[rows].tolist()
-        wrong = first_wrong_row(out.data.cast("B"), self.row_bytes, checksums)
+        wrong = first_wrong_row(out.data.cast("B"), self.row_bytes, checksums[rows].tolist())
         if wrong is not None:
-            raise damaged_row_error(self._store.paths.root, self.manifest, int(rows[wrong]))
+            raise damaged_row_error(self._root, self.manifest, int(rows[wrong]))
 
     def _prepare(self, rows: Rows) -> None:
         """Prepare to copy these rows. A single thread calls this before the others copy."""
@@ -205,7 +169,7 @@ class Reader(ShardFiles):
     def _read(self, span: Span, row: int, target: memoryview) -> None:
         path = self.paths[span.shard]
         try:
-            nbytes = read_at(self.fd(span.shard), target, span.offset)
+            nbytes = read_at(self._fds[span.shard], target, span.offset)
         except OSError as error:
             if error.errno in (errno.ESTALE, *SERVER_DOWN_ERRORS):
                 raise unreadable_shard_error(path, error) from error
@@ -216,7 +180,7 @@ class Reader(ShardFiles):
 
 
 class MmapReader(Reader):
-    """Copy whole rows from mapped files directly into slots (Images.take).
+    """Copy whole rows from mapped files directly into slots.
 
     Reading the mapping of a truncated file kills the process (SIGBUS). So sizes are checked before each batch, but a
     file that is truncated after the check still kills the process. With pread, truncation always is an error. Losing a
@@ -229,11 +193,30 @@ class MmapReader(Reader):
     # threads: np.take 18.3 and 20.0, np.copyto row by row 17.3 and 17.9, torch.index_select 15.4 and 17.5, preadv 11.3
     # and 13.9. A first pass over a mapping ran at 11.5 with one thread. MADV_POPULATE_READ cost as much as it saved.
 
+    def __init__(self, store: Store, threads: int, *, verify: bool = False) -> None:
+        super().__init__(store, threads, verify=verify)
+        self._mapped: dict[int, Pixels] = {}
+
     def _prepare(self, rows: Rows) -> None:
-        self.check(rows)
+        for number in self.open(rows):
+            shard, path, fd = self.manifest.shards[number], self.paths[number], self._fds[number]
+            if (found := os.fstat(fd).st_size) < shard.bytes:
+                raise ends_early(path, found, shard.bytes)
+            if number not in self._mapped:
+                try:
+                    mapping = mmap.mmap(fd, shard.bytes, prot=mmap.PROT_READ)
+                except OSError as error:
+                    raise unreadable_shard_error(path, error) from error
+                mapped = np.frombuffer(mapping, np.uint8, offset=shard.data_offset)
+                self._mapped[number] = mapped.reshape(shard.rows, *self.manifest.row_shape)
 
     def _copy(self, rows: Rows, out: Pixels) -> None:
-        self._store.whole_rows.take(rows, out)
+        shards = self.manifest.shard_indexes(rows)
+        for start, end in runs(shards[1:] != shards[:-1]):
+            number = int(shards[start])
+            places = rows[start:end] - self.manifest.shards[number].first_row
+            # mode="clip" writes directly into out; the default "raise" buffers all of it (see NumPy's documentation).
+            np.take(self._mapped[number], places, axis=0, out=out[start:end], mode="clip")
 
 
 def make_reader(store: Store, name: ReaderName, threads: int, *, verify: bool) -> tuple[Reader, str]:
@@ -249,3 +232,20 @@ def make_reader(store: Store, name: ReaderName, threads: int, *, verify: bool) -
     else:
         chosen, why = "mmap", "a local file system, and the rows fit into half of the available memory"
     return (Reader if chosen == "pread" else MmapReader)(store, threads, verify=verify), why
+
+
+def _checked_checksums(store: Store) -> NDArray[np.uint64]:
+    for file in (store.paths.checksums.name, *(column.file for column in store.manifest.columns)):
+        check_file(store.paths.root / file, store.manifest.files[file])
+    return np.asarray(store.checksums)
+
+
+def ends_early(path: Path, found: int, expected: int) -> StoreError:
+    """The error for a truncated shard."""
+    command = verify_command(path.parent)
+    return StoreError(f"{path}: ends at byte {found}, expected at least {expected}; run {command}")
+
+
+def _close_all(fds: dict[int, int]) -> None:
+    while fds:
+        disk.close(fds.popitem()[1])

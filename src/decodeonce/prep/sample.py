@@ -6,6 +6,7 @@ import errno
 import io
 import math
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -19,6 +20,11 @@ from PIL import Image, ImageColor, ImageDraw
 from decodeonce.store import disk
 from decodeonce.store.files import append, make_folder
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 Rng = np.random.Generator
 Values = np.ndarray  # float
 Size = tuple[int, int]  # width, height in pixels
@@ -27,57 +33,9 @@ Order = tuple[int, str, Look, str]  # index, path under train/, look, kind of un
 MIN_COUNT_FOR_CUT = 1000  # smaller trees have no damaged image, so that their builds reject nothing
 _TILE = 1024
 _CIRCLE = np.array([(math.cos(k * math.pi / 20), math.sin(k * math.pi / 20)) for k in range(40)])
-
-
-# fmt: off
-# Weight out of 200, smallest and largest width, smallest and largest height, from 200 images of ImageNet.
-_SIZES = (
-    (42, 500, 500, 375, 375), (34, 500, 500, 333, 334), (24, 500, 500, 281, 480), (10, 375, 375, 500, 500),
-    (10, 333, 335, 500, 500), (12, 300, 446, 500, 500), (24, 150, 330, 150, 330), (16, 350, 480, 240, 480),
-    (6, 640, 640, 480, 480), (12, 530, 700, 370, 600), (4, 800, 800, 530, 600), (2, 800, 800, 600, 1000),
-    (2, 1024, 1024, 768, 768), (1, 1200, 1200, 900, 900), (1, 1200, 1600, 1200, 1200),
-)
-# Weight out of 100, JPEG quality, 0 for 4:4:4 or 2 for 4:2:0, gain of the texture. Two thirds of ImageNet have quality
-# 96 at 4:4:4 and 0.73 bytes per pixel (0.71 here). The others are as they came from the web, 0.15 to 0.6.
-_ENCODINGS = ((65, 96, 0, 1.6), (4, 93, 0, 1.5), (8, 82, 0, 1.5), (12, 90, 2, 1.4), (11, 74, 2, 1.4))
-# Parts from back to front. Each begins with b (body, in the pattern of the class), a (accent, in its second color), d
-# (dark) or l (light). Then follow x and y of a polygon, or center and radii of an oval. 100 is the scale of the object;
-# y grows downwards.
-_SHAPES = {
-    "fish": "a 50 0 100 -50 85 0 100 50/a -30 -30 10 -75 40 -20/b -15 0 80 45/l -60 -10 10 10/d -61 -10 5 5",
-    "flower": "b 62 0 36 36/b 31 54 36 36/b -31 54 36 36/b -62 0 36 36/b -31 -54 36 36/b 31 -54 36 36/"
-              "a 0 0 40 40/d 0 0 15 15",
-    "mushroom": "l -20 -10 20 -10 30 100 -30 100/d 0 -2 90 16/b -95 0 -80 -50 -50 -80 0 -90 50 -80 80 -50 95 0",
-    "beetle": "d -90 -70 0 -27 90 -70 0 -17/d -95 0 0 0 95 0 0 8/d -90 80 0 35 90 80 0 45/"
-              "a 0 -70 32 28/b 0 10 60 75/d 0 10 3 75",
-    "house": "b -80 -20 80 -20 80 90 -80 90/a -100 -15 0 -100 100 -15/d -15 30 20 30 20 90 -15 90/"
-             "l -60 5 -30 5 -30 40 -60 40/l 35 5 65 5 65 40 35 40",
-    "bird": "d 5 40 10 100 15 40/d 20 40 25 100 30 40/a 40 0 100 -25 95 10/a -70 -50 -100 -35 -70 -30/b 10 10 60 42/"
-            "b -45 -40 30 28/a -5 -5 75 10 20 35/d -53 -45 6 6",
-    "car": "b -100 40 -95 0 -50 -8 -25 -45 40 -45 65 -5 100 5 100 40/l -38 -8 -20 -36 5 -36 5 -8/"
-           "l 12 -8 12 -36 35 -36 50 -8/d -55 40 24 24/d 55 40 24 24/l -55 40 10 10/l 55 40 10 10",
-    "balloon": "d -45 20 -15 75 15 75 45 20/b 0 -25 70 72/a -18 70 18 70 15 98 -15 98",
-}
-# Roughness up to 127, waves along and across, bending by noise, sharpness, amount of the second color.
-_PATTERNS = {
-    "plain": (30, 0, 0, 0.5, 0.6, -0.8), "striped": (60, 1, 0, 0.7, 1.6, 0.3), "spotted": (45, 1, 1, 0.0, 2.4, -0.3),
-    "checked": (25, 1, 1, 0.3, 4.0, 0.1), "marbled": (85, 0, 0, 3.0, 0.9, 0.2), "wavy": (35, 1, 0, 2.0, 1.6, 0.3),
-}
-_COLOURS = {  # the second is the accent
-    "crimson": "bisque", "orange": "saddlebrown", "goldenrod": "maroon", "olive": "khaki", "teal": "honeydew",
-    "royalblue": "aliceblue", "indigo": "plum", "hotpink": "purple", "sienna": "wheat", "silver": "slategray",
-}
-# Colors from the top of the sky to the near ground, roughness of sky and of ground.
-_SETTINGS = {
-    "meadow": ("cornflowerblue lightblue olivedrab darkolivegreen", 5, 95),
-    "shore": ("skyblue steelblue wheat tan", 15, 60),
-    "forest": ("darkolivegreen olivedrab saddlebrown black", 60, 105),
-    "studio": ("silver whitesmoke whitesmoke silver", 4, 8),
-    "dusk": ("darkslateblue sandybrown dimgray #201a20", 9, 70),
-    "alpine": ("steelblue lightsteelblue slategray ghostwhite", 6, 75),
-    "night": ("black midnightblue dimgray black", 25, 65),
-}
-# fmt: on
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))  # the file explains them
+_SIZES, _ENCODINGS, _SHAPES = _TABLES["sizes"], _TABLES["encodings"], _TABLES["shapes"]
+_PATTERNS, _COLORS, _SETTINGS = _TABLES["patterns"], _TABLES["colors"], _TABLES["settings"]
 
 
 def write_sample_tree(
@@ -126,7 +84,7 @@ def write_sample_tree(
 
 def _looks(rng: Rng, classes: int) -> dict[str, Look]:
     """Return a different look for each wnid."""
-    looks = list(product(_PATTERNS, _COLOURS, _SHAPES, _SETTINGS))
+    looks = list(product(_PATTERNS, _COLORS, _SHAPES, _SETTINGS))
     numbers = 1_440_000 + np.cumsum(rng.integers(1, 13_000, classes))
     picked = rng.choice(len(looks), classes, replace=False)
     return {f"n{number:08d}": looks[i] for number, i in zip(numbers, picked, strict=True)}
@@ -174,7 +132,7 @@ def _picture(rng: Rng, look: Look, full: Size, gain: float) -> Image.Image:
     size = (full[0] * 5 // 8, full[1] * 5 // 8)
     scene, rough = _background(rng, place, size)
     parts = _object(rng, noun, size)
-    palette = _rgb(f"black {colour} {_COLOURS[colour]} #1c181a #ece8e0") + rng.normal(0, 12, (5, 3))
+    palette = _rgb(f"black {colour} {_COLORS[colour]} #1c181a #ece8e0") + rng.normal(0, 12, (5, 3))
     fill = palette[parts] + (parts == 1)[..., None] * (palette[2] - palette[1]) * _pattern(rng, pattern, size)
     solid = (parts > 0)[..., None]
     scene = np.where(solid, fill, scene)

@@ -22,6 +22,7 @@ from decodeonce.loader.augment.rows import Rows
 from decodeonce.loader.delivery import Batch, name_of
 from decodeonce.loader.order import derive_key
 from decodeonce.splitmix import FACTOR_1, FACTOR_2, GOLDEN
+from decodeonce.store.manifest import Manifest
 
 _BITS = 24  # the precision of float32
 
@@ -239,11 +240,10 @@ class Augment:
         parts += [f"{name}={value!r}" for name, value in named.items() if value]
         return "Augment(\n" + "".join(f"    {part},\n" for part in parts) + ")"
 
-    def check_store(self, columns: Collection[str], classes: int, stored: Collection[str] = ()) -> None:
-        """Raise ValueError if a step does not support a store with these columns and this number of classes.
-
-        Of the columns, `stored` are masks and second images that follow the image in each row.
-        """
+    def check_store(self, manifest: Manifest) -> None:
+        """Raise ValueError if a step does not support the columns, paired images or classes of a store."""
+        stored, classes = [one.name for one in manifest.paired], len(manifest.classes)
+        columns = [*(column.name for column in manifest.columns), *stored]
         for argument, names in (("paired", self._paired), ("mixed", self._mixed)):
             if missing := [name for name in names if name not in columns]:
                 there = ", ".join(sorted(columns)) or "none"
@@ -359,14 +359,7 @@ def _as_maps(name: str, column: Tensor, images: Tensor) -> Tensor:
 
 
 def mix_words(words: Tensor) -> Tensor:
-    """Mix 64-bit words as ``decodeonce.splitmix.mix`` does, on any device.
-
-    Args:
-        words: int64, any shape; the bits are those of unsigned words.
-
-    Returns:
-        Tensor: int64, the same shape.
-    """
+    """Mix 64-bit words, held in int64, as ``decodeonce.splitmix.mix`` does, on any device."""
     words = (words ^ _shift_right(words, 30)) * _signed(FACTOR_1)
     words = (words ^ _shift_right(words, 27)) * _signed(FACTOR_2)
     return words ^ _shift_right(words, 31)

@@ -305,13 +305,9 @@ def _check_range(name: str, values: tuple[float, float], most: float) -> None:
 
 
 def resize_on_device(images: Tensor, windows: Tensor, height: int, width: int) -> Tensor:
-    """Resize a window of each image on any device. uint8 images stay uint8 (rounded); other dtypes become float32.
+    """Resize a window (top, left, height, width) of each image (B, H, W, C) on any device.
 
-    Args:
-        images: (B, H, W, C).
-        windows: (B, 4) whole numbers: top, left, height and width.
-        height: Height of the result in pixels.
-        width: Width of the result in pixels.
+    uint8 images stay uint8 (rounded); other dtypes become float32.
     """
     levels = _multiply(images, windows, height, width)
     if images.dtype != torch.uint8:

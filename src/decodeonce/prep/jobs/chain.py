@@ -21,25 +21,14 @@ from decodeonce.store.files import make_folder, write_atomic
 # this many cores bring enough memory for a plan of tens of millions of samples.
 FEW_CPUS = 4
 
+COMMANDS = ("submit", "hold", "release", "show", "cancel", "states")  # of a Scheduler, as submit.sh uses them
 SCHEDULERS: dict[str, Scheduler] = {"slurm": Slurm(), "pbs": PBS()}
 
 
 def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequence[str]], folder: Path) -> Path:
-    """Write the job scripts of plan, array and finish, and a script that submits them, to OUT.jobs.
+    """Write the scripts that run the commands (plan, work, finish) in `folder` to OUT.jobs; return that of submit.sh.
 
-    Args:
-        out: Path of the store to build.
-        site: Profile of the site.
-        chain: Number of jobs and their resources.
-        commands: Command lines of plan, work and finish, each as a list of words.
-        folder: Folder in which the commands run, so that relative paths keep their meaning.
-
-    Returns:
-        The path of submit.sh, the script that submits the jobs.
-
-    Raises:
-        BuildError: If the path of OUT.jobs has a character that the batch system forbids in paths of logs, or
-            `chain.then` one that it forbids in paths of scripts.
+    Raises BuildError if the batch system forbids a character in the path of OUT.jobs or `chain.then`.
     """
     paths, scheduler = StorePaths(out), SCHEDULERS[site.scheduler]
     if found := set(scheduler.forbidden) & set(str(paths.jobs)):
@@ -77,80 +66,34 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
             f"exec {command}",
         ]
         _write(paths.jobs / f"{job.name}{scheduler.suffix}", lines)
-    _write(paths.submit, _submission(paths, site, chain, folder))
+    _write(paths.submit, [_submission(paths, site, chain, folder)])
     return paths.submit
 
 
-def _submission(paths: StorePaths, site: Site, chain: Chain, folder: Path) -> list[str]:
+def _submission(paths: StorePaths, site: Site, chain: Chain, folder: Path) -> str:
+    """Return the text of submit.sh: the file of this name in this package, with the words in @...@ filled in."""
     scheduler = SCHEDULERS[site.scheduler]
     array, finish = f"array{scheduler.suffix}", f"finish{scheduler.suffix}"
     later, last = (scheduler.after(f"afterok:$plan,{kind}:$rounds") for kind in (scheduler.again, "afterany"))
-    root = quoted(str(paths.root))
-    lines = [
-        "#!/bin/bash",
-        "# Submits the jobs as a chain, each after the previous one. If one is refused, or on Ctrl-C, it cancels all.",
-        "set -Eeuo pipefail",
-        f"cd -- {quoted(str(paths.jobs.absolute()))}",
-        "record=$PWD/submitted",
-        'if [ -e "$record" ]; then',
-        "  while IFS=$'\\t' read -r name id _ cluster; do",
-        '    [ -z "$cluster" ] || export SLURM_CLUSTERS="$cluster"',
-        f'    if [ -n "$({scheduler.states} "$id" 2> /dev/null)" ]; then',
-        f'      echo "$name $id is still in the queue; to cancel this chain, run: prep cancel "{quoted(root)} >&2',
-        "      exit 1",
-        "    fi",
-        '  done < "$record"',
-        "fi",
-        ': > "$record"',
-        "jobs=() stopped=",
-        "undo() { # starts with the last job, which waits for the others",
-        "  trap - ERR",
-        "  local kept=",
-        "  for ((i = ${#jobs[@]} - 1; i >= 0; i--)); do",
-        f'    {scheduler.cancel} "${{jobs[i]}}" || {{ kept=yes; echo "could not cancel ${{jobs[i]}}" >&2; }}',
-        "  done",
-        '  [ -n "$kept" ] || rm "$record"  # prep cancel needs it',
-        "}",
-        "trap undo ERR",
-        "trap stopped=yes INT TERM HUP",
-        "check() { # between two commands of the batch system, so that no id gets lost",
-        '  [ -z "$stopped" ] || { undo; echo "stopped; the jobs so far are cancelled" >&2; exit 130; }',
-        "}",
-        "submit() { # NAME [OPTION...] SCRIPT",
-        "  check",
-        f"  id=$(trap - ERR; trap '' INT TERM HUP; {scheduler.submit} \"${{@:2}}\")",
-        "  cluster=",
-        '  [[ $id != *";"* ]] || export SLURM_CLUSTERS="${id#*;}" cluster="${id#*;}"  # Slurm may print ID;CLUSTER',
-        "  id=${id%%;*}",
-        '  jobs+=("$id")',
-        f'  printf \'%s\\t%s\\t{site.scheduler}\\t%s\\n\' "$1" "$id" "$cluster" >> "$record"',
-        "}",
-        f"submit plan {scheduler.hold} plan{scheduler.suffix}  # held until the chain is complete",
-        "plan=$id",
-        f"submit array {scheduler.after('afterok:$plan')} {array}",
-        "rounds=$id",
-        *[
-            line
-            for number in range(2, chain.rounds + 1)
-            for line in (f"submit 'round {number}' {later} {array}  # finished blocks are skipped", "rounds+=:$id")
-        ],
-        f"submit finish {last} {finish}",
-    ]
+    others = [f"submit array {scheduler.after('afterok:$plan')} {array}", "rounds=$id"]
+    for number in range(2, chain.rounds + 1):
+        others += [f"submit 'round {number}' {later} {array}  # finished blocks are skipped", "rounds+=:$id"]
+    others += [f"submit finish {last} {finish}"]
     if chain.then is not None:
-        lines += [f"cd -- {quoted(str(folder))}", f"export STORE={quoted(str(paths.root.absolute()))}"]
-        lines += [f"submit then {scheduler.after('afterok:$id')} {scheduler.with_store}{quoted(no_option(chain.then))}"]
-    return [
-        *lines,
-        'for id in "${jobs[@]}"; do',
-        f'  {scheduler.show} "$id" > /dev/null || {{',
-        '    echo "job $id was accepted but is not in the queue; the other jobs of the chain are cancelled" >&2',
-        "    false",
-        "  }",
-        "done",
-        "check",
-        f'{scheduler.release} "$plan"',
-        'echo "${jobs[*]}"',
-    ]
+        others += [f"cd -- {quoted(str(folder))}", f"export STORE={quoted(str(paths.root.absolute()))}"]
+        others += [
+            f"submit then {scheduler.after('afterok:$id')} {scheduler.with_store}{quoted(no_option(chain.then))}"
+        ]
+    words = {
+        "JOBS": quoted(str(paths.jobs.absolute())),
+        "OUT": quoted(quoted(str(paths.root))),
+        "SCHEDULER": site.scheduler,
+        "PLAN": f"plan{scheduler.suffix}",
+        "OTHER_JOBS": "\n".join(others),
+        **{name.upper(): getattr(scheduler, name) for name in COMMANDS},
+    }
+    template = Path(__file__).with_name("submit.sh").read_text("utf-8")
+    return re.sub("@([A-Z_]+)@", lambda word: words[word[1]], template.rstrip("\n"))
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:

@@ -52,13 +52,7 @@ class Pods:
 
 
 def build_jobs(out: str, pods: Pods, commands: Sequence[Sequence[str]]) -> str:
-    """Return the text of a YAML file with the three jobs.
-
-    Args:
-        out: Path of the store in a pod.
-        pods: Their number, image, volume and resources.
-        commands: Command lines of plan, work and finish, each as a list of words.
-    """
+    """Return the text of a YAML file with the jobs of these commands (plan, work, finish) on `out`, a path in a pod."""
     name = re.sub("[^a-z0-9]+", "-", PurePosixPath(out).name.lower()).strip("-")[:40].strip("-") or "store"
     plan, work, finish = commands
     running = min(pods.tasks, pods.max_running or pods.tasks)

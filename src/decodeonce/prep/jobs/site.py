@@ -67,15 +67,7 @@ def site_names() -> list[str]:
 
 
 def read_site(site: str) -> Site:
-    """Read a site profile.
-
-    Args:
-        site: Name of a profile that comes with decodeonce, or the path of a file. A path contains a slash or ends in
-            .toml.
-
-    Raises:
-        BuildError: If the profile does not exist or is invalid.
-    """
+    """Read a profile that comes with decodeonce, by name, or a file if `site` has a slash or ends in .toml."""
     if "/" in site or site.endswith(".toml"):
         path = Path(site)
         try:

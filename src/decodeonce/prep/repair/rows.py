@@ -133,14 +133,9 @@ class ImageRows:
 def reopen_source(manifest: Manifest, src: str, options: Mapping[str, object]) -> Source:
     """Open SRC as the source of a store, to find its images by name. Their digests are checked, so links are followed.
 
-    Args:
-        manifest: The store's manifest.
-        src: The source of the build. For a list, it may be the folder that its paths start from.
-        options: Arguments of the opener that the manifest lacks or that differ now; "kind" names another opener, and
-            "paired" is the folder of each mask or second image by name.
-
-    Raises:
-        BuildError: If SRC is not such a source.
+    `options` are arguments of the opener that the manifest lacks or that differ now. In it, "kind" names another
+    opener, and "paired" is the folder of each mask or second image by name. Raises BuildError if SRC is not such a
+    source.
     """
     options = dict(options)
     asked: Any = options.pop("paired", {})
