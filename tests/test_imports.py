@@ -23,7 +23,7 @@ SUBPACKAGES = {
     "prep.sample": set[str](),
 }
 PARTS = {
-    "store": {"errors", "lazy", "formatting", "host"},
+    "store": {"errors", "lazy", "formatting", "host", "remote"},
     "loader": {"errors", "splitmix", "host", "launch", "store"},
     "prep": {"errors", "lazy", "formatting", "host", "launch", "remote", "splitmix", "store"},
     "cli": {"errors", "formatting", "host", "remote", "splitmix", "launch", "store", "prep", "loader"},

@@ -223,9 +223,13 @@ def known_errors() -> tuple[type[BaseException], ...]:
     return (OSError, *_loaded(PASSING), *_loaded(LASTING))
 
 
-def changed(url: str) -> BuildError:
+class ChangedObject(BuildError):
+    """The object is another one than was listed."""
+
+
+def changed(url: str) -> ChangedObject:
     """Return the error for an object that is another one than was listed."""
-    return BuildError(f"{url}: changed since the plan was made; restore the object, or remove OUT and build again")
+    return ChangedObject(f"{url}: changed since the plan was made; restore the object, or remove OUT and build again")
 
 
 def _failure(url: str, error: BaseException) -> BuildError | Stopped:

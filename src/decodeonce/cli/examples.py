@@ -38,6 +38,7 @@ prep column add train.store score scores.npy
 prep column remove train.store score
 prep stage train.store /local/part --node-rank 0 --node-count 4
 srun --ntasks-per-node=1 prep stage train.store /local/part
+prep stage s3://bucket/train.store /local/part
 prep export train.store images --as folder
 prep export train.store tars --as webdataset --quality 95
 prep bench build imagenet /data/imagenet /scratch/me/train.store

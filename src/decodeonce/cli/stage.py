@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import decodeonce
-from decodeonce.cli.options import StoreArgument, option
+from decodeonce.cli.options import option
 from decodeonce.cli.output import count_bar, say
 from decodeonce.formatting import quoted, size_text
 from decodeonce.launch import check_rank, find_rank
@@ -17,7 +17,7 @@ from decodeonce.store.sharing import patient
 
 
 def stage(
-    store: StoreArgument,
+    store: Annotated[str, typer.Argument(help="Finished store, or the URL of one.", metavar="STORE")],
     dest: Annotated[Path, typer.Argument(help="New folder on the node's own disk or in /dev/shm.", metavar="DEST")],
     rank: Annotated[int | None, option("Stage the rows of rank R. (default: from the launcher)", "R")] = None,
     world_size: Annotated[
@@ -29,25 +29,28 @@ def stage(
     node_count: Annotated[
         int | None, option("Divide the store among N nodes. Use it instead of --world-size.", "N")
     ] = None,
-    threads: Annotated[int | None, option("Copy with N threads. (default: 8)", "N", min=1)] = None,
+    threads: Annotated[int | None, option("Copy with N threads. (default: 8, or 32 from a URL)", "N", min=1)] = None,
 ) -> None:
     """Copy a node's rows of a store to DEST, for a Loader with partition="range".
+
+    STORE may be in an object store or on a web server, such as s3://bucket/train.store.
 
     With g ranks per node, node K of N gets the rows of ranks K*g to K*g+g-1 of N*g. Without flags, the numbers come
     from the launcher: start one process per node, with `srun --ntasks-per-node=1` or mpiexec. Run the same command
     again to resume.
     """
     part, parts, who = _share(rank, world_size, node_rank, node_count)
-    from decodeonce.store import part_rows, stage_store
+    from decodeonce.remote import is_url, source_path
+    from decodeonce.store import RemoteStore, part_rows, stage_store
     from decodeonce.store.manifest import rows_text
-    from decodeonce.store.stage import THREADS
 
-    opened = decodeonce.open_store(store)
+    path = source_path(store)
+    opened = RemoteStore(path) if is_url(path) else decodeonce.open_store(path)
     rows = part_rows(len(opened), part, parts)
-    say(f"{dest}: staging {rows_text(rows)} of the {len(opened)} rows of {store}, for {who}")
+    say(f"{dest}: staging {rows_text(rows)} of the {len(opened)} rows of {path}, for {who}")
     started = time.monotonic()
     with count_bar("rows", total=len(rows)) as update:
-        staged = patient(dest, stage_store, opened, dest, rows=rows, threads=threads or THREADS, progress=update)
+        staged = patient(dest, stage_store, opened, dest, rows=rows, threads=threads, progress=update)
     seconds = max(time.monotonic() - started, 1e-3)
     if staged.finished:  # jobs start with this command, so it does not read the rows again
         verify = f"prep verify {quoted(str(dest))}"

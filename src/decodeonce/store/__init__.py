@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from decodeonce.store.manifest import Shard as Shard
     from decodeonce.store.manifest import SmallFile as SmallFile
     from decodeonce.store.manifest import part_rows as part_rows
+    from decodeonce.store.origin import RemoteStore as RemoteStore
     from decodeonce.store.reader import Images as Images
     from decodeonce.store.reader import Store as Store
     from decodeonce.store.reader import open_store as open_store

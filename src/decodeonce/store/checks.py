@@ -71,8 +71,13 @@ def check_shard(path: Path, shard: Shard, container: str) -> bytes:
     check_size(path, shard.bytes, longer_is_fine=True)
     with reading(path, buffering=0) as file:
         head = file.read(shard.data_offset)
+    check_head(path, head, shard, container)
+    return head
+
+
+def check_head(path: Path, head: bytes, shard: Shard, container: str) -> None:
+    """Raise StoreError unless a shard's magic bytes and header match the manifest."""
     if not head.startswith(CONTAINERS[container].magic):
         raise StoreError(f"{path}: does not begin like an {container} file; {repair_advice(path)}")
     if hexdigest(head) != shard.meta_xxh3:
         raise StoreError(f"{path}: its header (first {shard.data_offset} bytes) is damaged; {repair_advice(path)}")
-    return head

@@ -17,6 +17,8 @@ MOST_NAME_BYTES = 100  # of a paired image
 # Arrays of a store or batch: no paired image may have these names.
 NOT_PAIRED = ("images", "labels", "rows", "checksums", "boxes", "box_count", "box_labels")
 Json = dict[str, Any]  # the facts of a JSON object, such as store.json
+URL = re.compile(r"\w[\w+.-]*://|(s3|gs|hf|https?|file):/")  # Path leaves one slash of two
+UPLOAD = "upload it again from an intact copy of the store"
 # Folders that commands create for their own use: in a store, next to an export, next to a store.
 PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|\..+\.export|.+\.jobs", re.DOTALL)
 # The folders inside private folders. The last alternative matches the class folders of an export, also of its masks.
@@ -74,9 +76,14 @@ class StorePaths:
 
     Args:
         root: Folder of the store.
+
+    Raises:
+        StoreError: If `root` is a URL.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
+        if URL.match(str(root)):
+            raise _url_error(str(root))
         self.root = root = Path(root)
         self.manifest = root / "store.json"
         self.labels = root / "labels.npy"
@@ -118,6 +125,14 @@ class StorePaths:
         return self.jobs / "submitted"
 
 
+def _url_error(url: str) -> StoreError:
+    from decodeonce.remote import without_secrets
+
+    url = without_secrets(re.sub(":/+", "://", url, count=1))
+    command = f"`prep stage {quoted(url)} FOLDER`"
+    return StoreError(f"{url}: a URL, expected a local folder; to use a store that is there, stage it first: {command}")
+
+
 def verify_command(root: Path) -> str:
     """The command that finds all damage in the store or staged part at `root`."""
     return f"`prep verify {quoted(str(root))}`"
@@ -125,12 +140,14 @@ def verify_command(root: Path) -> str:
 
 def damaged(path: Path, what: str) -> StoreError:
     """The error for a file of a store or staged part whose contents are not what the store says."""
-    return StoreError(f"{path}: {what}; run {verify_command(path.parent)}")
+    return StoreError(f"{path}: {what}; {UPLOAD if '://' in str(path) else f'run {verify_command(path.parent)}'}")
 
 
 def repair_advice(path: Path) -> str:
     """The next step for a damaged file of a store or staged part. `prep repair` cannot rebuild an added column."""
     store = str(path.parent)
+    if "://" in store:
+        return UPLOAD
     if path.suffix == ".npy" and not BUILT_ARRAY.fullmatch(path.name):
         add = f"prep column add {quoted(store)} {quoted(path.stem)} FILE.npy"
         return f"restore it from a copy of the store, or add its numbers again: `{add}`"

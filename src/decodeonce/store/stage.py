@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,10 @@ from decodeonce.errors import StageError, StoreError, add_path_to_errors
 from decodeonce.formatting import size_text
 from decodeonce.host import allow_open_files, free_space
 from decodeonce.store import disk
-from decodeonce.store.checks import check_file, check_shard
+from decodeonce.store.checks import check_file, check_head
 from decodeonce.store.files import (
     empty_folder,
     make_folder,
-    read_at,
-    read_regular,
-    reading,
     reserve,
     sync_file,
     sync_folder,
@@ -38,13 +35,13 @@ from decodeonce.store.files import (
 from decodeonce.store.hashing import first_wrong_row
 from decodeonce.store.layout import StorePaths, damaged
 from decodeonce.store.manifest import Manifest, Shard, parse_manifest, part_bytes, read_part, rows_text
+from decodeonce.store.origin import LocalStore, ReadAt, RemoteStore
 from decodeonce.store.reader import Store, open_store
-from decodeonce.store.shard_file import ShardFile, page_aligned_buffer, pieces, rows_per_piece
+from decodeonce.store.shard_file import PIECE_BYTES, ShardFile, page_aligned_buffer, pieces, rows_per_piece
 from decodeonce.store.sharing import LOCK, locked
 from decodeonce.store.writer import copy_small
 
-# More threads than cores: most of the time they wait for storage, each for one read or write.
-THREADS = 8
+Origin = LocalStore | RemoteStore
 USE_OTHER_FOLDER = "remove it, or choose another folder"
 
 
@@ -69,11 +66,11 @@ class Staged:
 
 
 def stage_store(
-    source: Store,
+    source: Store | RemoteStore,
     dest: str | os.PathLike[str],
     *,
     rows: range,
-    threads: int = THREADS,
+    threads: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Staged:
     """Copy a range of rows to the folder `dest`, as a part that opens like a store.
@@ -83,10 +80,10 @@ def stage_store(
     never removed.
 
     Args:
-        source: The store, or a staged part that holds the rows.
+        source: The store, or a staged part that holds the rows, or a store in an object store.
         dest: A new or empty folder, or an unfinished part with the same rows.
         rows: Rows to copy, a range of step 1. See `part_rows`.
-        threads: Number of pieces (about 4 MiB each) copied at the same time. Default: 8.
+        threads: Number of pieces (about 4 MiB each) copied at the same time. Default: 8, or 32 from an object store.
         progress: Called with the number of rows since the last call. Default: none.
 
     Returns:
@@ -94,7 +91,8 @@ def stage_store(
 
     Raises:
         StageError: If `rows` is not a valid range, `dest` holds something else, or there is not enough space.
-        StoreError: If the source is damaged or lacks some of the rows.
+        StoreError: If the source is damaged or lacks some of the rows, or an object is missing or may not be read.
+        Stopped: If a server does not answer. Call it again to resume.
         OSError: If the file system fails.
 
     Example:
@@ -103,37 +101,39 @@ def stage_store(
         Staged(rows=range(0, 16), copied=16, finished=False)
         >>> loader = Loader("train.part", batch_size=8, partition="range", rank=0, world_size=4)
     """
-    paths = StorePaths(dest)
-    _check_rows(source, rows)
-    _make_folder(source, paths.root)
+    paths, origin = StorePaths(dest), LocalStore(source) if isinstance(source, Store) else source
+    threads = threads or origin.threads
+    _check_rows(origin, rows)
+    if isinstance(source, Store):
+        source.check_held(rows, "stage from the whole store")
+    _make_folder(origin, paths.root)
     with locked(paths.staging, waits_for="another `prep stage`"):
-        finished = _is_finished(source, paths, rows)
-        copied = 0 if finished else _make_part(source, paths, rows, threads, progress or (lambda rows: None))
+        finished = _is_finished(origin, paths, rows)
+        copied = 0 if finished else _make_part(origin, paths, rows, threads, progress or (lambda rows: None))
         sync_folder(paths.root)  # even if the part is finished: the process that wrote store.json may have been killed
         with suppress(OSError):  # the part is complete without this
             empty_folder(paths.staging, keep=LOCK)
     return Staged(rows, copied, finished)
 
 
-def _check_rows(source: Store, rows: range) -> None:
-    root = source.paths.root
+def _check_rows(source: Origin, rows: range) -> None:
+    root, count = source.root, source.manifest.count
     if not rows:
-        raise StageError(f"{root}: no rows to stage: there are more parts than rows ({len(source)}); use fewer parts")
-    if rows.step != 1 or rows[0] < 0 or rows[-1] >= len(source):
-        raise StageError(f"{root}: cannot stage {rows}, expected a range of step 1 within 0..{len(source) - 1}")
-    source.check_held(rows, "stage from the whole store")
+        raise StageError(f"{root}: no rows to stage: there are more parts than rows ({count}); use fewer parts")
+    if rows.step != 1 or rows[0] < 0 or rows[-1] >= count:
+        raise StageError(f"{root}: cannot stage {rows}, expected a range of step 1 within 0..{count - 1}")
 
 
-def _make_folder(source: Store, root: Path) -> None:
+def _make_folder(source: Origin, root: Path) -> None:
     resolved = Path(os.path.realpath(root))
-    if resolved.is_relative_to(os.path.realpath(source.paths.root)):
+    if resolved.is_relative_to(os.path.realpath(source.root)):
         raise StageError(f"{root}: is inside the store to be staged; choose a folder on the node's own disk")
     if resolved.exists() and not resolved.is_dir():
         raise StageError(f"{root}: a file, expected a new or empty folder")
     make_folder(resolved)
 
 
-def _is_finished(source: Store, paths: StorePaths, rows: range) -> bool:
+def _is_finished(source: Origin, paths: StorePaths, rows: range) -> bool:
     """Whether the part is complete, by names, sizes and headers. Raise StageError if the folder is another store."""
     if not paths.manifest.exists():
         return False
@@ -142,7 +142,7 @@ def _is_finished(source: Store, paths: StorePaths, rows: range) -> bool:
     except StoreError as error:
         problem = _without_advice(error)
         raise StageError(f"{paths.root}: a damaged store or part: {problem}; {USE_OTHER_FOLDER}") from None
-    expected = f"expected {rows_text(rows)} of {source.paths.root}"
+    expected = f"expected {rows_text(rows)} of {source.root}"
     if found.manifest.digest != source.manifest.digest:
         other = f"holds another store (digest {found.manifest.digest})"
         raise StageError(f"{paths.root}: {other}, {expected}; {USE_OTHER_FOLDER}")
@@ -151,9 +151,9 @@ def _is_finished(source: Store, paths: StorePaths, rows: range) -> bool:
     return True
 
 
-def _make_part(source: Store, paths: StorePaths, rows: range, threads: int, progress: Callable[[int], None]) -> int:
+def _make_part(source: Origin, paths: StorePaths, rows: range, threads: int, progress: Callable[[int], None]) -> int:
     """Create or complete the part, and return the number of copied rows."""
-    manifest, root = source.manifest, source.paths.root
+    manifest, root = source.manifest, source.root
     encoded = part_bytes(manifest.digest, rows)
     resumed = _is_claimed(source, paths, rows)
     _check_space(manifest, paths.root, rows)
@@ -166,10 +166,15 @@ def _make_part(source: Store, paths: StorePaths, rows: range, threads: int, prog
         try:
             check_file(paths.root / name, manifest.files[name])
         except StoreError:  # missing, or damaged since an earlier attempt
-            copy_small(root / name, paths.root / name, manifest.files[name], scratch=paths.staging)
+            facts = manifest.files[name]
+            with source.opened(name, facts.bytes) as read:
+                copy_small(root / name, _chunks(read, facts.bytes), paths.root / name, facts, scratch=paths.staging)
 
     def make_shard(shard: Shard) -> None:
-        head, held = check_shard(root / shard.file, shard, manifest.container), shard.held_rows(rows)
+        with source.opened(shard.file, shard.bytes) as read:
+            head = b"".join(_chunks(read, shard.data_offset))
+        check_head(root / shard.file, head, shard, manifest.container)
+        held = shard.held_rows(rows)
         with writing(paths.root / shard.file, os.O_RDWR | os.O_CREAT) as fd:
             disk.ftruncate(fd, shard.bytes)  # a sparse file
             if held:
@@ -200,17 +205,24 @@ def _in_threads(threads: int, calls: Sequence[Callable[[], None]]) -> None:
             pool.shutdown(cancel_futures=True)
 
 
-def _publish(source: Store, paths: StorePaths, part: bytes) -> None:
+def _chunks(read: ReadAt, nbytes: int) -> Iterator[memoryview]:
+    """Yield the first `nbytes` bytes of a file, or all of them if they are fewer."""
+    for offset in range(0, nbytes, PIECE_BYTES):
+        chunk = memoryview(bytearray(min(PIECE_BYTES, nbytes - offset)))
+        yield chunk[: read(chunk, offset)]
+
+
+def _publish(source: Origin, paths: StorePaths, part: bytes) -> None:
     """Write stage.json, which holds `part`, and then the manifest of the source, which makes the part readable."""
-    encoded = read_regular(source.paths.manifest)
-    if parse_manifest(encoded, source.paths.manifest).digest != source.manifest.digest:
+    encoded = source.manifest_bytes()
+    if parse_manifest(encoded, source.root / paths.manifest.name).digest != source.manifest.digest:
         what = "the store was replaced while it was being staged"
-        raise StageError(f"{source.paths.root}: {what}; remove {paths.root} and stage it again")
+        raise StageError(f"{source.root}: {what}; remove {paths.root} and stage it again")
     write_atomic(paths.part, [part], scratch=paths.staging)
     write_atomic(paths.manifest, [encoded], scratch=paths.staging)
 
 
-def _is_claimed(source: Store, paths: StorePaths, rows: range) -> bool:
+def _is_claimed(source: Origin, paths: StorePaths, rows: range) -> bool:
     """Whether the folder is this part, unfinished. Raise StageError if it is another part or holds anything else."""
     try:
         found = read_part(paths.claim, source.manifest)
@@ -245,7 +257,7 @@ def _check_space(manifest: Manifest, root: Path, rows: range) -> None:
 
 
 def _copy_rows(
-    source: Store, dest: StorePaths, held: range, threads: int, progress: Callable[[int], None], *, resumed: bool
+    source: Origin, dest: StorePaths, held: range, threads: int, progress: Callable[[int], None], *, resumed: bool
 ) -> int:
     """Copy the rows `held` into the shards of a part, which already have their full size. Verify each row in memory.
 
@@ -254,18 +266,18 @@ def _copy_rows(
     Returns:
         The number of copied rows.
     """
-    manifest, root, row_bytes, total = source.manifest, source.paths.root, source.manifest.row_bytes, 0
+    manifest, root, row_bytes, total = source.manifest, source.root, source.manifest.row_bytes, 0
     checksums = np.array(Store(dest, manifest).checksums)
     shards = [shard for shard in manifest.shards if shard.held_rows(held)]
     allow_open_files(3 * len(shards))
-    files: dict[str, tuple[int, ShardFile]] = {}
+    files: dict[str, tuple[ReadAt, ShardFile]] = {}
     buffers: SimpleQueue[memoryview] = SimpleQueue()
     for _ in range(threads):
         buffers.put(page_aligned_buffer(rows_per_piece(manifest) * row_bytes))
 
     def copy(piece: tuple[Shard, range]) -> int:
         (shard, rows), buffer = piece, buffers.get()
-        path, (fd, target) = root / shard.file, files[shard.file]
+        path, (read, target) = root / shard.file, files[shard.file]
         data, offset = buffer[: len(rows) * row_bytes], shard.offset(rows.start)
         expected = checksums[rows.start : rows.stop].tolist()
         try:
@@ -273,7 +285,7 @@ def _copy_rows(
             if is_there and first_wrong_row(data, row_bytes, expected) is None:
                 return 0
             with add_path_to_errors(path):
-                got = read_at(fd, data, offset)
+                got = read(data, offset)
             if got < len(data):
                 raise damaged(path, f"ends at byte {offset + got}, expected {shard.bytes}")
             if (wrong := first_wrong_row(data, row_bytes, expected)) is not None:
@@ -285,8 +297,8 @@ def _copy_rows(
 
     with ExitStack() as opened, ThreadPoolExecutor(threads) as pool:
         for shard in shards:
-            fd = opened.enter_context(_reading_ahead(root / shard.file))
-            files[shard.file] = fd, opened.enter_context(ShardFile(dest.root / shard.file))
+            read = opened.enter_context(source.opened(shard.file, shard.bytes))
+            files[shard.file] = read, opened.enter_context(ShardFile(dest.root / shard.file))
         try:
             todo = list(pieces(manifest, held))
             for (_, rows), copied in zip(todo, pool.map(copy, todo), strict=True):
@@ -295,14 +307,3 @@ def _copy_rows(
         finally:
             pool.shutdown(cancel_futures=True)  # after an error, each thread stops at the end of its piece
     return total
-
-
-@contextmanager
-def _reading_ahead(path: Path) -> Iterator[int]:
-    """Open a shard. The kernel reads far ahead, and evicts its pages before those of others (NOREUSE: Linux 6.3)."""
-    with reading(path, buffering=0) as file:
-        # GB/s with eight threads and a cold cache: 0.8 to 1.3 without advice, 1.5 to 1.9 with SEQUENTIAL, 1.1 to 1.4
-        # with WILLNEED per piece.
-        for advice in (os.POSIX_FADV_SEQUENTIAL, os.POSIX_FADV_NOREUSE):
-            os.posix_fadvise(file.fileno(), 0, 0, advice)
-        yield file.fileno()

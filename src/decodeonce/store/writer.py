@@ -13,10 +13,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from decodeonce.store import disk
-from decodeonce.store.checks import check_size
 from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.files import remove_file, sync_file, sync_folder, write_at, write_atomic, writing
-from decodeonce.store.hashing import file_chunks, hexdigest
+from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import StorePaths, damaged
 from decodeonce.store.manifest import DATA_OFFSET, Manifest, Shard, SmallFile
 from decodeonce.store.table import escape
@@ -54,13 +53,14 @@ def write_small(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: Pa
     return SmallFile(*write_atomic(path, chunks, scratch=scratch))
 
 
-def copy_small(source: Path, dest: Path, facts: SmallFile, *, scratch: Path) -> None:
-    """Copy a small file of a store. If it is damaged, raise StoreError and leave `dest` unchanged."""
-    check_size(source, facts.bytes)
+def copy_small(
+    source: Path, chunks: Iterable[bytes | memoryview], dest: Path, facts: SmallFile, *, scratch: Path
+) -> None:
+    """Copy the chunks of a small file `source`. If it is damaged, raise StoreError and leave `dest` unchanged."""
     state = xxhash.xxh3_64()
 
-    def checked() -> Iterator[bytes]:
-        for chunk in file_chunks(source):
+    def checked() -> Iterator[bytes | memoryview]:
+        for chunk in chunks:
             state.update(chunk)
             yield chunk
         if state.hexdigest() != facts.xxh3:  # raised before the copy gets its name

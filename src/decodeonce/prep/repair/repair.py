@@ -22,11 +22,12 @@ from decodeonce.host import allow_open_files, usable_cores
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.repair.reasons import COPY, FROM_COPY, Reason, row_sentences, versions_to_install
 from decodeonce.store import Report, Sample, Shard, Store, StorePaths, disk, verify_store
+from decodeonce.store.checks import check_size
 from decodeonce.store.columns import RESERVED
 from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.disk import LINK
 from decodeonce.store.files import empty_folder, sync_folder, write_at, write_atomic, writing
-from decodeonce.store.hashing import hexdigest, row_checksum
+from decodeonce.store.hashing import file_chunks, hexdigest, row_checksum
 from decodeonce.store.manifest import SmallFile, read_manifest, read_part
 from decodeonce.store.shard_file import ShardFile
 from decodeonce.store.sharing import LOCK, locked
@@ -190,7 +191,9 @@ class _StoreRepair:
         for name in sorted(self._bad_files & set(self._manifest.files) - set(self._file_reasons)):
             with suppress(StoreError):
                 facts = self._manifest.files[name]
-                copy_small(Path(self._source) / name, self._paths.root / name, facts, scratch=self._paths.repair)
+                source = Path(self._source) / name
+                check_size(source, facts.bytes)
+                copy_small(source, file_chunks(source), self._paths.root / name, facts, scratch=self._paths.repair)
                 self._bad_files.discard(name)
 
     def _repair_file(self, path: Path, possible: Iterable[bytes]) -> None:

@@ -1,0 +1,67 @@
+"""A URL is refused wherever a store's folder is expected, with the command that copies the store from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import decodeonce
+from decodeonce import open_store
+from decodeonce.errors import StoreError
+from decodeonce.store import add_column, stage_store, verify_store
+from tests.command import assert_fails, prep
+from tests.packages import needs_torch
+from tests.stores import make_store, random_images
+
+URL = "s3://bucket/train.store"
+REFUSAL = (
+    f"{URL}: a URL, expected a local folder; to use a store that is there, stage it first: `prep stage {URL} FOLDER`"
+)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        open_store,
+        verify_store,
+        lambda url: add_column(url, "score", np.zeros(4)),
+        pytest.param(lambda url: decodeonce.Loader(url, batch_size=4), marks=needs_torch),
+        pytest.param(lambda url: decodeonce.StoreDataset(url), marks=needs_torch),
+    ],
+    ids=["open_store", "verify_store", "add_column", "Loader", "StoreDataset"],
+)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_url_of_a_store_is_refused(read: Callable[[object], object], kind: Callable[[str], object]) -> None:
+    with pytest.raises(StoreError) as failed:
+        read(kind(URL))
+    assert str(failed.value) == REFUSAL
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("info", "verify", "ls", "show", "report", "status", "work", "finish"),
+        *("export --as folder STORE images", "repair --from tree", "convert STORE small.store"),
+    ],
+)
+def test_commands_refuse_the_url_of_a_store(tmp_path: Path, command: str) -> None:
+    words = command.split() if "STORE" in command else [*command.split(), "STORE"]
+    done = prep(*(URL if word == "STORE" else word for word in words), cwd=tmp_path)
+    assert_fails(done, 1, REFUSAL)
+    assert not list(tmp_path.iterdir())
+
+
+def test_part_cannot_have_a_url(tmp_path: Path) -> None:
+    store = open_store(make_store(tmp_path / "s", random_images(4)))
+    with pytest.raises(StoreError, match="a URL, expected a local folder"):
+        stage_store(store, URL, rows=range(4))
+
+
+@pytest.mark.parametrize("url", ["https://me:hush@host/a?signature=hush", "az://box/a", "file:///a"])
+def test_refusal_has_no_secrets(url: str) -> None:
+    with pytest.raises(StoreError, match="a URL, expected a local folder") as failed:
+        open_store(url)
+    assert "hush" not in str(failed.value)
