@@ -1,7 +1,5 @@
 """Run `prep` in this process, or in a separate process to test signals, streams and worker output."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

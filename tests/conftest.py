@@ -1,7 +1,5 @@
 """Options of every test run, and the images and the store that tests share and must not change."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mount file systems that are small enough to fill up, or that report any free space."""
 
-from __future__ import annotations
-
 import errno
 import os
 import struct

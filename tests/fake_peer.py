@@ -1,7 +1,5 @@
 """A peer for tests/test_peers.py. Two of its arms deliver the right images; each of the others has one fault."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Generated images for tests: they compress like photographs and are small. Some are unusual or damaged."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Import the libraries that tests compare with or use the Loader in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Programs that some tests need, their Debian packages, and how to install those automatically."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -8,8 +8,6 @@ batch script. Jobs run with umask 077, unless they ask for another.
 The server is as fast and qsub as slow as possible: every job that can run ends before qsub and qrls return.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -174,10 +172,7 @@ def pbsdsh(folder: Path, *words: str) -> int:
     for process in range(count):
         node = process // job["procs"]
         started[node] += 1
-        numbers = {
-            "PBS_NODENUM": str(node),
-            "PBS_TASKNUM": f"{node << (32 - count.bit_length()) | started[node]:08X}",
-        }
+        numbers = {"PBS_NODENUM": str(node), "PBS_TASKNUM": f"{node << (32 - count.bit_length()) | started[node]:08X}"}
         environ = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **job["variables"], **numbers}
         program = words[1:] if words[0] == "--" else words
         running.append(subprocess.Popen(program, cwd=os.environ["HOME"], env=environ))

@@ -1,7 +1,5 @@
 """Packages that add sources, made available as an installation does."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

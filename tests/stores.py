@@ -1,7 +1,5 @@
 """Small stores for tests, made from arrays with the package's own writer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

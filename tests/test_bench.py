@@ -1,7 +1,5 @@
 """Benchmarks that need special hardware or much time run here with small settings, to show that they work."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The container recipes agree, and job scripts can be changed to run in a container (docs/start/install.md)."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from importlib.metadata import requires

@@ -1,7 +1,5 @@
 """The exceptions and messages for file system errors."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest
@@ -26,9 +24,7 @@ from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
         (errno.EACCES, "/data/a", BuildError, "/data/a: why; change its permissions and run the same command again"),
     ],
 )
-def test_file_system_error_says_what_to_do(
-    code: int, name: str | bytes | None, kind: type[DecodeonceError], message: str
-) -> None:
+def test_error_says_what_to_do(code: int, name: str | bytes | None, kind: type[DecodeonceError], message: str) -> None:
     failure = failure_from(OSError(code, "why", name), "OUT")
     assert type(failure) is kind
     assert str(failure) == message

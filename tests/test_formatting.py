@@ -1,7 +1,5 @@
 """Sizes, durations and counts in messages, and quoted names in commands."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

@@ -1,7 +1,5 @@
 """Every promise of docs/reference/guarantees.md is in the table at its end, which names existing tests."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Cores, memory and file system facts of the host, read from fake cgroup trees (v1 and v2) and from this machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which parts and subpackages of decodeonce import which; docs/contribute/architecture.md describes them."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from graphlib import TopologicalSorter

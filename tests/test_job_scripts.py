@@ -1,7 +1,5 @@
 """The job scripts of examples/ with programs in place of those of a batch system that loses a node or fails."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

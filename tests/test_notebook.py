@@ -1,7 +1,5 @@
 """The notebook, run in its own environment: on a store that it builds, and on one with hostile class names."""
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess

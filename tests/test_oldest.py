@@ -1,7 +1,5 @@
 """constraints-oldest.txt, which `make test-oldest` installs, pins the oldest versions that pyproject.toml allows."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Installation: pins, exactly one PIL, and imports between parts. See test_release.py for what is published."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os
@@ -77,10 +75,6 @@ def test_constraints_pin_one_release_per_declared_python(version: str) -> None:
     wanted = [need for need in wanted if need.name != "decodeonce" and (not need.marker or need.marker.evaluate(here))]
     pinned = {canonicalize_name(need.name): next(iter(need.specifier)).version for need in needs}
     assert all(need.specifier.contains(pinned[canonicalize_name(need.name)]) for need in wanted)
-
-
-def test_constraints_pin_torch_with_cpu_build() -> None:
-    assert "\ntorch==2.13.0 ;" in lock.LOCK.read_text()
 
 
 def test_root_links_point_to_package_parts() -> None:
@@ -208,19 +202,6 @@ ERROR: ResolutionImpossible: for help visit a page
     assert lines[-1] == "The user requested (constraint) a==2"
 
 
-def test_slow_command_shows_each_action_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(setup_env, "REPORT_SECONDS", 0)
-    monkeypatch.setattr(setup_env, "CUDA_GB", 0.01)
-    code = "import time; print('Downloading nvidia-x.whl (9 MB)', flush=True); time.sleep(2.2)"
-    setup_env.run(sys.executable, "-c", code, venv=tmp_path)
-    output = capsys.readouterr().out
-    assert "torch only with CUDA: it downloads 2.5 GB" in output
-    [line] = [line for line in output.splitlines() if "MB in" in line]
-    assert line.endswith(": Downloading nvidia-x.whl (9 MB)")
-
-
 def test_cuda_build_is_stopped_if_the_disk_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup_env, "CUDA_GB", 1e9)
     code = "import time; print('Collecting nvidia-cublas', flush=True); time.sleep(600)"
@@ -245,9 +226,7 @@ def test_installation_on_small_disk_names_needed_size_first(tmp_path: Path) -> N
     with small_disk(tmp_path, "10m") as disk:
         done = make(copied_project(disk), "env-demo")
         assert not (disk / ".venv").exists()
-    assert done.stderr.startswith(
-        f"setup: error: {disk}/.venv needs 1.2 GB of disk, downloads included, and 0.0 GB are"
-    )
+    assert done.stderr.startswith(f"setup: error: {disk}/.venv needs 1.2 GB of disk, downloads included, and 0.0 GB")
     assert done.stdout == ""
 
 
@@ -303,23 +282,8 @@ def test_interrupted_installation_prints_one_line(tmp_path: Path) -> None:
         terminal.write(b"\x03")
         after = terminal.read_until(None)
     lines = [line for line in after.replace("^C", "").replace("\r", "\n").splitlines() if line.strip("\x1b[K")]
-    assert [line for line in lines if "make: ***" not in line] == [
-        "\x1b[Ksetup: stopped; run the same command again to resume"
-    ]
-
-
-def test_message_replaces_progress_line_and_wraps_between_words(tmp_path: Path) -> None:
-    code = (
-        "from tools.setup_env import say; print('progress', end='', flush=True); "
-        "say('a ' + 'word-with-hyphens ' * 5 + 'end:\\n    ' + 'command ' * 12)"
-    )
-    with Terminal(sys.executable, "-c", code, cwd=ROOT) as terminal:
-        shown = terminal.read_until(None)
-    assert shown.startswith("progress\r\x1b[Ksetup: a word-with-hyphens ")
-    first, second, third = shown.removeprefix("progress\r\x1b[K").splitlines()
-    assert len(first) <= 80
-    assert second.startswith("  word-with-hyphens")
-    assert third == "    " + "command " * 12
+    found = [line for line in lines if "make: ***" not in line]
+    assert found == ["\x1b[Ksetup: stopped; run the same command again to resume"]
 
 
 def fake_torch(folder: Path, version: str) -> str:

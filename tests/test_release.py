@@ -1,7 +1,5 @@
 """The archives for a package index: contents, metadata, README page, and installs of them in new environments."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -155,11 +153,8 @@ def test_wheel_contains_exactly_the_package(built: Built) -> None:
 
 def test_wheel_has_command_and_licenses(built: Built) -> None:
     contents = {name.partition(".dist-info/")[2]: data for name, data in wheel_contents(built.wheel).items()}
-    assert contents["entry_points.txt"].decode().split("\n")[:3] == [
-        "[console_scripts]",
-        "decodeonce = decodeonce.cli:main",
-        "prep = decodeonce.cli:main",
-    ]
+    found = contents["entry_points.txt"].decode().split("\n")[:3]
+    assert found == ["[console_scripts]", "decodeonce = decodeonce.cli:main", "prep = decodeonce.cli:main"]
     for name in ("LICENSE", "LICENSE.WordNet"):
         assert contents[f"licenses/{name}"] == (ROOT / name).read_bytes()
 
@@ -253,17 +248,7 @@ def check_types(python: Path, scratch: Path, *, torch: bool) -> None:
     (scratch / "user.py").write_text(USER)
     skipped = "" if torch else "[mypy-torch.*,numpy.*]\nfollow_imports = skip\n"
     (scratch / "mypy.ini").write_text(f"[mypy]\nstrict = true\nwarn_unused_ignores = true\n{skipped}")
-    run(
-        sys.executable,
-        "-m",
-        "mypy",
-        "--python-executable",
-        python,
-        "--cache-dir",
-        scratch / "m",
-        "user.py",
-        cwd=scratch,
-    )
+    run(sys.executable, "-m", "mypy", "--python-executable", python, "--cache-dir", scratch, "user.py", cwd=scratch)
 
 
 @pytest.mark.long

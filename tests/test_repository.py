@@ -1,7 +1,5 @@
 """Files for code hosts: workflows and the hook run existing targets, and issue templates name valid commands."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Short runs of `make soak` and of the cold storage benchmarks."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -58,12 +56,8 @@ print(*soak.growth_messages("it", found[""]), sep="\\n")
 
 def test_growth_is_reported() -> None:
     lines = run_in_bench(WATCHING, LEAKING).splitlines()
-    assert [line.split(" grew from ")[0] for line in lines] == [
-        "it: anonymous memory, MB",
-        "it: data segments, MB",
-        "it: open descriptors",
-        "it: threads",
-    ]
+    found = [line.split(" grew from ")[0] for line in lines]
+    assert found == ["it: anonymous memory, MB", "it: data segments, MB", "it: open descriptors", "it: threads"]
 
 
 BOUNDED = """

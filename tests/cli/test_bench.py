@@ -1,7 +1,5 @@
 """`prep bench`: measurements on real files, the sentences made from them, and the removal of scratch files."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -117,32 +115,21 @@ def test_build_is_measured_for_every_way_to_read(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("cold", "cold_busy", "busy", "limits", "rate"),
-    [(100, 0.2, 1.0, "reading", 100), (500, 0.9, 1.0, "processor", 500), (1200, 0.1, 0.1, "writing", 1000)],
+    ("cold", "busy", "limits", "rate"),
+    [(100, (0.2, 1.0), "reading", 100), (500, (0.9, 1.0), "processor", 500), (1200, (0.1, 0.1), "writing", 1000)],
 )
 def test_limit_of_build(
-    cold: float,
-    cold_busy: float,
-    busy: float,
-    limits: str,
-    rate: float,
-    tree: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cold: float, busy: Any, limits: str, rate: float, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trials = iter([Trial(37, 0, "", cold, cold_busy, 10**9), Trial(37, 0, "", 1000.0, busy, 0)])
+    trials = iter([Trial(37, 0, "", cold, busy[0], 10**9), Trial(37, 0, "", 1000.0, busy[1], 0)])
     monkeypatch.setattr(build, "is_in_memory", lambda _: False)
     monkeypatch.setattr(build, "run_trial", lambda *_, **__: next(trials))
     facts = measure_build(request(FolderSource(tree / "train"), tmp_path / "out"), 1.0)
     assert (facts["limits"], facts["samples_per_s"], facts["build_s"]) == (limits, rate, 37 / rate)
-    assert facts["sentence"].startswith(
-        f"A build is limited by {build.WHAT[limits]}: 2 workers reach {rate:,} images/s"
-    )
+    assert facts["sentence"].startswith(f"A build is limited by {build.WHAT[limits]}: 2 workers reach {rate:,} images")
 
 
-def test_source_that_stays_in_memory_is_not_called_cold(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_source_that_stays_cached_is_not_cold(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "is_in_memory", lambda _: False)
     monkeypatch.setattr(build, "run_trial", lambda *_, **__: Trial(37, 0, "", 100.0, 1.0, 0))
     facts = measure_build(request(FolderSource(tree / "train"), tmp_path / "out"), 0.02)
@@ -221,39 +208,24 @@ def test_batch_size_is_limited_by_store_and_training_can_be_the_limit(store: Pat
     assert "limited by the training step, at 0 images/s" in facts["sentence"]
 
 
+FIRST = "The first epoch is limited by storage, at 2,100 images/s; with all rows in memory, later epochs are "
+STORAGE = (
+    "Every epoch is limited by storage, at 2,100 images/s, because 0.74 MB of rows do not fit into 1.00 KB of memory"
+)
+TRAINING = "limited by the training step, at 3,000 images/s"
+STAYED = ", if the rows are in memory: rows stayed in memory, probably because another process uses them"
+
+
 @pytest.mark.parametrize(
-    ("cold", "fits", "limits", "sentence"),
+    ("cold", "memory", "limits", "sentence"),
     [
-        (
-            2100.4,
-            True,
-            ("storage", "training"),
-            "The first epoch is limited by storage, at 2,100 images/s; with all rows in memory, later epochs are "
-            "limited by the training step, at 3,000 images/s",
-        ),
-        (
-            2100.4,
-            False,
-            ("storage", "storage"),
-            "Every epoch is limited by storage, at 2,100 images/s, because 0.74 MB of rows do not fit into 1.00 KB of "
-            "memory",
-        ),
-        (
-            None,
-            True,
-            (None, "training"),
-            "Every epoch is limited by the training step, at 3,000 images/s, if the rows are in memory: rows stayed in "
-            "memory, probably because another process uses them",
-        ),
+        (2100.4, 10**10, ("storage", "training"), f"{FIRST}{TRAINING}"),
+        (2100.4, 1000, ("storage", "storage"), STORAGE),
+        (None, 10**10, (None, "training"), f"Every epoch is {TRAINING}{STAYED}"),
     ],
 )
 def test_sentence_names_the_limit_of_first_and_later_epochs(
-    cold: float | None,
-    fits: bool,
-    limits: tuple[str | None, str],
-    sentence: str,
-    store: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cold: float | None, memory: int, limits: Any, sentence: str, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def timed(path: Path, how: Any, rows: range, *, seconds: float, epochs: int = 0, skip: int = 0) -> Timed:
         if skip or cold is None:
@@ -262,7 +234,7 @@ def test_sentence_names_the_limit_of_first_and_later_epochs(
 
     monkeypatch.setattr(load, "_timed", timed)
     monkeypatch.setattr(load, "is_in_memory", lambda _: False)
-    monkeypatch.setattr(load, "available_memory", lambda: 10**10 if fits else 1000)
+    monkeypatch.setattr(load, "available_memory", lambda: memory)
     facts = measure_load(store, HOW, 3000.0, 0.02)
     assert facts["sentence"] == sentence
     assert (facts["first_epoch_limits"], facts["limits"]) == limits
@@ -318,18 +290,11 @@ def test_load_prints_table_and_sentence(store: Path) -> None:
     ],
 )
 def test_error_is_one_line(
-    arguments: list[str],
-    code: int,
-    expected: str,
-    store: Path,
-    tree: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], code: int, expected: str, store: Path, tree: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "empty/n0").mkdir(parents=True)
     words = {"STORE": str(store), "TREE": str(tree), "EMPTY": "empty", "TREE/train/out": str(tree / "train/out")}
-    result: Ended = prep("bench", *(words.get(word, word) for word in arguments), "--quiet")
+    result: Ended = prep("bench", *(words.get(word, word) for word in arguments), "--quiet", cwd=tmp_path)
     assert_fails(result, code, expected)
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 

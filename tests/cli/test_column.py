@@ -1,20 +1,13 @@
 """`prep column` and `--column`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from decodeonce.store import open_store
 from tests.command import assert_fails, prep
-from tests.forms.parquet import images as parquet_images
-from tests.forms.parquet import write_table
-from tests.forms.webdataset import sample, write_tar
-from tests.images import jpeg
 from tests.stores import make_store, random_images
 
 COUNT = 9
@@ -67,39 +60,3 @@ def test_error_is_one_line(arguments: list[str], code: int, expected: str, store
     np.save(tmp_path / "text.npy", np.array(["a"] * COUNT))
     done = prep("column", *arguments, cwd=tmp_path)
     assert_fails(done, code, expected)
-
-
-def write_sources(root: Path) -> dict[str, Path]:
-    """Write four images, each with a score and token ids, as a list, a tar and a table."""
-    data, values = [jpeg(40, 40, seed=seed) for seed in range(4)], [(k / 4, [k, k + 1]) for k in range(4)]
-    for number, image in enumerate(data):
-        (root / f"{number}.jpg").write_bytes(image)
-    lines = [f"{number}.jpg\t0\t{score}\t{ids}\n" for number, (score, ids) in enumerate(values)]
-    (root / "train.tsv").write_text("".join(["path\tlabel\tscore\tids\n", *lines]))
-    facts = [{"score": score, "ids": ids} for score, ids in values]
-    parts = [sample(f"{number}", data[number], cls=0, json=fact) for number, fact in enumerate(facts)]
-    write_tar(root / "train.tar", [file for part in parts for file in part])
-    columns = {
-        "image": parquet_images([(image, f"{number}.jpg") for number, image in enumerate(data)]),
-        "label": pa.array([0] * 4),
-        "score": pa.array([score for score, _ in values]),
-        "ids": pa.array([ids for _, ids in values]),
-    }
-    write_table(root / "train.parquet", columns)
-    return {"list": root / "train.tsv", "webdataset": root / "train.tar", "parquet": root / "train.parquet"}
-
-
-def test_build_keeps_named_columns(tmp_path: Path) -> None:
-    for kind, source in write_sources(tmp_path).items():
-        out, flags = tmp_path / kind, ("--size", "16", "--column", "score", "--column", "ids", "--workers", "1")
-        done = prep("build", kind, source, out, *flags)
-        assert done.returncode == 0, done.stderr
-        opened = open_store(out)
-        for row, line in enumerate(opened.samples):
-            number = int(Path(line.source).stem)
-            kept = (opened.columns["score"][row], opened.columns["ids"][row].tolist())
-            assert kept == (number / 4, [number, number + 1])
-        assert prep("build", kind, source, out, *flags).stdout.endswith("already finished, nothing to do\n")
-        other = prep("build", kind, source, out, "--size", "16", "--column", "ids")
-        assert other.returncode == 1
-        assert "--column is ['ids'], the store says ['score', 'ids']" in other.stderr

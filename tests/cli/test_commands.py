@@ -1,7 +1,5 @@
 """The commands of `prep`: exit codes, one-line errors, JSON, signals."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -146,19 +144,6 @@ def test_number_of_rejects_allowed_by_default(images: int, allowed: int) -> None
     assert allowed_rejects(WorkSettings().max_bad, images) == allowed
 
 
-def test_plan_work_finish_equal_build(tree: Path, store: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert prep("plan", "imagenet", tree, out, "--size", 24).returncode == 0
-    for task in range(2):
-        assert prep("work", out, "--task", task, "--tasks", 2).returncode == 0
-    unfinished = json.loads(prep("status", out, "--json").stdout)
-    assert (unfinished["finished"], unfinished["rows_done"]) == (False, 15)
-    assert prep("finish", out).returncode == 0
-    assert prep("finish", out).returncode == 0
-    assert "already finished" in prep("work", out).stdout
-    assert tree_bytes(out) == tree_bytes(store)
-
-
 def test_work_gets_task_from_job_array_and_launcher(
     tree: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +164,7 @@ def test_work_gets_task_from_job_array_and_launcher(
     monkeypatch.delenv("PMI_RANK")
     assert prep("work", out).stdout.startswith(f"{out}: task 0 of 1 (all remaining blocks)")
     assert prep("finish", out).returncode == 0
+    assert "already finished" in prep("work", out).stdout
     assert tree_bytes(out) == tree_bytes(store)
 
 
@@ -342,10 +328,7 @@ def test_signal_stops_build_with_75_and_same_command_resumes(signal_: signal.Sig
     assert shown == f"state    finished\nrows     21\nrejects  0\nnext     prep info {tmp_path}/out\n"
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["decodeonce.cli.app", "typer", "numpy", "decodeonce.prep.building.plan"],
-)
+@pytest.mark.parametrize("module", ["decodeonce.cli.app", "typer", "numpy", "decodeonce.prep.building.plan"])
 def test_signal_during_import_ends_command_with_one_line(module: str, tree: Path, tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"

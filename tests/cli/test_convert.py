@@ -1,10 +1,7 @@
 """The command `prep convert`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from decodeonce.store import open_store, verify_store
@@ -25,22 +22,10 @@ def test_flags_take_effect(store: Path, tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     made = open_store(tmp_path / "out")
     assert made.labels.tolist() == [0, 0, 0, 2, 2, 2, 2]
-    assert made.manifest.recipe["selected"] == {
-        "classes": ["class0", "class2"],
-        "source": "*.jpg",
-        "rows": [14, 24],
-        "sort": "class",
-    }
+    found = made.manifest.recipe["selected"]
+    assert found == {"classes": ["class0", "class2"], "source": "*.jpg", "rows": [14, 24], "sort": "class"}
     assert verify_store(tmp_path / "out").ok
     assert_fails(prep("convert", store, tmp_path / "out"), 1, "finished store")
-
-
-def test_seed_permutes_rows(store: Path, tmp_path: Path) -> None:
-    assert prep("convert", store, tmp_path / "out", "--shuffle-seed", 7).returncode == 0
-    made, given = open_store(tmp_path / "out"), open_store(store)
-    order = [int(Path(sample.source).stem) for sample in made.samples]
-    assert sorted(order) == list(range(12)) != order
-    np.testing.assert_array_equal(made.images[:], given.images[order])
 
 
 def test_dry_run_writes_nothing(store: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """`prep doctor` in this environment and in damaged ones."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -82,10 +80,8 @@ def test_broken_environment_is_bad_with_advice(site: Path, tmp_path: Path) -> No
     assert (level, found) == ("bad", both)
     assert advice.startswith('uninstall both, install one: see "pillow-simd or Pillow" in docs/start/install.md')
     level, found, advice = finding_of(facts, "torch")
-    assert (level, found.partition(", ")[2]) == (
-        "bad",
-        "import fails: ImportError: libcudart.so.13: cannot open shared object file",
-    )
+    seen = (level, found.partition(", ")[2])
+    assert seen == ("bad", "import fails: ImportError: libcudart.so.13: cannot open shared object file")
     assert advice.endswith(software.TORCH_PAGE)
     assert finding_of(facts, "formats of pil")[:2] == ("bad", "cannot be checked: no PIL._imaging")
     impossible = "RANK is 5 and WORLD_SIZE 2, expected 0 <= RANK < WORLD_SIZE"
@@ -200,10 +196,8 @@ def test_doctor_prints_one_line_per_check(site: Path, tmp_path: Path, monkeypatc
     assert line_of["task"].endswith("task 1 of 2 (PMI)")
     systems = [line[width:] for line in lines if line.startswith("ok    file system")]
     assert systems[0].startswith(f"{tmp_path}: ")
-    assert [system.partition(",")[0] for system in systems[1:]] == [
-        "/dev/shm: a local file system",
-        "/proc: a local file system",
-    ]
+    found = [system.partition(",")[0] for system in systems[1:]]
+    assert found == ["/dev/shm: a local file system", "/proc: a local file system"]
     assert f"ok    abilities       {tmp_path}: mmap yes, fallocate yes\n" in result.stdout
     assert "warn  abilities       /proc: cannot be written: " in result.stdout
     assert lines[-1].endswith(" 1 bad")
@@ -279,9 +273,7 @@ def test_link_to_itself_is_not_a_traceback(tmp_path: Path) -> None:
         ("rw - fuse.sshfs server:/home rw,user_id=0", "warn", "fuse.sshfs: locks do not exclude other nodes"),
     ],
 )
-def test_locks_that_do_not_exclude_other_nodes_are_reported(
-    mount: str, level: str, expected: str, tmp_path: Path
-) -> None:
+def test_locks_that_exclude_no_other_nodes_are_reported(mount: str, level: str, expected: str, tmp_path: Path) -> None:
     device = tmp_path.stat().st_dev
     mountinfo = tmp_path / "mountinfo"
     mountinfo.write_text(f"1 0 9:9 / / rw - ext4 /dev/x rw\n2 1 {os.major(device)}:{os.minor(device)} / /m {mount}\n")

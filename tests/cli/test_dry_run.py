@@ -1,7 +1,5 @@
 """`--dry-run`: its estimates of bytes, files, space and time, and whether builds stay within them."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -104,9 +102,8 @@ def test_unfinished_build_needs_no_more_space(tree: Path, tmp_path: Path) -> Non
     source, out = FolderSource(tree / "train"), tmp_path / "out"
     make_plan(source, out, Recipe(height=24, width=24))
     before = tree_bytes(tmp_path)
-    assert lines(source, out)[4:] == [
-        f"{out}: an unfinished build is here; the same command without --dry-run resumes it"
-    ]
+    found = lines(source, out)[4:]
+    assert found == [f"{out}: an unfinished build is here; the same command without --dry-run resumes it"]
     assert tree_bytes(tmp_path) == before
 
 

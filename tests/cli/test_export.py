@@ -1,7 +1,5 @@
 """The command `prep export`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -28,15 +26,6 @@ def test_store_is_exported_as_folder(store: Path, images: NDArray[np.uint8], tmp
         np.testing.assert_array_equal(np.asarray(image), images[4])
     assert prep("export", store, tmp_path / "jpegs", "--as", "folder", "--quality", 95).returncode == 0
     assert (tmp_path / "jpegs/class1/00000004_4.jpg").read_bytes()[:2] == b"\xff\xd8"
-
-
-def test_tars_do_not_depend_on_number_of_workers(store: Path, tmp_path: Path) -> None:
-    for workers in (1, 2):
-        options = ("--as", "webdataset", "--shard-rows", 20, "--workers", workers)
-        result = prep("export", store, tmp_path / f"out{workers}", *options)
-        assert result.stdout == f"{tmp_path}/out{workers}: {COUNT} images in 3 classes written\n"
-    assert list(tree_bytes(tmp_path / "out1")) == ["classes.txt", *(f"shard-{k:06d}.tar" for k in range(3))]
-    assert tree_bytes(tmp_path / "out1") == tree_bytes(tmp_path / "out2")
 
 
 def test_labels_that_do_not_follow_sorted_names_are_reported(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """`prep ls` and the selection of rows."""
 
-from __future__ import annotations
-
 import pty
 import sys
 from pathlib import Path
@@ -78,9 +76,8 @@ def test_control_characters_are_escaped_everywhere(tmp_path: Path, monkeypatch: 
 
 
 def test_ls_combines_all_filters(store: Path) -> None:
-    assert listed(store, "--class", "class0", "--class", "class2", "--match", "*.jpg", "--rows", "-12:") == [
-        row for row in range(8, 20) if row % 3 != 1 and row % 5 != 4
-    ]
+    found = listed(store, "--class", "class0", "--class", "class2", "--match", "*.jpg", "--rows", "-12:")
+    assert found == [row for row in range(8, 20) if row % 3 != 1 and row % 5 != 4]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Packages that add sources: the example for LMDB, and broken ones."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Helpers for tests of builds on a cluster: slow images, and jobs that are stopped in the middle of a build."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A Slurm cluster that all tests of this folder share. It is started for the first test that uses it."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 The packages are unpacked, not installed, because their qsub would replace that of slurm-wlm-torque.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

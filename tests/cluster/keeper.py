@@ -6,8 +6,6 @@ process, even those that are made to outlive their parent, such as slurmstepd. S
 or by an id that may belong to another process by then.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Commands that launch several ranks of a program, and the variables that the ranks get."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

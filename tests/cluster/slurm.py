@@ -1,7 +1,5 @@
 """A Slurm cluster of three nodes on this host, with real daemons on loopback but without systemd and cgroups."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

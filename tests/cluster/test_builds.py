@@ -1,7 +1,5 @@
 """Builds by jobs and ranks have the same bytes if a node is lost or tasks overlap."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 import subprocess

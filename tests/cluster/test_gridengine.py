@@ -1,7 +1,5 @@
 """An array of a real Grid Engine, whose tasks each do their own share of a build."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """The variables that launchers set: those that launch.py uses, and those that it must ignore."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 
@@ -51,9 +49,8 @@ def test_variables_of_launchers_in_a_slurm_job(cluster: Cluster, tmp_path: Path)
 def test_variables_of_array_elements_with_ranks(cluster: Cluster, tmp_path: Path) -> None:
     job = cluster.submit(shlex.join(["srun", *recorder(tmp_path / "seen")]), "--array=0-1", "-n", "2")
     cluster.wait(job)
-    assert picked(recorded(tmp_path / "seen"), (*ARRAY, *STEP)) == [
-        [str(element), "2", "0", "1", str(rank), "2", "0"] for element in range(2) for rank in range(2)
-    ]
+    found = picked(recorded(tmp_path / "seen"), (*ARRAY, *STEP))
+    assert found == [[str(element), "2", "0", "1", str(rank), "2", "0"] for element in range(2) for rank in range(2)]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,9 @@
 """`prep submit` on a real Slurm, and with the qsub of slurm-wlm-torque, which is not a PBS."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
 import signal
-import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,7 +58,7 @@ def limited(cluster: Cluster, tree: Path, tmp_path_factory: pytest.TempPathFacto
     return out, jobs, processes
 
 
-def test_chain_in_a_folder_with_an_unusual_name(
+def test_chain_in_an_unusual_folder(
     cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / 'it\'s "place" $HOME' / "a b\nc.store"
@@ -238,38 +234,3 @@ def test_chain_is_submitted_in_a_step_of_several_tasks(
     cluster.wait(*jobs)
     assert [set(cluster.states(job)) for job in jobs] == [{"COMPLETED"}] * 3, logs(out, "*.log")
     assert digests(out) == uninterrupted
-
-
-def test_interrupted_submission_leaves_no_jobs(cluster: Cluster, tree: Path, tmp_path: Path) -> None:
-    gate, slow = tmp_path / "gate", tmp_path / "sbatch"
-    os.mkfifo(gate)
-    slow.write_text(f'#!/bin/sh\ncat {gate}\nPATH={shlex.quote(cluster.environ["PATH"])} exec sbatch "$@"\n')
-    slow.chmod(0o755)
-    environ = {**cluster.environ, "PATH": f"{tmp_path}:{cluster.environ['PATH']}"}
-    words = ["build", "imagenet", str(tree), "interrupted", "--tasks", "2", "--rounds", "30", "--cpus", "1", "--submit"]
-    submitting = subprocess.Popen(
-        [*PREP, "submit", "slurm", *words], cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True
-    )
-    record = tmp_path / "interrupted.jobs/submitted"
-
-    def let_one_run() -> None:
-        with suppress(OSError):  # no sbatch waits
-            os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
-
-    def has_two_jobs() -> bool:
-        let_one_run()
-        return record.exists() and len(record.read_text().splitlines()) >= 2
-
-    def has_ended() -> bool:
-        let_one_run()
-        return submitting.poll() is not None
-
-    until(has_two_jobs, "two jobs")
-    with gate.open("w"):  # another sbatch runs
-        assert "interrupted-plan" in cluster.run("squeue", "-h", "-o", "%j")
-        submitting.send_signal(signal.SIGINT)
-    until(has_ended, "the end of prep submit")
-    errors = submitting.communicate()[1]
-    assert (submitting.returncode, "stopped; the jobs so far are cancelled" in errors) == (75, True), errors
-    assert "interrupted-" not in cluster.run("squeue", "-h", "-t", "pending,running", "-o", "%j")
-    assert not record.exists()

@@ -1,7 +1,5 @@
 """`python -m tests.crash TARGET:SUITE[:AT_MOST] ...`: test points; print their number and the failures as JSON."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import gc

@@ -1,7 +1,5 @@
 """A test double of `decodeonce.store.disk`: it counts the calls of all processes, and makes one of them go wrong."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

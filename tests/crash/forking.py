@@ -3,8 +3,6 @@
 Otherwise they are like real workers: own sockets, no other inherited descriptors, the same `main`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

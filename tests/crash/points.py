@@ -1,7 +1,5 @@
 """Test one point: run a command with a fault, check what it left, run the command again, and compare."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

@@ -5,8 +5,6 @@ atomic. Any other operation may have reached the disk or not, independently of t
 have.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

@@ -1,7 +1,5 @@
 """The suites of points of a target; each suite tests all of its points, or a random sample of them."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

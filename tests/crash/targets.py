@@ -1,7 +1,5 @@
 """The commands under test, each with a sandbox: a folder for everything that it writes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Kills, failing disks, full disks and power losses at every disk call in turn (see the package's docstring)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Real processes that receive signals or reach their time limit: the build continues or can be resumed."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -8,8 +8,6 @@ The last rank is killed in step `step`, counted from 1, before it runs the line 
 other ranks are then killed, too. With step 0, no rank is killed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The pages written by hand, README.md and docs/*.md without the generated one, and their code blocks."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

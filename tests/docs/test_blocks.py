@@ -7,8 +7,6 @@ epochs becomes 1, its models become small, and if there is no GPU, its device be
 are set to one rank.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 import socket

@@ -1,7 +1,5 @@
 """docs/reference/commands.md is up to date; other pages explain every flag, and name existing commands and flags."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Commands whose output pages show, with the numbers of one machine, print the same lines here, with other numbers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

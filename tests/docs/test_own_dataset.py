@@ -1,7 +1,5 @@
 """Every command in the first table of docs/how-to/own-dataset.md builds a store of data that its row describes."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

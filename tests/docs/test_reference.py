@@ -3,8 +3,6 @@
 The examples of a name run in a new folder with what docs/reference/python.md lists.
 """
 
-from __future__ import annotations
-
 import doctest
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Kill the two resumable scripts of docs/how-to/multi-gpu-and-resume.md with SIGKILL in every step, and resume them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -162,9 +160,7 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("step", [3, *(pytest.param(step, marks=pytest.mark.long) for step in (1, 4, 7))])
-def test_three_ranks_resume_a_run_of_two_killed_ranks(
-    runner: Runner, uninterrupted: Any, tmp_path: Path, step: int
-) -> None:
+def test_three_ranks_resume_two_killed_ranks(runner: Runner, uninterrupted: Any, tmp_path: Path, step: int) -> None:
     folder = runner.folder(tmp_path)
     assert runner.run(folder, ranks=2, port=free_port(), step=step, line=6) == [-signal.SIGKILL] * 2
     before = saved(folder, pop_log(folder, 0) + pop_log(folder, 1))

@@ -1,7 +1,5 @@
 """The tutorial works as written: in an empty folder, its commands run and print what the page shows."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

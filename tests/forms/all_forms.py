@@ -1,7 +1,5 @@
 """All forms, and the images that tests write in them."""
 
-from __future__ import annotations
-
 from tests.forms import boxed, folder, imagenet, listed, parquet, webdataset
 from tests.forms.form import Form, Pic
 from tests.images import jpeg

@@ -1,7 +1,5 @@
 """Class folders with a box around every whole image."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

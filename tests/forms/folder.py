@@ -1,7 +1,5 @@
 """A tree of class folders."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A form: a way to write images to disk, and the source that reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every form in which ImageNet is distributed."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import zipfile

@@ -1,7 +1,5 @@
 """Lists of images: paths alone, TSV and CSV with labels."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Parquet files like those of Hugging Face."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """WebDataset shards, plain and gzipped."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

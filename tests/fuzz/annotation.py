@@ -1,7 +1,5 @@
 """XML annotations and their boxes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from random import Random
 

@@ -1,7 +1,5 @@
 """The files with ImageNet's classes and val labels: Kaggle's lists and the development kit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from decodeonce.errors import BuildError

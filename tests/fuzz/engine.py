@@ -3,8 +3,6 @@
 With a file instead of a corpus folder, run the target once with the content of the file.
 """
 
-from __future__ import annotations
-
 import sys
 from random import Random
 

@@ -1,7 +1,5 @@
 """An audit hook that raises an error if a target creates, changes or reads a file outside its own folder."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

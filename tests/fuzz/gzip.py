@@ -1,7 +1,5 @@
 """Gzip-compressed tars, which are read from start to end."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import zlib

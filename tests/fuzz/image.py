@@ -1,7 +1,5 @@
 """Images, decoded by recipes of every kind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from random import Random

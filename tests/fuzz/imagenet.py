@@ -1,7 +1,5 @@
 """ImageNet's archives, opened, listed and read: a tar of class tars, a tar of val images, and Kaggle's zip."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterator
 from random import Random

@@ -1,7 +1,5 @@
 """Journals damaged by a kill, a full disk or another program."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Lists of images: every text layout, with labels as numbers or names."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

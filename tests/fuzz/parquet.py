@@ -3,8 +3,6 @@
 Their images are not read: workers do that, and a crash there costs one row.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """plan.json, with its own digest and with a valid one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from random import Random

@@ -3,8 +3,6 @@
 Runs share a corpus in build/fuzz/corpus, which grows. The exit code is 1 if an input made a target fail.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

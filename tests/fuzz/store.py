@@ -1,7 +1,5 @@
 """A store with a changed manifest whose digests match its files. It is opened, read and verified."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """samples.tsv and rejects.tsv, with both readers of samples.tsv."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tars: the listing, which reads only headers, and the samples of their members."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Every fuzz target accepts its seeds, the inputs that `make fuzz` starts from."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fuzz import TARGETS, load

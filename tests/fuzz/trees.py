@@ -1,7 +1,5 @@
 """Mutations of JSON. The result is valid JSON, so that the code after the parser is reached."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from random import Random

@@ -1,7 +1,5 @@
 """Zips: the listing, which reads the central directory, and the bytes of each member."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Iterator

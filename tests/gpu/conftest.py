@@ -5,8 +5,6 @@ use the fixture `cuda`. It includes ROCm, where torch has the same names
 (https://docs.pytorch.org/docs/stable/notes/hip.html).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A consumer whose stream runs behind the host, and uses batches after the loop has dropped them."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Augmentations on the device give the results of the host: bit-identical if only moved, else within a level."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 
@@ -32,7 +30,7 @@ from decodeonce.loader.augment import (
     Step,
     Views,
 )
-from tests.loader.meta_device import batch_of
+from tests.loader.augmenting import batch_of
 from tests.stores import random_images
 
 COUNT = 64

@@ -1,7 +1,5 @@
 """`prep bench load` and `prep doctor` on a machine with an accelerator. No speed is asserted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

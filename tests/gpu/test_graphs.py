@@ -4,8 +4,6 @@ With the default, `capture_error_mode="global"`, CUDA lets calls of other thread
 (https://docs.pytorch.org/docs/stable/generated/torch.cuda.graph.html). The Loader's threads run only in an epoch.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -47,7 +45,7 @@ def expected(larger: Path) -> Tensor:
 @pytest.mark.parametrize(
     ("step", "mode"), [(0, "global"), (STEPS, "global"), (0, "thread_local"), (1, "thread_local"), (5, "thread_local")]
 )
-def test_graph_captured_between_epochs_or_in_one(
+def test_graph_captured_in_or_between_epochs(
     larger: Path, cuda: torch.device, expected: Tensor, step: int, mode: str
 ) -> None:
     found: list[Tensor] = []
@@ -65,7 +63,7 @@ def test_graph_captured_between_epochs_or_in_one(
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])  # the second replays CUDA graphs
-def test_compiled_function_sees_the_batches_of_the_host(
+def test_compiled_function_sees_batches_of_host(
     larger: Path, device: torch.device, expected: Tensor, mode: str
 ) -> None:
     if not has_triton() or not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):

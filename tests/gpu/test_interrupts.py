@@ -1,7 +1,5 @@
 """Errors and Ctrl-C in the middle of an epoch: later batches on the device are complete, and processes end."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import signal

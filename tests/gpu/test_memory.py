@@ -1,8 +1,9 @@
 """Memory of the device and pinned memory of the host do not grow over 200 epochs, and a closed Loader keeps none."""
 
-from __future__ import annotations
-
 import gc
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def run(loader: Loader, epochs: int) -> tuple[int, int, int]:
     not hasattr(torch.cuda, "host_memory_stats"), reason="counting the pinned memory of an accelerator needs torch 2.7"
 )
 @pytest.mark.parametrize(("settings", "spare"), SETTINGS.values(), ids=SETTINGS)
-def test_memory_does_not_grow_over_200_epochs(
+def test_memory_is_bounded_in_200_epochs(
     larger: Path, cuda: torch.device, settings: dict[str, Any], spare: int
 ) -> None:
     with Loader(larger, batch_size=BATCH, device=cuda, **settings) as loader:
@@ -66,3 +67,46 @@ def test_closed_loader_frees_the_memory_of_the_device(larger: Path, cuda: torch.
             assert torch.cuda.memory_allocated() >= before + steps * BATCH * 64 * 64 * 3
         del kept
         assert torch.cuda.memory_allocated() == before
+
+
+# ---- Batches are right with the allocators that torch offers for CUDA
+
+HERE = Path(__file__).parent
+# No test that asks for more memory than the device has: with expandable segments, torch would first take all of it.
+TESTS = ["test_batches.py", "test_waits.py::test_batches_are_complete_on_late_streams"]
+OPTIONS = [
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "--deselect",
+    "tests/gpu/test_batches.py::test_rows_that_do_not_fit_are_an_error",
+]
+
+RUN = """
+import sys
+import pytest
+import torch
+
+kept = torch.zeros(1, device="cuda")
+assert {check}
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "check"),
+    [
+        ("expandable_segments:True", "torch.cuda.memory_snapshot()[0]['is_expandable']"),
+        ("backend:cudaMallocAsync", "torch.cuda.get_allocator_backend() == 'cudaMallocAsync'"),
+    ],
+)
+def test_tests_pass_with_the_allocator(cuda: torch.device, setting: str, check: str) -> None:
+    """Run some tests of this folder in another process, because the allocator is chosen when a process starts."""
+    if torch.version.hip:
+        pytest.skip("ROCm does not have these allocators on every accelerator")
+    # Every torch reads this variable; newer ones also read PYTORCH_ALLOC_CONF.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTORCH_ALLOC_CONF"}
+    environ["PYTORCH_CUDA_ALLOC_CONF"] = setting
+    command = [sys.executable, "-c", RUN.format(check=check), *OPTIONS, *(str(HERE / name) for name in TESTS)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=HERE.parent.parent, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

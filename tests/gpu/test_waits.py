@@ -6,8 +6,6 @@ used, which can wait for the device
 (https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/lazy-loading.html).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import threading
@@ -20,6 +18,7 @@ import pytest
 import torch
 
 from decodeonce import Batch, Loader
+from decodeonce.loader.augment import Augment, Normalize, RandomFlip
 from decodeonce.loader.delivery import CachedDelivery, Device, StreamDelivery
 from tests.gpu.conftest import ROWS
 from tests.gpu.consumer import copied, delay, on_host, reserve_pinned
@@ -140,3 +139,29 @@ def test_wait_of_the_cache_is_necessary(larger: Path, cuda: torch.device) -> Non
     is_reused, unchanged = close_while_rows_are_copied(larger, cuda, delivery_without(CACHE_WAIT, "CachedDelivery"))
     assert is_reused
     assert not unchanged
+
+
+# ---- Batches are copied to the device while the consumer computes, and the consumer's thread does not wait for either
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "copies": {},
+    "cache": {"cache": "device"},
+    "augmentation": {"transform": Augment(RandomFlip(), Normalize("imagenet"))},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_side_stream_finishes_the_epoch_while_the_consumer_computes(
+    store: Path, cuda: torch.device, settings: dict[str, Any]
+) -> None:
+    reserve_pinned(cuda, (4, 8, 6, 3))
+    with Loader(store, batch_size=4, device=cuda, **settings) as loader:
+        delay()
+        kept = list(loader)  # allocates memory and loads kernels, which can wait for the device
+        del kept
+        torch.accelerator.synchronize()
+        for _ in loader:
+            if loader.steps_left == len(loader) - 1:
+                delay(5)
+        cast(Any, loader._delivery)._stream.synchronize()
+        assert not torch.accelerator.current_stream().query()

@@ -1,7 +1,5 @@
 """Hostile images, which try to make a decoder use much memory or time."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Callable

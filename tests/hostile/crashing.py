@@ -1,7 +1,5 @@
 """Code that crashes or hangs: the module that test_bounds.py runs in Isolated, and a map that stops its worker."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """Minimal inputs for the errors that the fuzz targets have found."""
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Hostile images use limited memory and time, and become a row or a reject."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
@@ -39,9 +37,7 @@ def decode(data: bytes, **options: str) -> Row:
 
 @pytest.mark.parametrize("name", BOMBS)
 @pytest.mark.parametrize("exif", ["ignore", "apply"])
-def test_bomb_becomes_row_or_reject_within_the_memory_limit(
-    name: str, exif: str, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_bomb_becomes_row_or_reject_within_memory_limit(name: str, exif: str, recwarn: pytest.WarningsRecorder) -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)[0]
     make, error = BOMBS[name]
     need_format(name)
@@ -75,7 +71,7 @@ def test_memory_is_available_up_to_the_limit() -> None:
 # These limits are far below what the images need: memory that earlier tests freed may still be held by malloc(3), and
 # using it again is not limited.
 @pytest.mark.parametrize(("progressive", "mebibytes"), [(False, 50), (True, 100)])
-def test_image_that_exceeds_the_memory_limit_is_rejected(
+def test_image_over_the_memory_limit_is_rejected(
     progressive: bool, mebibytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Needs 256 MB in NumPy, and if progressive 384 MB in libjpeg, which reports too little memory as damaged data."""

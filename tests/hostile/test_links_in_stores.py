@@ -4,8 +4,6 @@ The test replaces each file and folder in turn by a link to a copy of it in a fo
 that writes, and checks that the foreign folder is unchanged.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Files are written with the user's umask. An unreadable image stops a build; it does not become a reject."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Generated scripts do not execute hostile names, and no command unpickles data."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """A build does not follow links out of SRC, read special files, or use the names in archives as paths."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -243,10 +241,8 @@ def test_annotations_outside_their_folder_are_rejected(tree: Tree) -> None:
     (tree.src.parent / f"xml/{Path(FIRST).stem}.xml").symlink_to(tree.outside / "x.xml")
     os.mkfifo(tree.src.parent / f"xml/{Path(SECOND).stem}.xml")
     inner, xml = tree.open(), tree.src.parent / "xml"
-    assert [problem[-len(OUTSIDE) :] for problem in problems(BoxedSource(inner, xml, BoxRules()))] == [
-        OUTSIDE,
-        f"{Path(SECOND).stem}.xml: a FIFO",
-    ]
+    found = [problem[-len(OUTSIDE) :] for problem in problems(BoxedSource(inner, xml, BoxRules()))]
+    assert found == [OUTSIDE, f"{Path(SECOND).stem}.xml: a FIFO"]
     assert problems(BoxedSource(inner, xml, BoxRules(), follow_links=True))[0] == ""
 
 
@@ -342,19 +338,13 @@ HOSTILE = ("../../evil", "/etc/evil", "a/../../../evil", "..", "x\0y", "\n", "é
 
 TRAIN = "ILSVRC/Data/CLS-LOC/train"
 SAMPLES = dict(part for name in HOSTILE for part in sample(name, IMAGE, json={"label": name[:-1]}))
-CLASS_TARS = {
-    "../../evil.tar": tar_bytes({f"{name}.JPEG": IMAGE for name in HOSTILE[:-1]}),
-    "/etc/x.tar": tar_bytes({}),
-}
+CLASS_TARS = {"../../e.tar": tar_bytes({f"{name}.JPEG": IMAGE for name in HOSTILE[:-1]}), "/etc/x.tar": tar_bytes({})}
 ZIPPED = {f"{TRAIN}/{name}/{name}.JPEG": IMAGE for name in ("a/../../../evil", "\n", "é")}
 ARCHIVES: list[tuple[dict[str, bytes], str]] = [  # the files of SRC, and the error
     ({"x.tar": tar_bytes(SAMPLES)}, ""),
     ({"ILSVRC2012_img_train.tar": tar_bytes(CLASS_TARS)}, ""),
     ({"x.zip": zip_bytes(ZIPPED)}, ""),
-    (
-        {"x.zip": zip_bytes({f"{TRAIN}/../../../evil.JPEG": IMAGE})},
-        r"the class list contains '\.\.'; expected the name of a folder",
-    ),
+    ({"x.zip": zip_bytes({f"{TRAIN}/../../../evil.JPEG": IMAGE})}, r"the class list contains '\.\.'; expected the"),
     (
         {
             "ILSVRC2012_img_val.tar": tar_bytes({f"/../{FIRST}": IMAGE}),

@@ -1,7 +1,5 @@
 """Replace the delivery of Loaders, and compare the contents of their batches."""
 
-from __future__ import annotations
-
 import inspect
 import types
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ torch's CPU build can register such an accelerator, for the life of the process.
 and torch.Event; they exist, but do nothing. Run: python -m tests.loader.python_accelerator
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Augmentations equal Pillow, NumPy and plain Python for the same random numbers, in any batch."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
@@ -25,43 +23,30 @@ from decodeonce.loader.augment import (
     CenterCrop,
     CutMix,
     Draws,
+    MixUp,
     Normalize,
+    OneOf,
     RandomCrop,
     RandomFlip,
     RandomResizedCrop,
     Step,
+    Views,
+    ramp,
 )
 from decodeonce.loader.augment.augment import mix_words
 from decodeonce.loader.order import derive_key
 from decodeonce.loader.partition import Tail
 from decodeonce.splitmix import mix
 from tests.conftest import COUNT
-from tests.loader.meta_device import batch_of, run_on_device
+from tests.loader.augmenting import batch_of, by_row, draws_of, noise, run_on_device
 from tests.stores import make_store, pixel_statistics, random_images
 
 SIZE = (5, 4)
 seeds = st.integers(-(2**70), 2**70)
 
 
-def noise(count: int, height: int, width: int, channels: int = 3) -> Tensor:
-    return torch.from_numpy(random_images(count, shape=(height, width, channels)))
-
-
-def draws_of(count: int, seed: int = 0, epoch: int = 0, step: int = 0) -> Draws:
-    """The draws that step number `step` of an Augment gets for rows 0..count-1."""
-    return Draws(derive_key(seed, epoch, step), torch.arange(count))
-
-
 def all_steps(store: Path) -> list[Step]:
     return [RandomCrop((7, 6)), RandomResizedCrop(SIZE), RandomFlip(), Normalize(store)]
-
-
-def by_row(loader: Loader) -> dict[int, Tensor]:
-    """The valid images of one epoch by row."""
-    seen: dict[int, Tensor] = {}
-    for batch in loader:
-        seen.update(zip(batch.rows[: batch.valid].tolist(), batch.images, strict=False))
-    return seen
 
 
 def nearly_equal(first: dict[int, Tensor], second: dict[int, Tensor]) -> bool:
@@ -152,20 +137,6 @@ def test_padding_is_augmented_like_the_row_it_repeats(store: Path) -> None:
     assert all(torch.equal(*images) for images in repeated)
 
 
-def test_resumed_epoch_has_the_same_augmentation(store: Path) -> None:
-    transform = Augment(*all_steps(store))
-    with Loader(store, batch_size=8, transform=transform) as loader:
-        for _ in loader:
-            pass
-        batches = iter(loader)
-        next(batches)
-        state = loader.state_dict()
-        left = {row: image for batch in batches for row, image in zip(batch.rows.tolist(), batch.images, strict=True)}
-    with Loader(store, batch_size=8, transform=Augment(*all_steps(store))) as resumed:
-        resumed.load_state_dict(state)
-        assert nearly_equal(by_row(resumed), left)
-
-
 def test_each_step_has_its_own_random_numbers() -> None:
     images = noise(64, 4, 6)
     twice = Augment(RandomFlip(), RandomFlip())(batch_of(images)).images.permute(0, 2, 3, 1)
@@ -205,12 +176,6 @@ def test_input_batch_is_not_modified(store: Path) -> None:
         result = Augment(*steps)(batch_of(images)).images
         assert torch.equal(images, before)
         assert result.data_ptr() != images.data_ptr()
-
-
-def test_any_callable_is_a_step() -> None:
-    images = noise(3, 4, 5)
-    result = Augment(lambda images, draws: 255 - images)(batch_of(images)).images
-    assert torch.equal(result.permute(0, 2, 3, 1), 255 - images)
 
 
 def test_steps_neither_wait_for_the_device_nor_copy_to_it(store: Path) -> None:
@@ -282,7 +247,7 @@ def test_results_of_a_size_function_are_checked_on_use(step: Callable[[Any], Ste
 # RandomResizedCrop
 
 
-def torchvision_window(
+def expected_window(
     numbers: list[float], height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> list[int]:
     """torchvision's RandomResizedCrop.get_params with random numbers from a list: areas, ratios, corner."""
@@ -316,14 +281,12 @@ def torchvision_window(
         (1, 1, (0.08, 1.0), (3 / 4, 4 / 3)),
     ],
 )
-def test_windows_equal_torchvision(
+def test_window_is_torchvisions(
     height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> None:
     draws = draws_of(3000, seed=height)
     boxes = RandomResizedCrop(9, scale=scale, ratio=ratio).windows(draws, height, width)
-    assert boxes.tolist() == [
-        torchvision_window(row, height, width, scale, ratio) for row in draws.uniform(22).tolist()
-    ]
+    assert boxes.tolist() == [expected_window(row, height, width, scale, ratio) for row in draws.uniform(22).tolist()]
     top, left, box_height, box_width = boxes.unbind(1)
     assert boxes[:, :2].min() >= 0
     assert boxes[:, 2:].min() >= 1
@@ -396,16 +359,6 @@ def test_normalize_with_statistics_of_torchvision() -> None:
         np.testing.assert_allclose(result, normalized(images / 255, tuple(mean), tuple(std)), rtol=1e-6, atol=2e-6)
 
 
-def test_repr_of_augment_has_a_line_per_step() -> None:
-    step = Normalize("imagenet", dtype=torch.float16)
-    line = "Normalize(((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), dtype=torch.float16)"
-    assert repr(Augment(RandomFlip(), step, seed=3)) == f"Augment(\n    RandomFlip(p=0.5),\n    {line},\n    seed=3,\n)"
-    mixed = Augment(CutMix(1.0, 3), mixed=["tags"])
-    assert repr(mixed).endswith("    CutMix(alpha=1.0, num_classes=3, p=1.0),\n    seed=0,\n    mixed=('tags',),\n)")
-    paired = Augment(paired={"mask": "nearest"})
-    assert repr(paired) == "Augment(\n    seed=0,\n    paired={'mask': 'nearest'},\n)"
-
-
 def test_normalize_with_statistics_of_a_store(store: Path, images: NDArray[np.uint8]) -> None:
     pixels = torch.from_numpy(images)
     expected = normalized(pixels, *pixel_statistics(images))
@@ -452,10 +405,7 @@ def test_invalid_sizes_are_rejected(step: Callable[[Any], Step], size: Any) -> N
         (lambda: RandomFlip(1.5), "p is 1.5, expected a probability, 0 to 1"),
         (lambda: RandomFlip(math.nan), "p is nan"),
         (lambda: Normalize("imagenet", dtype=torch.uint8), r"dtype is torch.uint8, expected one of torch.float32, "),
-        (
-            lambda: Normalize(((124, 116, 104), (58, 57, 57))),
-            r"statistics are \(\(124, .*, each a number per channel in 0",
-        ),
+        (lambda: Normalize(((124, 116, 104), (58, 57, 57))), r"statistics are \(\(124, .*, each a number per channel"),
         (lambda: Normalize(((0.5,), (0.5, 0.5))), "statistics are .*, each a number per channel in 0 to 1"),
         (lambda: Augment(RandomFlip(), seed=0.5), "seed is 0.5, expected a whole number"),  # type: ignore[arg-type]
         (lambda: Augment(RandomFlip), r"a step is .*RandomFlip'>, expected a callable object"),  # type: ignore[arg-type]
@@ -484,9 +434,7 @@ def test_crop_larger_than_the_images_raises_at_next(store: Path, step: Step) -> 
 @pytest.mark.parametrize("transform", [RandomFlip(), [RandomFlip()], lambda images, draws: images, 3])
 def test_transform_that_does_not_accept_a_batch_is_refused(transform: Any, tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(4))
-    message = re.escape(
-        f"transform is {transform!r}, expected a function with one parameter, a Batch; wrap steps in Aug"
-    )
+    message = re.escape(f"transform is {transform!r}, expected a function with one parameter, a Batch; wrap steps in")
     with pytest.raises(TypeError, match=message):
         Loader(store, batch_size=2, transform=transform)
 
@@ -501,3 +449,71 @@ def test_transform_whose_parameters_are_unknown_is_accepted(tmp_path: Path) -> N
 def test_unknown_statistics_are_refused() -> None:
     with pytest.raises(ValueError, match="there are no statistics for 'cifar'; expected \"imagenet\", a store or"):
         Normalize("cifar")
+
+
+# ---- ramp: image sizes that change with the epoch
+
+
+def resolution(epoch: int, min_res: int, max_res: int, end_ramp: int, start_ramp: int) -> int:
+    """`get_resolution` from FFCV's published training script for ImageNet."""
+    assert min_res <= max_res
+    if epoch <= start_ramp:
+        return min_res
+    if epoch >= end_ramp:
+        return max_res
+    interp = np.interp([epoch], [start_ramp, end_ramp], [min_res, max_res])
+    return int(np.round(interp[0] / 32)) * 32
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "least", "most"),
+    [
+        (65, 76, 160, 192),  # ResNet-50, 88 epochs
+        (41, 48, 160, 192),  # 56 epochs
+        (11, 13, 160, 192),  # 16 epochs
+        (0, 30, 64, 256),
+        (0, 1, 128, 224),
+    ],
+)
+def test_sizes_equal_ffcv(start: int, end: int, least: int, most: int) -> None:
+    size = ramp(start, least, end, most)
+    assert [size(epoch) for epoch in range(100)] == [resolution(epoch, least, most, end, start) for epoch in range(100)]
+
+
+def test_sizes_between_are_multiples_within_bounds() -> None:
+    assert [ramp(0, 100, 4, 116, multiple=8)(epoch) for epoch in range(6)] == [100, 104, 112, 112, 116, 116]
+    assert [ramp(0, 100, 4, 110)(epoch) for epoch in range(6)] == [100, 100, 100, 100, 110, 110]
+
+
+def test_sizes_can_decrease() -> None:
+    assert [ramp(1, 256, 5, 128)(epoch) for epoch in range(7)] == [256, 256, 224, 192, 160, 128, 128]
+
+
+def test_loader_uses_the_size_of_each_epoch(store: Path) -> None:
+    size = ramp(0, 2, 3, 5, multiple=1)
+    augment = Augment(RandomResizedCrop(size), RandomFlip(), CenterCrop(size), Normalize("imagenet"), seed=3)
+    with Loader(store, batch_size=9, transform=augment) as loader:
+        shapes = [{tuple(batch.images.shape) for batch in loader} for _ in range(5)]
+        assert shapes == [{(9, 3, side, side)} for side in (2, 3, 4, 5, 5)]
+        assert loader.stats()["memory"]["slots"] <= 5  # slots have the size of the store's images in every epoch
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((5, 160, 5, 192), "last_epoch is 5, expected an epoch after first_epoch=5"),
+        ((-1, 160, 5, 192), "first_epoch is -1, expected a whole number of 0 or more"),
+        ((0, 160.0, 5, 192), "first_size is 160.0, expected a whole number"),
+        ((0, 160, 5, 0), "last_size is 0, expected a whole number of 1 or more"),
+    ],
+)
+def test_invalid_ramps_are_rejected(arguments: tuple[int, int, int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ramp(*arguments)
+
+
+def test_repr_is_the_call() -> None:
+    mix = OneOf(MixUp(0.8, 3), CutMix(1.0, 3), weights=(1, 2))
+    mixed = Augment(RandomResizedCrop(ramp(1, 8, 3, 16, multiple=4)), mix, seed=3, mixed="tags")
+    for made in (mixed, Augment(RandomFlip(), paired={"mask": "nearest"}), Views(Augment(RandomFlip(), seed=4))):
+        assert repr(eval(repr(made))) == repr(made)

@@ -1,7 +1,5 @@
 """The code of augmentations for CPUs gives the same results as the code for devices, at a fraction of the cost."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 import threading
@@ -22,6 +20,7 @@ from decodeonce.loader.augment.flip import mirror_on_device, mirror_rows
 from decodeonce.loader.augment.normalize import normalize_on_device, normalize_rows
 from decodeonce.loader.augment.rows import Rows
 from decodeonce.loader.buffers import recycled
+from tests.loader.augmenting import noise
 from tests.stores import make_store, random_images
 
 SIZES = [
@@ -32,10 +31,6 @@ SIZES = [
     ((33, 2), (1, 5)),
     ((1, 1), (3, 4)),
 ]
-
-
-def noise(count: int, height: int, width: int, channels: int = 3) -> Tensor:
-    return torch.from_numpy(random_images(count, shape=(height, width, channels)))
 
 
 def windows_in(images: Tensor) -> Tensor:
@@ -60,7 +55,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize(("before", "after"), SIZES)
-def test_cpu_and_device_resize_differ_by_at_most_one_level(
+def test_cpu_and_device_resize_differ_by_one_level(
     before: tuple[int, int], after: tuple[int, int], channels: int
 ) -> None:
     images = noise(12, *before, channels)

@@ -1,7 +1,5 @@
 """Rows cached in device memory: batches are bit-identical, and no pixels are transferred twice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

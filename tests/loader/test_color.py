@@ -1,7 +1,5 @@
 """The steps that change colors equal torchvision's functions within a level."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -28,7 +26,7 @@ from decodeonce.loader.augment import (
 from decodeonce.loader.augment.rows import Rows, fill_rows
 from decodeonce.loader.order import derive_key
 from tests.libraries import library
-from tests.loader.meta_device import batch_of, run_on_device
+from tests.loader.augmenting import batch_of, run_on_device
 from tests.stores import random_images
 
 COUNT = 48
@@ -203,9 +201,7 @@ def test_code_for_cpus_and_devices_differs_by_at_most_one_level(step: Step, monk
 
 
 @pytest.mark.parametrize("size", [9, 30])
-def test_steps_in_one_pass_give_the_same_images_as_one_after_the_other(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_in_one_pass_equal_those_one_after_the_other(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[int] = []
 
     def count(result: Tensor, fill: Callable[[int], object]) -> Tensor:
@@ -213,14 +209,7 @@ def test_steps_in_one_pass_give_the_same_images_as_one_after_the_other(
         return fill_rows(result, fill)
 
     monkeypatch.setattr(rows, "fill_rows", count)
-    steps: list[Step] = [
-        *STEPS,
-        RandomResizedCrop(size),
-        RandomFlip(),
-        *STEPS,
-        Normalize("imagenet"),
-        RandomErasing(0.5),
-    ]
+    steps: Any = [*STEPS, RandomResizedCrop(size), RandomFlip(), *STEPS, Normalize("imagenet"), RandomErasing(0.5)]
     batch = batch_of(noise())
     found = Augment(*steps, seed=5)(batch).images
     assert len(passes) == 1

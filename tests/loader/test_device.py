@@ -1,8 +1,8 @@
 """Each wait of the side stream is necessary, as shown with a device that works as late as possible."""
 
-from __future__ import annotations
-
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.utils import backend_registration
 
 import decodeonce.loader.delivery as delivery_module
 from decodeonce import Batch, Loader
@@ -134,3 +135,43 @@ def test_missing_device_is_rejected(store: Path) -> None:
         pytest.skip("this machine has an accelerator")
     with pytest.raises(ValueError, match=r'device "cuda" is not available: torch .* finds only cpu here'):
         Loader(store, batch_size=BATCH, device="cuda")
+
+
+# ---- Every name of torch that class Device uses exists, and every call reaches an accelerator
+
+
+def test_every_name_exists_also_without_an_accelerator() -> None:
+    names = "current_accelerator current_device_index current_stream device_count is_available set_stream"
+    for name in names.split():
+        assert callable(getattr(torch.accelerator, name))
+
+
+@pytest.mark.parametrize("backend", [torch, torch.cuda, torch.xpu])
+def test_streams_and_events_of_each_backend_have_the_methods(backend: Any) -> None:
+    methods = [(backend.Stream, "record_event"), (backend.Stream, "wait_event"), (backend.Event, "synchronize")]
+    for owner, name in methods:
+        assert callable(getattr(owner, name))
+
+
+REACHED = """\
+device toy:0
+streams toy:0 True
+event Event toy
+synchronize: Backend doesn't support synchronizing events.
+pinned: You should register `PrivateUse1HooksInterface`by `RegisterPrivateUse1HooksInterface` and implement \
+`getPinnedMemoryAllocator` at the same time for PrivateUse1.
+pin: You should register `PrivateUse1HooksInterface`by `RegisterPrivateUse1HooksInterface` and implement \
+`getPinnedMemoryAllocator` at the same time for PrivateUse1.
+tensors toy:0 (3, 2)
+calls empty, copy of cpu memory, non_blocking=True, copy of cpu memory, non_blocking=True, index_copy_, index_select, \
+record_stream of Stream
+"""
+
+
+def test_every_call_reaches_the_accelerator() -> None:
+    """The accelerator is written in Python. It has streams and events, but can neither wait for one nor pin memory."""
+    if torch.accelerator.is_available() or not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch has an accelerator, or cannot register one that is written in Python")
+    command = [sys.executable, "-m", "tests.loader.python_accelerator"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, REACHED), done.stderr

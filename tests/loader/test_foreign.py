@@ -4,13 +4,11 @@ Most tests use callables of this file that draw from torch, NumPy and Python, as
 tests use the libraries.
 """
 
-from __future__ import annotations
-
+import dataclasses
 import itertools
 import pickle
 import random
-import subprocess
-import sys
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,19 +22,14 @@ from PIL import Image
 from torch import Tensor
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.augment import Augment, Draws, Normalize, PerBatch, PerImage, RandomFlip, Step
+from decodeonce.loader.augment import Augment, Draws, MixUp, Normalize, PerBatch, PerImage, RandomFlip, Step
 from decodeonce.loader.augment.seeded import Seeded
 from decodeonce.loader.order import derive_key
 from tests.conftest import COUNT
 from tests.libraries import library
-from tests.loader.meta_device import batch_of
-from tests.stores import random_images
+from tests.loader.augmenting import batch_of, by_row, noise
 
 SEED = 4
-
-
-def noise(count: int, height: int = 8, width: int = 6, channels: int = 3) -> Tensor:
-    return torch.from_numpy(random_images(count, shape=(height, width, channels)))
 
 
 # Stand-ins for transforms of libraries. Each draws as some library does.
@@ -105,21 +98,14 @@ def several_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-Images = dict[int, Tensor]
+Rows = dict[int, Tensor]
 
 
-def by_row(batches: Any) -> Images:
-    seen: Images = {}
-    for batch in batches:
-        seen.update(zip(batch.rows[: batch.valid].tolist(), batch.images, strict=False))
-    return seen
-
-
-def same(first: Images, second: Images) -> bool:
+def same(first: Rows, second: Rows) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[row], second[row]) for row in first)
 
 
-def epochs(store: Path, step: Any, count: int = 2, **arguments: Any) -> list[Images]:
+def epochs(store: Path, step: Any, count: int = 2, **arguments: Any) -> list[Rows]:
     transform = Augment(RandomFlip(), step, seed=SEED)
     with Loader(store, transform=transform, **arguments) as loader:
         return [by_row(loader) for _ in range(count)]
@@ -134,7 +120,7 @@ def test_image_is_independent_of_batch_world_size_and_threads(store: Path, kind:
     assert not same(*expected)
     for threads, world_size, batch_size in [(1, 1, 7), (4, 2, 5), (3, 3, 20)]:
         torch.set_num_threads(threads)
-        found: list[Images] = [{}, {}]
+        found: list[Rows] = [{}, {}]
         for rank in range(world_size):
             parts = epochs(
                 store, PER_IMAGE[kind](), batch_size=batch_size, tail="keep", rank=rank, world_size=world_size
@@ -163,7 +149,7 @@ def resume_after_every_step(store: Path, make: Callable[[], Any], world_size: in
         batches, found = iter(loader), {}
         for _ in range(COUNT // 12 - 1):
             found.update(by_row([next(batches)]))
-            rest: Images = {}
+            rest: Rows = {}
             for rank in range(world_size):
                 transform = Augment(RandomFlip(), make(), seed=SEED)
                 with Loader(
@@ -172,43 +158,6 @@ def resume_after_every_step(store: Path, make: Callable[[], Any], world_size: in
                     resumed.load_state_dict(loader.state_dict())
                     rest.update(by_row(resumed))
             assert same({**found, **rest}, expected)
-
-
-KILLED = """
-import os, signal, sys
-import torch
-from decodeonce import Loader
-from decodeonce.loader.augment import Augment, PerImage
-from tests.loader.test_foreign import PER_IMAGE, SEED
-
-torch.set_num_threads(2)
-store, checkpoint, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
-loader = Loader(store, batch_size=12, transform=Augment(PER_IMAGE["torch"](), PER_IMAGE["pillow"](), seed=SEED))
-if os.path.exists(checkpoint):
-    loader.load_state_dict(torch.load(checkpoint)["loader"])
-for batch in loader:
-    torch.save({"rows": batch.rows, "images": batch.images}, f"{checkpoint}.{loader.steps_left}")
-    torch.save({"loader": loader.state_dict()}, f"{checkpoint}.new")
-    os.replace(f"{checkpoint}.new", checkpoint)
-    steps -= 1
-    if not steps:
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_killed_process_resumes_with_the_same_images(store: Path, tmp_path: Path) -> None:
-    transform = Augment(PER_IMAGE["torch"](), PER_IMAGE["pillow"](), seed=SEED)
-    with Loader(store, batch_size=COUNT, transform=transform) as loader:
-        expected = by_row(loader)
-    checkpoint = tmp_path / "checkpoint"
-    for steps, code in [(2, -9), (99, 0)]:
-        command = [sys.executable, "-c", KILLED, str(store), str(checkpoint), str(steps)]
-        assert subprocess.run(command, timeout=100, check=False).returncode == code
-    found: Images = {}
-    for left in range(COUNT // 12):
-        saved = torch.load(f"{checkpoint}.{left}")
-        found.update(zip(saved["rows"].tolist(), saved["images"], strict=True))
-    assert same(found, expected)
 
 
 def test_batch_draws_depend_on_first_row_epoch_and_step() -> None:
@@ -456,9 +405,7 @@ def test_transform_of_a_library_is_refused_as_a_step() -> None:
     v2, kornia, a = library("torchvision.transforms.v2"), library("kornia.augmentation"), library("albumentations")
     for transform in (v2.RandomHorizontalFlip(1.0), v2.ColorJitter(0.4), kornia.RandomInvert(), a.HorizontalFlip()):
         name = type(transform).__name__
-        with pytest.raises(
-            ValueError, match=rf"the step {name} is of \w+; use PerImage\({name}\(\.\.\.\)\) or PerBatch"
-        ):
+        with pytest.raises(ValueError, match=rf"the step {name} is of \w+; use PerImage\({name}\(\.\.\.\)\) or"):
             Augment(transform)
 
 
@@ -508,3 +455,56 @@ def test_kornia(store: Path) -> None:
         ),
     )
     check_step(store, lambda: PerImage(kornia.ColorJitter(*jitter, p=1.0, keepdim=True)))
+
+
+# ---- A transform that returns its first batch unchanged is refused. Transforms of torchvision ignore unknown types
+
+
+def test_transform_that_returns_its_batch_unchanged_is_refused(store: Path) -> None:
+    with Loader(store, batch_size=4, transform=PassesUnknownTypes()) as loader:
+        message = r"transform PassesUnknownTypes returned its Batch unchanged\. .* use Augment\(PerImage\(\.\.\.\)\)"
+        with pytest.raises(ValueError, match=message):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("step", [RandomFlip(), Normalize("imagenet"), MixUp(0.2, 3), PerImage(PassesUnknownTypes())])
+def test_step_without_augment_is_refused(store: Path, step: Any) -> None:
+    message = f"transform is {step!r}, expected a function with one parameter, a Batch; wrap steps in Augment(...)"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        Loader(store, batch_size=4, transform=step)
+
+
+def test_transform_may_only_look_if_it_returns_a_new_batch(store: Path, images: NDArray[np.uint8]) -> None:
+    with Loader(store, batch_size=COUNT, transform=dataclasses.replace) as loader:
+        (batch,) = loader
+    assert np.array_equal(batch.images, images[batch.rows])
+
+
+def invert_in_batch(batch: Batch) -> Batch:
+    batch.images.bitwise_not_()
+    return batch
+
+
+def count_rows(batch: Batch) -> Batch:
+    batch.columns["row"] = batch.rows
+    return batch
+
+
+def rest_after_first_batch(batch: Batch) -> Batch:
+    return dataclasses.replace(batch) if batch.epoch == 0 else batch
+
+
+@pytest.mark.parametrize("transform", [invert_in_batch, count_rows, rest_after_first_batch])
+def test_transform_may_change_its_batch_in_place(store: Path, transform: Callable[[Batch], Batch]) -> None:
+    with Loader(store, batch_size=COUNT, transform=transform) as loader:
+        assert len([*loader, *loader]) == 2
+
+
+def test_torchvision_transform_of_a_loader_is_refused(store: Path) -> None:
+    v2 = library("torchvision.transforms.v2")
+    for transform in (v2.RandomHorizontalFlip(1.0), v2.ColorJitter(0.4), v2.Compose([v2.RandomHorizontalFlip()])):
+        with (
+            Loader(store, batch_size=4, transform=transform) as loader,
+            pytest.raises(ValueError, match=rf"transform {type(transform).__name__} returned its Batch unchanged"),
+        ):
+            next(iter(loader))

@@ -1,7 +1,5 @@
 """Ctrl-C at any moment: it ends the loop, and the Loader leaves no threads."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,6 +1,4 @@
-"""Processes that are killed after every step give what one process gives: views, masks, and draws by weight."""
-
-from __future__ import annotations
+"""Processes that are killed after every step give what one process gives: views, masks, draws by weight, others."""
 
 import subprocess
 import sys
@@ -17,6 +15,7 @@ from torch import Tensor
 from decodeonce import Batch, Loader
 from decodeonce.loader.augment import Augment, PerImage, RandomFlip, RandomResizedCrop
 from tests.conftest import COUNT
+from tests.loader.test_foreign import PER_IMAGE
 from tests.loader.test_views import BATCH, make_views, shuffled
 from tests.stores import make_store, random_images
 
@@ -27,6 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "views": {"transform": make_views()},
     "masks": {"transform": Augment(RandomResizedCrop((7, 5)), RandomFlip(), seed=4, paired=MASKS)},
     "weights": {"transform": Augment(RandomFlip(), PerImage(shuffled), seed=4), "weights": "balanced"},
+    "foreign": {"transform": Augment(PER_IMAGE["torch"](), PER_IMAGE["pillow"](), seed=4)},
 }
 
 

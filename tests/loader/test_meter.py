@@ -1,7 +1,5 @@
 """The meter: times, the bottleneck sentence and marks in a profiler trace."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

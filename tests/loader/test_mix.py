@@ -1,7 +1,5 @@
 """MixUp, CutMix and OneOf equal NumPy for the same random numbers, and mix labels with the same shares."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable
@@ -19,16 +17,13 @@ from decodeonce.loader.augment import (
     CutMix,
     Draws,
     MixUp,
-    Normalize,
     OneOf,
     RandomFlip,
-    RandomResizedCrop,
-    Step,
 )
 from decodeonce.loader.augment import mix as mixing
 from decodeonce.loader.order import derive_key
 from decodeonce.loader.partition import Tail
-from tests.loader.meta_device import run_on_device
+from tests.loader.augmenting import draws_of, noise, run_on_device
 from tests.stores import make_store, random_images
 
 CLASSES = 7
@@ -38,14 +33,6 @@ MIXES: list[Callable[..., MixUp | CutMix]] = [MixUp, CutMix]
 
 def one_of_two(alpha: float, num_classes: int) -> OneOf:
     return OneOf(MixUp(alpha, num_classes), CutMix(alpha, num_classes))
-
-
-def noise(count: int, height: int = 12, width: int = 9) -> Tensor:
-    return torch.from_numpy(random_images(count, shape=(height, width, 3)))
-
-
-def draws_of(count: int, seed: int = 0, epoch: int = 0) -> Draws:
-    return Draws(derive_key(seed, epoch, 0), torch.arange(count))
 
 
 def labels_of(count: int) -> Tensor:
@@ -109,14 +96,14 @@ def test_mixup_equals_numpy(alpha: float, p: float, dtype: torch.dtype) -> None:
     assert torch.equal(images, before)
     error = np.abs(result.double().numpy() - expected).max()
     assert error <= {torch.uint8: 0.501, torch.float32: 1e-4, torch.bfloat16: 1.0}[dtype]
-    soft = step.mix_labels(labels_of(40), draws, 12, 9)
+    soft = step.mix_labels(labels_of(40), draws, 8, 6)
     assert soft.dtype == torch.float32
     assert np.allclose(soft.numpy(), expected_labels(labels_of(40), kept, draws), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("alpha", "p"), [(0.2, 1.0), (1.0, 0.5), (8.0, 0.0)])
-@pytest.mark.parametrize(("height", "width"), [(12, 9), (31, 17), (1, 1)])
+@pytest.mark.parametrize(("height", "width"), [(8, 6), (31, 17), (1, 1)])
 def test_cutmix_equals_numpy(alpha: float, p: float, dtype: torch.dtype, height: int, width: int) -> None:
     images, draws, step = noise(40, height, width).to(dtype), draws_of(40), CutMix(alpha, CLASSES, p=p)
     before = images.clone()
@@ -153,7 +140,7 @@ def test_partners_are_other_rows_and_not_neighbours() -> None:
 def test_single_image_is_unchanged(make: Callable[..., MixUp | CutMix | OneOf]) -> None:
     images, step = noise(1), make(1.0, CLASSES)
     assert torch.equal(step(images, draws_of(1)), images)
-    soft = step.mix_labels(torch.tensor([3]), draws_of(1), 12, 9)
+    soft = step.mix_labels(torch.tensor([3]), draws_of(1), 8, 6)
     assert torch.allclose(soft, torch.eye(CLASSES)[3:4])
 
 
@@ -182,9 +169,9 @@ def test_one_of_mixes_each_image_with_the_step_that_its_weights_choose(
     result = step(images, draws)
     assert result.dtype == dtype
     assert torch.equal(result, torch.where(by_mixup[:, None, None, None], mixup, cutmix))
-    first_labels, second_labels = (each.mix_labels(labels_of(400), draws, 12, 9) for each in steps)
+    first_labels, second_labels = (each.mix_labels(labels_of(400), draws, 8, 6) for each in steps)
     labels = torch.where(by_mixup[:, None], first_labels, second_labels)
-    assert torch.equal(step.mix_labels(labels_of(400), draws, 12, 9), labels)
+    assert torch.equal(step.mix_labels(labels_of(400), draws, 8, 6), labels)
 
 
 def test_one_of_mixes_an_image_as_torchvisions_random_choice_mixes_a_batch() -> None:
@@ -221,13 +208,6 @@ def distance(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
     both = np.concatenate([first, second])
     shares = [np.searchsorted(some, both, "right") / len(some) for some in (first, second)]
     return float(np.abs(shares[0] - shares[1]).max())
-
-
-def test_one_of_shows_its_steps_and_weights() -> None:
-    shown = repr(OneOf(MixUp(0.8, 10), CutMix(1.0, 10, p=0.5), weights=[1, 3]))
-    assert shown == (
-        "OneOf(MixUp(alpha=0.8, num_classes=10, p=1.0), CutMix(alpha=1.0, num_classes=10, p=0.5), weights=(1, 3))"
-    )
 
 
 def test_one_of_three_steps_mixes_an_image_once() -> None:
@@ -317,16 +297,6 @@ def test_images_and_labels_are_mixed_with_the_same_shares(store: Path, tail: Tai
                 assert torch.allclose(batch.images.mean((1, 2, 3)), levels, atol=1e-3)
 
 
-def test_batches_are_reproducible(store: Path) -> None:
-    def run() -> list[tuple[Tensor, Tensor]]:
-        steps: list[Step] = [RandomResizedCrop(5), Normalize("imagenet"), MixUp(0.3, 300), CutMix(1.0, 300)]
-        with Loader(store, batch_size=7, transform=Augment(*steps, seed=5)) as loader:
-            return [(batch.images, batch.labels) for _ in range(2) for batch in loader]
-
-    for first, second in zip(run(), run(), strict=True):
-        assert all(map(torch.equal, first, second))
-
-
 def test_custom_step_can_mix_labels() -> None:
     class Smooth:
         """Label smoothing, which does not change images."""
@@ -335,7 +305,7 @@ def test_custom_step_can_mix_labels() -> None:
             return images
 
         def mix_labels(self, labels: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
-            assert (height, width) == (12, 9)
+            assert (height, width) == (8, 6)
             return labels * 0.9 + 0.1 / labels.shape[1]
 
     rows = torch.arange(6)
@@ -369,13 +339,11 @@ def test_invalid_arguments_are_rejected(
 
 
 @pytest.mark.parametrize("make", [*MIXES, one_of_two])
-def test_loader_rejects_fewer_classes_than_in_the_store(
+def test_fewer_classes_than_in_the_store_are_rejected(
     make: Callable[..., MixUp | CutMix | OneOf], tmp_path: Path
 ) -> None:
     store = make_store(tmp_path / "store", random_images(6))
-    with pytest.raises(
-        ValueError, match=rf"{type(make(1.0, 1)).__name__} has num_classes=1, expected at least the \d+ classes"
-    ):
+    with pytest.raises(ValueError, match=rf"{type(make(1.0, 1)).__name__} has num_classes=1, expected at least the"):
         Loader(store, batch_size=3, transform=Augment(make(1.0, 1)))
 
 

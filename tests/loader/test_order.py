@@ -1,7 +1,5 @@
 """Orders are uniform permutations that can start at any position and never change."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import numpy as np

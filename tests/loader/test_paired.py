@@ -1,7 +1,5 @@
 """Maps of the size of the images, such as masks, move with their images: Augment(..., paired={"mask": "nearest"})."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 from collections.abc import Iterable
@@ -31,9 +29,8 @@ from decodeonce.loader.augment import (
 )
 from decodeonce.loader.augment.crop import resize_nearest
 from decodeonce.loader.order import derive_key
-from decodeonce.store import add_column
 from tests.libraries import library
-from tests.loader.meta_device import batch_of, run_on_device
+from tests.loader.augmenting import batch_of, run_on_device
 from tests.store.signing import flip
 from tests.stores import make_store, random_images
 
@@ -96,39 +93,6 @@ def test_nearest_values_are_those_of_the_window() -> None:
     assert torch.equal(resize_nearest(maps, window, 6, 8), maps[:, 3:9, 2:10])
     assert torch.equal(resize_nearest(maps, window, 3, 4), maps[:, 4:9:2, 3:10:2])
     assert torch.equal(resize_nearest(maps, window, 12, 8), maps[:, 3:9, 2:10].repeat_interleave(2, 1))
-
-
-def test_masks_are_the_same_after_a_resume_with_other_ranks(tmp_path: Path) -> None:
-    images = random_images(COUNT, shape=(HEIGHT, WIDTH, 3))
-    store = make_store(tmp_path / "s", images)
-    add_column(store, "mask", images[..., 1])
-    augment = Augment(RandomResizedCrop(10), RandomFlip(), paired={"mask": "nearest"})
-
-    def masks(batches: Iterable[Batch]) -> dict[int, list[int]]:
-        pairs = [pair for batch in batches for pair in zip(batch.rows, batch.columns["mask"].flatten(1), strict=True)]
-        return {int(row): mask.tolist() for row, mask in pairs}
-
-    with (
-        Loader(store, batch_size=COUNT, transform=augment) as whole,
-        Loader(store, batch_size=8, transform=augment) as loader,
-    ):
-        expected, found = masks(whole), {}
-        assert {len(mask) for mask in expected.values()} == {100}
-        for batch in loader:
-            found.update(masks([batch]))
-            rest = {}
-            for rank in range(2) if loader.steps_left else ():
-                with Loader(store, batch_size=4, rank=rank, world_size=2, transform=augment) as resumed:
-                    resumed.load_state_dict(loader.state_dict())
-                    rest.update(masks(resumed))
-            assert {**found, **rest} == expected
-
-
-def test_missing_column_is_named(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "s", random_images(8))
-    add_column(store, "weight", np.ones(8))
-    with pytest.raises(ValueError, match="paired has 'mask', which is not a column of the store; its columns: weight"):
-        Loader(store, batch_size=4, transform=Augment(paired={"mask": "nearest"}))
 
 
 @pytest.mark.parametrize("step", [*MOVES[:1], *NONE_MOVE, CenterCrop(4), RandomCrop(4), RandomResizedCrop(5)], ids=repr)
@@ -223,21 +187,6 @@ def test_stored_masks_move_like_columns(paired_store: Path, tmp_path: Path, size
             assert found.images.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_masks_move_like_those_of_torchvision(paired_store: Path) -> None:
-    functional: Any = library("torchvision.transforms.v2.functional")
-    tensors: Any = library("torchvision.tv_tensors")
-    crop, flip_all = RandomResizedCrop((13, 20)), RandomFlip(1.0)
-    augment = Augment(crop, flip_all, seed=4, paired={"mask": "nearest", "target": "bilinear"})
-    with Loader(paired_store, batch_size=COUNT, shuffle="none", transform=augment) as loader:
-        [batch] = loader
-    windows = crop.windows(Draws(derive_key(4, 0, 0), batch.rows), HEIGHT, WIDTH).long().tolist()
-    nearest = library("torchvision.transforms.v2").InterpolationMode.NEAREST_EXACT
-    for found, mask, window in zip(batch["mask"], MASKS, windows, strict=True):
-        wanted = functional.crop(tensors.Mask(torch.from_numpy(mask)), *window)
-        wanted = functional.resize(wanted.as_subclass(Tensor)[None], [13, 20], nearest, antialias=False)
-        assert torch.equal(found, functional.horizontal_flip(tensors.Mask(wanted[0])).as_subclass(Tensor))
-
-
 def test_store_dataset_gives_masks(paired_store: Path) -> None:
     dataset = pickle.loads(pickle.dumps(StoreDataset(paired_store, columns=["mask", "target"])))
     image, label, mask, target = dataset[17]
@@ -273,7 +222,5 @@ def test_stored_masks_need_not_be_named_if_no_pixel_moves(paired_store: Path, st
 
 
 def test_missing_mask_is_named_next_to_those_of_the_store(paired_store: Path) -> None:
-    with pytest.raises(
-        ValueError, match="paired has 'depth', which is not a column of the store; its columns: mask, t"
-    ):
+    with pytest.raises(ValueError, match="paired has 'depth', which is not a column of the store; its columns: mask"):
         Loader(paired_store, batch_size=4, transform=Augment(paired={"depth": "nearest"}))

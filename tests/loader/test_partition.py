@@ -1,7 +1,5 @@
 """All ranks together take each row exactly once, in the same number of steps, also when an epoch is resumed."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any, get_args
 
@@ -10,14 +8,37 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from decodeonce.loader.order import Shuffle
-from decodeonce.loader.partition import GROUP_ROWS, PartitionKind, StepRows, Tail, make_partition
-from tests.loader.plans import rank_plan, valid_rows
+from decodeonce.loader.order import Shuffle, derive_key, make_order
+from decodeonce.loader.partition import GROUP_ROWS, PartitionKind, StepRows, Tail, make_partition, plan_steps
 
 KINDS, SHUFFLES, TAILS = get_args(PartitionKind), get_args(Shuffle), get_args(Tail)
 worlds = st.integers(1, 7)
 batches = st.integers(1, 40)
 counts = st.integers(1, 1500)
+
+
+def rank_plan(
+    count: int,
+    *,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    partition: PartitionKind = "global",
+    tail: Tail = "keep",
+    shuffle: Shuffle = "full",
+    seed: int = 0,
+    block_rows: int = 4,
+    consumed: int = 0,
+) -> list[StepRows]:
+    """The steps of one rank after the first `consumed` rows."""
+    part = make_partition(partition, range(count), batch_size, rank, world_size, tail)
+    key = derive_key(seed, 0, world_size, rank) if partition == "range" else derive_key(seed, 0)
+    return list(plan_steps(make_order(shuffle, len(part.rows), block_rows, key), part, consumed, 0))
+
+
+def valid_rows(plans: list[list[StepRows]]) -> list[int]:
+    """The valid rows of all ranks."""
+    return [row for plan in plans for step in plan for row in step.rows[: step.valid].tolist()]
 
 
 def plans(

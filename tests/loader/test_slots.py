@@ -1,7 +1,5 @@
 """Slots: their alignment and reuse."""
 
-from __future__ import annotations
-
 import weakref
 
 import torch

@@ -1,8 +1,5 @@
 """Loader(verify=True) yields the same batches, and never one with a damaged row."""
 
-from __future__ import annotations
-
-import os
 import re
 import shutil
 from pathlib import Path
@@ -20,6 +17,7 @@ from decodeonce.store.hashing import HASHED_AT_ONCE
 from decodeonce.store.manifest import DATA_OFFSET
 from tests.conftest import COUNT
 from tests.loader.deliveries import assert_same_batches, contents
+from tests.store.signing import flip
 from tests.stores import make_store, random_images
 
 KINDS = [name for name in get_args(ReaderName) if name != "auto"]
@@ -29,13 +27,6 @@ ROW_BYTES = 8 * 6 * 3
 @pytest.fixture
 def copy(store: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(store, tmp_path / "copy"))
-
-
-def flip(path: Path, offset: int) -> None:
-    """Flip a bit of a file in place, so that readers that have opened the file read the new byte."""
-    fd = os.open(path, os.O_RDWR)
-    os.pwrite(fd, bytes([os.pread(fd, 1, offset)[0] ^ 16]), offset)
-    os.close(fd)
 
 
 def damage(store: Path, row: int, at: int = 5) -> Path:
@@ -56,9 +47,7 @@ def rows_before_error(loader: Loader, message: str) -> list[int]:
 @pytest.mark.parametrize("reader", KINDS)
 @pytest.mark.parametrize("shuffle", get_args(Shuffle))
 @pytest.mark.parametrize("tail", ["pad", "keep"])
-def test_batches_and_state_equal_those_without_verify(
-    store: Path, reader: ReaderName, shuffle: Shuffle, tail: str
-) -> None:
+def test_batches_and_state_are_as_without_verify(store: Path, reader: ReaderName, shuffle: Shuffle, tail: str) -> None:
     settings: dict[str, Any] = {"batch_size": 7, "shuffle": shuffle, "tail": tail, "reader": reader, "threads": 3}
     settings |= {"rank": 1, "world_size": 2}
     checked, plain = Loader(store, verify=True, **settings), Loader(store, **settings)

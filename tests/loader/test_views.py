@@ -1,7 +1,5 @@
 """Views gives several augmented views of each row, the same after a resume and with any number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from decodeonce.loader.augment import (
     Views,
 )
 from tests.conftest import COUNT
-from tests.loader.meta_device import batch_of, run_on_device
+from tests.loader.augmenting import batch_of, run_on_device
 from tests.stores import random_images
 
 BATCH = 12
@@ -53,21 +51,6 @@ def by_row(batches: Iterable[Batch]) -> Seen:
     }
 
 
-def assert_same(first: Seen, second: Seen) -> None:
-    assert first.keys() == second.keys()
-    for row, views in first.items():
-        assert len(views) == len(second[row])
-        assert all(map(torch.equal, views, second[row]))
-
-
-@pytest.fixture(scope="module")
-def expected(store: Path) -> Seen:
-    """The views of epoch 1 without a stop, in one batch."""
-    with Loader(store, batch_size=COUNT, transform=make_views()) as loader:
-        loader.set_epoch(1)
-        return by_row(loader)
-
-
 def test_views_have_their_own_draws() -> None:
     images = torch.from_numpy(random_images(64, shape=(8, 6, 3)))
     batch, augment = batch_of(images), Augment(RandomFlip(), seed=4)
@@ -87,11 +70,6 @@ def test_a_view_equals_its_augment_except_for_the_draws() -> None:
     assert torch.equal(mirrored, Augment(RandomFlip(1.0))(batch).images)
     assert torch.equal(normalized, Augment(Normalize("imagenet"))(batch).images)
     assert normalized.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_repr_has_the_seeds_that_were_given() -> None:
-    view = Augment(RandomFlip(), seed=4)
-    assert repr(Views(view, view)) == f"Views({view!r}, {view!r}, images=False)"
 
 
 def test_images_are_delivered_only_if_asked_for(store: Path, images: NDArray[np.uint8]) -> None:
@@ -126,23 +104,6 @@ def test_views_move_with_their_batch() -> None:
     assert {tensor.device.type for tensor in on_host.to("meta").tensors()} == {"meta"}
     assert len(on_host.to("meta").views) == 10
     assert len(on_host.tensors()) == 13
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_every_step_can_be_resumed_with_another_number_of_ranks(store: Path, expected: Seen, world_size: int) -> None:
-    with Loader(store, batch_size=BATCH, transform=make_views()) as loader:
-        loader.set_epoch(1)
-        batches, found = iter(loader), {}
-        for _ in range(COUNT // BATCH - 1):
-            found.update(by_row([next(batches)]))
-            rest: Seen = {}
-            for rank in range(world_size):
-                with Loader(
-                    store, batch_size=BATCH // world_size, rank=rank, world_size=world_size, transform=make_views()
-                ) as resumed:
-                    resumed.load_state_dict(loader.state_dict())
-                    rest.update(by_row(resumed))
-            assert_same({**found, **rest}, expected)
 
 
 def test_padding_and_epochs_draw_as_without_views(store: Path) -> None:

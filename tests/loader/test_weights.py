@@ -1,7 +1,5 @@
 """`Loader(weights=...)`: rows are drawn with replacement, by positions that no rank, batch size or resume changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -285,10 +283,7 @@ def test_state_of_different_weights_is_refused(unbalanced: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"weights": [1.0] * 59},
-            r"weights has shape \(59,\) of float64, expected 60 numbers, one for each row of the",
-        ),
+        ({"weights": [1.0] * 59}, r"weights has shape \(59,\) of float64, expected 60 numbers, one for each row of"),
         ({"weights": [1.0] * 20, "rows": range(20)}, r"weights has shape \(20,\) of float64, expected 60 numbers"),
         ({"weights": [[1.0]] * 60}, r"weights has shape \(60, 1\) of float64"),
         ({"weights": 1.0}, r"weights has shape \(\) of float64"),
@@ -299,10 +294,7 @@ def test_state_of_different_weights_is_refused(unbalanced: Path) -> None:
         ({"weights": [float("inf")] * 60}, r"weights\[0\] is inf, expected a finite number"),
         ({"weights": [0] * 60}, "weights has only zeros for the rows to load"),
         ({"weights": [0] * 20 + [1] * 40, "rows": range(20)}, "weights has only zeros for the rows to load"),
-        (
-            {"weights": "balanced", "rows": range(20)},
-            'weights="balanced" needs rows of several classes, but all are of',
-        ),
+        ({"weights": "balanced", "rows": range(20)}, 'weights="balanced" needs rows of several classes, but all are'),
         ({"weights": "balanced", "shuffle": "window"}, "needs shuffle=\"full\", .* got shuffle='window', partition='g"),
         ({"weights": "balanced", "shuffle": "none"}, "weights= draws from all rows: it needs .* got shuffle='none'"),
         ({"weights": "balanced", "partition": "range"}, "it needs .* got shuffle='full', partition='range'"),

@@ -1,7 +1,5 @@
 """Build stores in this process, which avoids the half second that a worker process takes to start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from decodeonce.prep.building import finish, make_plan

@@ -1,7 +1,5 @@
 """Boxes from annotations: finding the file of an image, the boxes that count, and the entries that result."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -22,7 +20,6 @@ from decodeonce.prep.pixels.geometry import pixel_box
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources import FolderSource, Source, files, open_source
 from decodeonce.prep.sources.boxed import (
-    MAX_XML_BYTES,
     NOT_ANNOTATED,
     Annotation,
     Annotations,
@@ -256,11 +253,6 @@ def test_integer_box_is_cropped_exactly(data: st.DataObject, width: int, height:
         assert pixel_box(box_of(*edges, size=(width, height)), width, height) == edges
 
 
-BOMB = '<!DOCTYPE a [<!ENTITY b "aaaaaaaaaa">' + "".join(
-    f'<!ENTITY b{n} "{f"&b{n - 1};" * 10 if n else "&b;" * 10}">' for n in range(9)
-)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -268,7 +260,6 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "aaaaaaaaaa">' + "".join(
         ("<annotation><size></annotation>", "not well-formed: mismatched tag: line 1, column 20"),
         (xml(INSIDE)[:200], "not well-formed: "),
         (xml(INSIDE) + "<annotation/>", "not well-formed: junk after document element"),
-        ('<?xml version="1.0" encoding="none-such"?>' + xml(INSIDE), "not well-formed: unknown encoding"),
         ("<html/>", "<html>, expected <annotation>"),
         (xml(INSIDE, size=None), "its size has width '', expected a number"),
         (xml(INSIDE, size=("", 80)), "its size has width '', expected a number"),
@@ -280,15 +271,12 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "aaaaaaaaaa">' + "".join(
         (xml(INSIDE).replace("60", "sixty"), "its bndbox has xmax 'sixty', expected a number"),
         (xml(INSIDE).replace("60", "nan"), "its bndbox has xmax 'nan', expected a number"),
         (xml(INSIDE).replace("bndbox", "polygon"), "its bndbox has xmin '', expected a number"),
-        (f"{BOMB}]><annotation>&b8;</annotation>", "it declares a document type"),
         (f'<!DOCTYPE a SYSTEM "file:///etc/passwd">{xml(INSIDE)}', "it declares a document type"),
-        ("<annotation>&b;</annotation>", "not well-formed: undefined entity"),
-        (xml(INSIDE) + "\n" * MAX_XML_BYTES, f"more than {MAX_XML_BYTES} bytes"),
     ],
 )
 @pytest.mark.parametrize("without", ["keep", "skip"])
 @pytest.mark.parametrize("keep", [0, 2])
-def test_unusable_annotation_is_a_problem_of_its_image(
+def test_unusable_annotation_is_a_problem(
     annotated: AnnotatedTree, text: str, message: str, without: str, keep: int
 ) -> None:
     annotated.annotate(f"{FISH}_2.xml", text)
@@ -299,12 +287,6 @@ def test_unusable_annotation_is_a_problem_of_its_image(
     assert entries[1].problem.startswith(f"{FISH}_2.xml: {message}")
     assert replace(entries[1], problem="") == annotated.plain_entries()[1]
     assert warnings == []
-
-
-def test_deeply_nested_elements_are_an_error() -> None:
-    deep = MAX_XML_BYTES // 7
-    with pytest.raises(ValueError, match="<a>, expected <annotation>"):
-        parse(b"<a>" * deep + b"</a>" * deep)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +310,7 @@ def test_annotations_with_other_encodings_or_parts_are_read() -> None:
     assert parse(xml(INSIDE).replace("</object>", part).encode()).objects == (INSIDE,)
 
 
-def test_missing_annotation_is_a_problem_but_failing_disk_stops_build(
+def test_missing_annotation_is_a_problem_but_failing_disk_stops(
     annotated: AnnotatedTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     annotated.annotate(f"{FISH}_1.xml", xml(INSIDE))

@@ -1,7 +1,5 @@
 """A converted store equals a built one byte for byte; stores are resized, selected, sorted and merged correctly."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -25,6 +23,7 @@ from decodeonce.store.select import Selection
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, read_rejects, sample_line
 from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
+from tests.prep.test_boxes import xml
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
 
@@ -32,10 +31,7 @@ from tests.stores import make_store, random_images
 LARGE_ROWS: dict[str, Any] = {"height": 640, "width": 640, "shuffle_seed": 0}
 NPY = Conversion(container="npy", shard_size=3 << 20)
 HDF5 = Conversion(container="hdf5", shard_size=2 << 20)
-ANNOTATION = (
-    "<annotation><size><width>100</width><height>100</height></size><object><name>thing</name><bndbox><xmin>20</xmin>"
-    "<ymin>30</ymin><xmax>70</xmax><ymax>90</ymax></bndbox></object></annotation>"
-)
+ANNOTATION = xml(("thing", (20, 30, 70, 90)), size=(100, 100))
 
 
 @pytest.fixture(scope="module")
@@ -166,12 +162,8 @@ def test_stores_are_merged_and_classes_matched_by_name(tmp_path: Path) -> None:
         resign(store, lambda facts: facts.update(decoder_crashes=2))
     convert([first, second], tmp_path / "merged", workers=2)
     merged, inputs = open_store(tmp_path / "merged"), [open_store(first), open_store(second)]
-    assert [(c.name, c.description) for c in merged.classes] == [
-        ("cat", ""),
-        ("dog", "dog of b"),
-        ("eel", "eel of b"),
-        ("fox", "fox of b"),
-    ]
+    found = [(c.name, c.description) for c in merged.classes]
+    assert found == [("cat", ""), ("dog", "dog of b"), ("eel", "eel of b"), ("fox", "fox of b")]
     assert verify_store(tmp_path / "merged").ok
     np.testing.assert_array_equal(merged.images[:], np.concatenate([store.images[:] for store in inputs]))
     assert merged.labels.tolist() == [0, 1, 2] * 3 + [2, 3, 1] * 3
@@ -211,9 +203,7 @@ def test_box_classes_are_merged_by_name_and_box_labels_updated(tmp_path: Path) -
 def test_box_labels_with_and_without_names_cannot_be_merged(tmp_path: Path) -> None:
     named = make_store_with_box_labels(tmp_path / "a", ["cat"], [[0]])
     nameless = make_store_with_box_labels(tmp_path / "b", None, [[5]])
-    with pytest.raises(
-        BuildError, match=r"box_labels \(<i4\[1\]\), the names of box_labels, .*/b has the columns box_labels"
-    ):
+    with pytest.raises(BuildError, match=r"box_labels \(<i4\[1\]\), the names of box_labels, .*/b has the columns"):
         convert([named, nameless], tmp_path / "merged", workers=1)
     convert([nameless, nameless], tmp_path / "merged", workers=1)
     merged = open_store(tmp_path / "merged")
@@ -280,11 +270,8 @@ def test_selection_keeps_all_classes(npy: Path, tmp_path: Path) -> None:
     listed = [reject for reject in read_rejects(npy / "rejects.tsv") if reject.source in sources]
     assert list(read_rejects(tmp_path / "out/rejects.tsv")) == listed
     assert {reject.action for reject in listed} == {"kept"}
-    assert part.manifest.recipe["selected"] == {
-        "classes": ["n00000001", "n00000002"],
-        "rows": [4, 13],
-        "source": "*_[1-4].JPEG",
-    }
+    found = part.manifest.recipe["selected"]
+    assert found == {"classes": ["n00000001", "n00000002"], "rows": [4, 13], "source": "*_[1-4].JPEG"}
     assert part.manifest.source["kind"] == "store"
     assert verify_store(tmp_path / "out").ok
 

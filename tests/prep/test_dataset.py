@@ -1,7 +1,5 @@
 """Sources that are datasets: torch's, torchvision's and Hugging Face's, named by the function that makes them."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable
@@ -204,11 +202,8 @@ def test_page_builds_from_torchvision(photos: Path, tmp_path: Path, monkeypatch:
 
 def test_every_kind_of_image_becomes_its_pixels() -> None:
     rng = np.random.default_rng(0)
-    rgb, grey, deep = (
-        rng.integers(0, 256, (5, 7, 3), np.uint8),
-        rng.integers(0, 256, (5, 7), np.uint8),
-        rng.integers(0, 65536, (5, 7), np.uint16),
-    )
+    rgb, grey = rng.integers(0, 256, (5, 7, 3), np.uint8), rng.integers(0, 256, (5, 7), np.uint8)
+    deep = rng.integers(0, 65536, (5, 7), np.uint16)
     decoder = Decoder(Recipe(height=5, width=7))
     kinds: list[tuple[object, np.ndarray[Any, Any], str]] = [
         (rgb, rgb, ""),
@@ -252,9 +247,7 @@ def test_index_that_cannot_become_a_row_is_a_reject_by_name(write: Write, tmp_pa
         (grey(1), 0), KeyError("five"), (b"", 0), (b"no image", 0), (grey(2), None), (grey(2), -1), (grey(2), 0.5),
         grey(3), (grey(4), 0, {}, 1), (grey(4), 0, 7), FileNotFoundError(2, "gone"), (grey(5), np.int64(1))]"""
     out = build_in_process(source_of(write, items), tmp_path / "out", RECIPE)
-    reasons = {
-        reject.source: reject.reason for reject in read_rejects(out / "rejects.tsv") if reject.action == "rejected"
-    }
+    reasons = {one.source: one.reason for one in read_rejects(out / "rejects.tsv") if one.action == "rejected"}
     assert reasons == {
         "1": "KeyError: 'five'",
         "2": "empty file",
@@ -313,12 +306,8 @@ def test_dataset_that_changes_is_noticed(write: Write, tmp_path: Path, change: s
 
 def test_first_sample_that_can_be_read_names_the_columns(write: Write) -> None:
     source = source_of(write, "[KeyError('gone'), (b'', 0), (grey(1), 0, {'score': 1}), (grey(2), 0, {'score': 2})]")
-    assert [(entry.problem, entry.values) for entry in source.entries()] == [
-        ("KeyError: 'gone'", ()),
-        ("empty file", ()),
-        ("", (1,)),
-        ("", (2,)),
-    ]
+    found = [(entry.problem, entry.values) for entry in source.entries()]
+    assert found == [("KeyError: 'gone'", ()), ("empty file", ()), ("", (1,)), ("", (2,))]
     assert list(source_of(write, "[]").entries()) == []
     with pytest.raises(BuildError, match=r":make\[0\]: KeyError: 0; expected a sample that .* among the first 8;"):
         source_of(write, "[KeyError(n) for n in range(8)] + [(grey(1), 0)]")
@@ -346,16 +335,10 @@ def test_columns_and_labels(write: Write, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "def make(): raise RuntimeError('no data here')",
-            "calling it raised RuntimeError: no data here; reproduce it with",
-        ),
+        ("def make(): raise RuntimeError('no data here')", "calling it raised RuntimeError: no data here; reproduce"),
         ("def make(size): ...", "calling it raised TypeError: make.. missing 1 required positional argument"),
         ("def make(): return iter([])", "returned a list_iterator; expected an object with len.. and .index."),
-        (
-            "def make(): return {'train': [], 'val': []}",
-            "returned a dictionary of train, val; return one of its datasets",
-        ),
+        ("def make(): return {'train': [], 'val': []}", "returned a dictionary of train, val; return one of its"),
         ("make = 3", "has no function make"),
         ("import no_such_module", "No module named 'no_such_module'; run from the folder that contains"),
         ("1 / 0", "raised ZeroDivisionError: division by zero; reproduce it with: python -c 'import data_of"),

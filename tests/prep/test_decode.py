@@ -1,7 +1,5 @@
 """Compare rows with Pillow. Unusual and broken images are in test_unusual_images.py."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,15 +1,11 @@
 """Exports keep pixels and labels, are complete or absent, and have the same bytes after interruptions."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +25,7 @@ from tests.images import make_image, tree_bytes
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
 
-FOLDER, JPEGS = ExportSettings("folder"), ExportSettings("folder", quality=95)
+FOLDER = ExportSettings("folder")
 TARS = ExportSettings("webdataset", shard_rows=100)
 COUNT = 600  # rows: three blocks of files, or six tars
 
@@ -90,9 +86,8 @@ def test_tars_follow_the_webdataset_layout(store: Path, uninterrupted: dict[str,
     for data in list(files.values())[1:]:
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             members = tar.getmembers()
-            assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode, m.isreg()) for m in members} == {
-                (0, 0, 0, "", "", 0o644, True)
-            }
+            found = {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode, m.isreg()) for m in members}
+            assert found == {(0, 0, 0, "", "", 0o644, True)}
             names = [member.name for member in members]
             contents = [tar.extractfile(member).read() for member in members]  # type: ignore[union-attr]
         for k in range(0, len(names), 3):
@@ -194,9 +189,7 @@ def damaged_copy(store: Path, dest: Path) -> Store:
 def test_damaged_row_is_not_exported(store: Path, tmp_path: Path, workers: int) -> None:
     damaged = damaged_copy(store, tmp_path / "damaged")
     for settings in (FOLDER, TARS) if workers == 1 else (TARS,):
-        with pytest.raises(
-            StoreError, match=r"damaged: row 270 does not match its checksum; run `prep verify .*damaged`"
-        ):
+        with pytest.raises(StoreError, match=r"damaged: row 270 does not match its checksum; run `prep verify"):
             export_store(damaged, tmp_path / settings.form, settings, workers=workers)
         assert not (tmp_path / settings.form).exists()
 
@@ -273,7 +266,7 @@ def export_until_last_row(store: Path, dest: Path, settings: ExportSettings) -> 
         (replace(TARS, quality=90), r"--quality was none \(PNG\), now 90"),
     ],
 )
-def test_unfinished_export_is_not_resumed_with_other_settings(
+def test_export_is_not_resumed_with_other_settings(
     store: Path, tmp_path: Path, settings: ExportSettings, message: str
 ) -> None:
     export_until_last_row(store, tmp_path / "out", TARS)
@@ -300,31 +293,6 @@ def test_resumed_export_keeps_finished_blocks(
     kept = {(out / path.relative_to(ExportPaths(out).images)).stat().st_ino for path in inodes}
     assert len(kept & set(inodes.values())) >= (last if settings is FOLDER else 5)
     assert os.listdir(tmp_path) == ["out"]
-
-
-@pytest.mark.parametrize(("settings", "at"), [(FOLDER, 420), (TARS, 250)])
-def test_workers_end_with_a_killed_parent(
-    store: Path, uninterrupted: dict[str, dict[str, bytes]], tmp_path: Path, settings: ExportSettings, at: int
-) -> None:
-    script = (
-        "import os, signal\n"
-        "from decodeonce.prep.export.export import ExportSettings, export_store\n"
-        "from decodeonce.store import open_store\n"
-        f"left = {at}\n"
-        "def progress(rows):\n"
-        "    global left\n"
-        "    left -= rows\n"
-        "    if left <= 0:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"store, out = open_store({str(store)!r}), {str(tmp_path / 'out')!r}\n"
-        f"export_store(store, out, {settings!r}, workers=2, progress=progress)"
-    )
-    # run() returns only after all processes have closed their end of the pipes, so the workers have ended, too.
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (result.returncode, result.stderr) == (-signal.SIGKILL, "")
-    assert not (tmp_path / "out").exists()
-    export_store(open_store(store), tmp_path / "out", settings)
-    assert tree_bytes(tmp_path / "out") == uninterrupted[settings.form]
 
 
 def test_export_stops_if_a_worker_dies(store: Path, uninterrupted: dict[str, dict[str, bytes]], tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Lists of images: their formats, and the errors for invalid ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -64,7 +62,7 @@ NUMBERS = [(NAMES[0], "2"), (NAMES[1], "0"), (NAMES[2], "2")]
         ("list.txt", "cat/1.jpg 2\ndog/2.jpg 0\ncat/3, 4.jpg 2\n", NUMBERS, "one path and label per line, with labels"),
     ],
 )
-def test_list_formats_are_recognised(
+def test_formats_are_recognised(
     root: Path, name: str, text: str, expected: list[tuple[bytes, str]], layout: str
 ) -> None:
     source = listed(root, text, name)
@@ -112,10 +110,7 @@ def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "/elsewhere/cat/1.jpg\n",
-            "line 1: '/elsewhere/cat/1.jpg' is not below {root}; pass .* as --root, for example /",
-        ),
+        ("/elsewhere/cat/1.jpg\n", "line 1: '/elsewhere/cat/1.jpg' is not below {root}; pass .* as --root, for"),
         ("\ncat/../../1.jpg\n", "line 2: 'cat/../../1.jpg' is not below {root}"),
         ("{root}\n", "line 1: '{root}' is not below {root}"),
         ("1.jpg\n", "line 1: '1.jpg' has neither a label nor a folder"),

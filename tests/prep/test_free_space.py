@@ -1,7 +1,5 @@
 """Free space and quotas, on real file systems and with fake tools for Lustre and quotas."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable
@@ -87,7 +85,7 @@ NO_MANAGER = (0, 0, 0, 8, -1)
 
 
 @pytest.mark.parametrize(("figures", "free"), [(CEPHFS, 500 * 4096), (NO_MANAGER, None)])
-def test_figures_of_cephfs_do_not_stop_a_build(
+def test_cephfs_does_not_stop_a_build(
     figures: tuple[int, int, int, int, int], free: int | None, tmp_path: Path
 ) -> None:
     tree = make_tree(tmp_path / "src", per_class=1)

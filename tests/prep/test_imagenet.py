@@ -1,7 +1,5 @@
 """ImageNet in every form: detection, labels, warnings and errors."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess
@@ -123,18 +121,8 @@ TRAIN_ZIP = zip_bytes(forms.kaggle(PICS, "train"))
 UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
     ({"notes.txt": b""}, "", "auto", r"expected train/<wnid>/\*.JPEG, .*Kaggle.*img_val.tar"),
     ({"notes.txt": b""}, "", "val", r"no val split of ImageNet found; expected train/<wnid>.*or another --split"),
-    (
-        {"x.zip": zip_bytes({"a/b.JPEG": b"x"})},
-        "x.zip",
-        "val",
-        "x.zip: no val split of ImageNet found; expected train/",
-    ),
-    (
-        {"x.zip": zip_bytes({"a/b.JPEG": b"x"})},
-        "x.zip",
-        "auto",
-        "x.zip: no known form of ImageNet found; expected train/",
-    ),
+    ({"x.zip": zip_bytes({"a/b.JPEG": b"x"})}, "x.zip", "val", "x.zip: no val split of ImageNet found; expected"),
+    ({"x.zip": zip_bytes({"a/b.JPEG": b"x"})}, "x.zip", "auto", "x.zip: no known form of ImageNet found; expected"),
     ({}, "nowhere", "auto", "nowhere: No such file or directory; expected a folder with .*img_train.tar"),
     ({TRAIN_TAR: tar_bytes(TRAIN_TARS)}, TRAIN_TAR, "val", f"{TRAIN_TAR}: no val split of .*or another --split"),
     ({VAL_TAR: tar_bytes(forms.flat(PICS, "."))}, VAL_TAR, "train", f"{VAL_TAR}: no train split of ImageNet found"),
@@ -151,12 +139,7 @@ UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
     ),
     ({ZIP: TRAIN_ZIP[: len(TRAIN_ZIP) // 2]}, "", "auto", f"{ZIP}: not a zip, or truncated"),
     ({ZIP: TRAIN_ZIP[: len(TRAIN_ZIP) // 2]}, ZIP, "auto", f"{ZIP}: not a zip, or truncated"),
-    (
-        {f"{TRAIN_TAR}.gz": tar_bytes(TRAIN_TARS, "w:gz")},
-        "",
-        "auto",
-        "compressed with gzip, .* offset; gunzip it first",
-    ),
+    ({f"{TRAIN_TAR}.gz": tar_bytes(TRAIN_TARS, "w:gz")}, "", "auto", "compressed with gzip, .* offset; gunzip it"),
     (
         {TRAIN_TAR: tar_bytes({"n01440764.tar": tar_bytes({"a.JPEG": b"a"}, "w:gz")})},
         "",
@@ -200,9 +183,7 @@ def test_val_has_the_labels_of_train(tmp_path: Path) -> None:
 
 
 def test_class_of_val_that_train_lacks_is_an_error(tmp_path: Path) -> None:
-    write(
-        tmp_path, train_tree([pic for pic in PICS if pic.wnid == "n01443537"]) | forms.flat(PICS) | forms.devkit(PICS)
-    )
+    write(tmp_path, train_tree([pic for pic in PICS if pic.wnid == WNIDS[1]]) | forms.flat(PICS) | forms.devkit(PICS))
     with pytest.raises(BuildError, match=r"2 classes that train lacks \(n01440764, n01484850\); pass --classes FILE"):
         open_imagenet(tmp_path, split="val")
     assert labels(open_imagenet(tmp_path, split="val", classes=WNIDS[::-1])) == EXPECTED

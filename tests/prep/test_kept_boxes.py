@@ -1,7 +1,5 @@
 """Boxes as rows, and boxes as columns of whole images: a red rectangle must be where its box says."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -18,6 +16,7 @@ from decodeonce.prep.sources import BoxedSource, FolderSource
 from decodeonce.store import Store, open_store, verify_store
 from tests.command import prep
 from tests.images import encoded, reference_row
+from tests.prep.test_boxes import xml
 
 RED = (250, 10, 10)
 BOXES = {"a": [(20, 10, 60, 40)], "b": [(0, 0, 30, 64), (70, 30, 96, 60), (40, 10, 64, 30)], "c": []}
@@ -34,28 +33,17 @@ def with_boxes(tmp_path: Path) -> Path:
         for box in boxes:
             image.paste(RED, box)
         (tmp_path / f"src/thing/{name}.png").write_bytes(encoded(image, "PNG"))
-        objects = "".join(
-            f"<object><name>{label}</name><bndbox>"
-            + "".join(
-                f"<{side}>{2 * at}</{side}>" for side, at in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
-            )
-            + "</bndbox></object>"
-            for label, box in zip(NAMES[name], boxes, strict=True)
-        )
-        size = "<size><width>192</width><height>128</height></size>"
+        doubled = [(left * 2, top * 2, right * 2, bottom * 2) for left, top, right, bottom in boxes]
         if boxes:
-            (tmp_path / f"xml/{name}.xml").write_text(f"<annotation>{size}{objects}</annotation>")
+            objects = zip(NAMES[name], doubled, strict=True)
+            (tmp_path / f"xml/{name}.xml").write_text(xml(*objects, size=(192, 128)))
     return tmp_path
 
 
 def built(tree: Path, rules: BoxRules, **options: object) -> Store:
     recipe = Recipe(**{"height": 48, "width": 48, "boxes": rules, **options})  # type: ignore[arg-type]
-    build(
-        BoxedSource(FolderSource(tree / "src"), tree / "xml", rules),
-        tree / "out",
-        recipe,
-        WorkSettings(workers=1, max_bad="1"),
-    )
+    source = BoxedSource(FolderSource(tree / "src"), tree / "xml", rules)
+    build(source, tree / "out", recipe, WorkSettings(workers=1, max_bad="1"))
     assert verify_store(tree / "out").ok
     return open_store(tree / "out")
 
@@ -69,12 +57,9 @@ def draw_frame(tree: Path) -> None:
 
 
 def annotate_frame(tree: Path, database: str, edges: tuple[int, int, int, int]) -> None:
-    sides = "".join(f"<{side}>{at}</{side}>" for side, at in zip(("xmin", "ymin", "xmax", "ymax"), edges, strict=True))
     (tree / "xml").mkdir(exist_ok=True)
-    (tree / "xml/a.xml").write_text(
-        f"<annotation><source><database>{database}</database></source><size><width>96</width><height>64</height></size>"
-        f"<object><name>thing</name><bndbox>{sides}</bndbox></object></annotation>"
-    )
+    source = f"<source><database>{database}</database></source>"
+    (tree / "xml/a.xml").write_text(xml(("thing", edges), size=(96, 64)).replace("<size>", f"{source}<size>"))
 
 
 def check_frame(tree: Path, boxes: Path, *flags: str) -> None:
@@ -99,7 +84,7 @@ def check_frame(tree: Path, boxes: Path, *flags: str) -> None:
         ("ILSVRC_2012", "--box-origin edge", (8, 6, 40, 38)),
     ],
 )
-def test_coordinates_mean_what_their_database_says(
+def test_coordinates_follow_the_database(
     tmp_path: Path, database: str, flags: str, edges: tuple[int, int, int, int]
 ) -> None:
     draw_frame(tmp_path)
@@ -233,10 +218,7 @@ def test_scaled_decoding_keeps_resolution_of_boxes(tmp_path: Path) -> None:
     image = Image.new("RGB", (1600, 1200), (90, 90, 90))
     image.paste(RED, (800, 600, 1000, 800))
     (tmp_path / "src/thing/a.jpg").write_bytes(encoded(image, subsampling=0))
-    (tmp_path / "xml/a.xml").write_text(
-        "<annotation><size><width>1600</width><height>1200</height></size><object><name>thing</name><bndbox>"
-        "<xmin>800</xmin><ymin>600</ymin><xmax>1000</xmax><ymax>800</ymax></bndbox></object></annotation>"
-    )
+    (tmp_path / "xml/a.xml").write_text(xml(("thing", (800, 600, 1000, 800)), size=(1600, 1200)))
     store = built(tmp_path, BoxRules(), scaled_decode=True)
     assert red(store.images[0], 12)[1:-1, 1:-1].all()
     assert store.samples[0].box == "800,600,1000,800"
@@ -251,9 +233,7 @@ def test_scaled_decoding_keeps_resolution_of_boxes(tmp_path: Path) -> None:
         ("<name>zebra</name>", 2, "other classes, boxes"),
     ],
 )
-def test_error_says_what_changed_in_an_image_with_several_boxes(
-    with_boxes: Path, change: str, keep: int, message: str
-) -> None:
+def test_error_says_what_changed_with_several_boxes(with_boxes: Path, change: str, keep: int, message: str) -> None:
     rules = BoxRules(keep=keep)
     source = BoxedSource(FolderSource(with_boxes / "src"), with_boxes / "xml", rules)
     make_plan(source, with_boxes / "out", Recipe(boxes=rules))

@@ -1,7 +1,5 @@
 """The sources of docs/contribute/sources.md work as that page says: its blocks are written to files and registered."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

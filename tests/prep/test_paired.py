@@ -1,13 +1,9 @@
 """Masks and second images are stored with their images, with the same geometry, from every kind of source."""
 
-from __future__ import annotations
-
-import io
 import json
 import re
 import shutil
 import struct
-import tarfile
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,7 +41,7 @@ from tests.images import encoded, jpeg, make_image, tree_bytes
 from tests.packages import needs_torch
 from tests.prep.building import build_in_process
 from tests.prep.test_boxes import xml
-from tests.store.signing import resign
+from tests.store.signing import flip, resign
 
 Pixels = NDArray[np.uint8]
 RECIPE = Recipe(height=24, width=20)
@@ -126,7 +122,7 @@ def expected_mask(number: int, recipe: Recipe) -> Pixels:
 
 @pytest.mark.parametrize("exif", ["ignore", "apply"])
 @pytest.mark.parametrize("fit", ["crop", "stretch", "pad"])
-def test_masks_have_the_geometry_of_their_images_and_only_their_own_values(
+def test_masks_have_the_geometry_of_their_images_and_own_values(
     tree: Path, tmp_path: Path, fit: Any, exif: Any
 ) -> None:
     recipe = replace(RECIPE, fit=fit, exif=exif)
@@ -186,15 +182,6 @@ def test_image_without_a_usable_mask_is_rejected_by_name(tree: Path, tmp_path: P
     assert reasons["n00000001/5.x.JPEG"] == "mask: empty file"
 
 
-def test_deep_masks_are_rejected(tree: Path, tmp_path: Path) -> None:
-    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
-    deep = Image.fromarray(np.full(SIZES[0][::-1], 300, np.uint16))
-    (tmp_path / "masks/n00000000/0.x.png").write_bytes(encoded(deep, "PNG"))
-    out = build_in_process(paired_source(tmp_path), tmp_path / "out", RECIPE)
-    [reject] = read_rejects(out / "rejects.tsv")
-    assert reject.reason.startswith("mask: I")
-
-
 def grey_png(bits: int, width: int, height: int) -> bytes:
     """Return a PNG of zeros with 2 or 4 bits of grey, which Pillow cannot write."""
     lines = bytes(1 + (bits * width + 7) // 8) * height
@@ -221,9 +208,7 @@ def test_masks_that_pillow_scales_are_rejected(tree: Path, tmp_path: Path) -> No
     rejects = {reject.source[10:11]: reject.reason for reject in read_rejects(out / "rejects.tsv")}
     assert rejects.keys() == set("0123")
     for reason in rejects.values():
-        assert reason.startswith(
-            "mask: levels of grey that do not go up to 255, which Pillow scales to 0..255; save it"
-        )
+        assert reason.startswith("mask: levels of grey that do not go up to 255, which Pillow scales to 0..255; save")
 
 
 @pytest.mark.parametrize("exif", ["ignore", "apply"])
@@ -303,9 +288,7 @@ def test_settings_that_cannot_be_combined_are_refused(tree: Path, tmp_path: Path
     arguments = ("build", "folder", tree / "photos", tmp_path / "out", "--size", 24)
     assert_fails(prep(*arguments, "--paired", "mask"), 2, "--paired mask: expected NAME=DIR, such as mask=masks")
     assert_fails(prep(*arguments, "--paired", f"mask:grey={tree}"), 2, "expected a name such as mask, or target:rgb")
-    assert_fails(
-        prep(*arguments, "--paired", f"labels={tree}"), 2, "a paired image is called 'labels', expected a unique"
-    )
+    assert_fails(prep(*arguments, "--paired", f"labels={tree}"), 2, "a paired image is called 'labels', expected a")
     photos, masks = FolderSource(tree / "photos"), tree / "masks"
     mapped = replace(RECIPE, map=UserMap("maps:same", "0" * 16))
     for source, recipe, problem in (
@@ -323,13 +306,8 @@ def test_settings_that_cannot_be_combined_are_refused(tree: Path, tmp_path: Path
 
 def flip_bit(store: Path, row: int, offset: int) -> None:
     """Flip a bit of a row, at a byte of the row."""
-    manifest = open_store(store).manifest
-    shard = manifest.shard_of(row)
-    with open(store / shard.file, "r+b") as file:
-        file.seek(shard.offset(row) + offset)
-        byte = file.read(1)[0]
-        file.seek(-1, io.SEEK_CUR)
-        file.write(bytes([byte ^ 4]))
+    shard = open_store(store).manifest.shard_of(row)
+    flip(store / shard.file, shard.offset(row) + offset)
 
 
 @pytest.mark.parametrize("container", ["npy", "hdf5"])
@@ -400,11 +378,8 @@ def test_export_and_build_give_the_same_rows(tree: Path, tmp_path: Path) -> None
     quality = export_store(store, tmp_path / "jpegs", ExportSettings("folder", quality=95))
     assert quality.images == len(SIZES)
     suffixes_of = {path.parent.parent.name: path.suffix for path in (tmp_path / "jpegs").rglob("*.*") if path.is_file()}
-    assert {name: suffixes_of[name] for name in ("images", "mask", "target")} == {
-        "images": ".jpg",
-        "mask": ".png",
-        "target": ".jpg",
-    }
+    found = {name: suffixes_of[name] for name in ("images", "mask", "target")}
+    assert found == {"images": ".jpg", "mask": ".png", "target": ".jpg"}
 
 
 def write_shards(tree: Path, root: Path, suffix: str) -> Path:
@@ -436,10 +411,7 @@ def test_masks_of_webdataset_are_members(tree: Path, tmp_path: Path, suffix: str
     assert {sample.digest: store.whole_rows[sample.row].tobytes() for sample in store.samples} == rows
     assert "already finished" in prep(*arguments, "--paired", "mask=mask.png").stdout
     other = prep(*arguments)
-    assert (other.returncode, other.stderr.count("finished store: --paired is absent, the store says ['mask']")) == (
-        1,
-        1,
-    )
+    assert (other.returncode, "--paired is absent, the store says ['mask']" in other.stderr) == (1, True)
     before = tree_bytes(store.paths.root)
     flip_bit(store.paths.root, 1, 24 * 20 * 3)
     assert repair_store(store.paths.root, shards).ok
@@ -452,11 +424,7 @@ def test_sample_of_a_shard_without_a_mask_is_rejected(tree: Path, tmp_path: Path
     files += [("2.jpg", image), ("2.cls", b"0"), ("2.mask.png", b"")]
     write_tar(tmp_path / "shards/a.tar", files)
     source = open_webdataset(tmp_path / "shards", paired={"mask": "mask.png"})
-    assert [entry.problem for entry in source.entries()] == [
-        "",
-        "mask.png: missing in the sample",
-        "mask.png: empty file",
-    ]
+    assert [one.problem for one in source.entries()] == ["", "mask.png: missing in the sample", "mask.png: empty file"]
 
 
 @pytest.mark.parametrize("suffix", ["mask.png", ".MASK.png"])
@@ -582,7 +550,7 @@ def test_arrays_that_are_not_kept_reject_nothing(tmp_path: Path, module: Callabl
 
 
 @pytest.mark.parametrize("column", [["score"], [], None])
-def test_store_of_some_columns_of_a_dataset_is_repaired(
+def test_store_of_some_columns_is_repaired(
     tmp_path: Path, module: Callable[[str], str], column: list[str] | None
 ) -> None:
     store = build_in_process(open_dataset(module("Scenes"), column=column), tmp_path / "out", RECIPE)
@@ -599,10 +567,8 @@ def test_store_without_masks_is_of_version_1(tree: Path, tmp_path: Path) -> None
         json.loads((build_in_process(source, tmp_path / name, RECIPE) / "store.json").read_bytes())
         for name, source in (("masked", paired_source(tree)), ("plain", FolderSource(tree / "photos")))
     ]
-    assert [(facts["version"], facts.get("paired")) for facts in manifests] == [
-        (2, [{"name": "mask", "channels": 1}]),
-        (1, None),
-    ]
+    found = [(facts["version"], facts.get("paired")) for facts in manifests]
+    assert found == [(2, [{"name": "mask", "channels": 1}]), (1, None)]
     assert manifests[0]["recipe"] == {**manifests[1]["recipe"], "paired": ["mask"]}
 
 
@@ -665,13 +631,3 @@ def test_folders_in_a_manifest_are_not_read(tree: Path, tmp_path: Path) -> None:
     flip_bit(store, 0, 0)
     with pytest.raises(BuildError, match="pass those of the build: --paired mask=DIR"):
         repair_store(store, tree / "photos")
-
-
-def test_exported_tar_has_a_member_for_the_mask(tree: Path, tmp_path: Path) -> None:
-    store = open_store(build_in_process(paired_source(tree), tmp_path / "store", RECIPE))
-    export_store(store, tmp_path / "tars", ExportSettings("webdataset"))
-    with tarfile.open(tmp_path / "tars/shard-000000.tar") as tar:
-        assert tar.getnames()[:4] == ["00000000.png", "00000000.mask.png", "00000000.cls", "00000000.json"]
-        member = tar.extractfile("00000000.mask.png")
-        assert member is not None
-        np.testing.assert_array_equal(np.asarray(Image.open(member)), store.paired["mask"][0])

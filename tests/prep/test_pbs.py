@@ -1,7 +1,5 @@
 """The scripts of a chain and processes of pbsdsh run under the emulated PBS of tests/pbs.py."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

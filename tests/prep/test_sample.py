@@ -1,16 +1,13 @@
 """The sample tree: its content, that it is reproducible, and errors."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from decodeonce.prep import sample
-from decodeonce.prep.sample import _looks, write_sample_tree
+from decodeonce.prep.sample import write_sample_tree
 
 COUNT = 300
 
@@ -102,21 +99,9 @@ def test_different_seed_draws_a_different_tree(tree: tuple[Path, tuple[int, int]
     assert not set(contents(tmp_path).values()) & set(contents(tree[0]).values())
 
 
-def test_progress_adds_up_to_count(tmp_path: Path) -> None:
-    steps: list[int] = []
-    write_sample_tree(tmp_path, count=50, classes=1, progress=steps.append)
-    assert sum(steps) == 50
-
-
 def test_folder_in_use_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
     for dest in (tmp_path, tmp_path / "mine.txt"):
         with pytest.raises(FileExistsError, match="exists and is not an empty folder"):
             write_sample_tree(dest, count=50, classes=1)
     assert contents(tmp_path) == {"mine.txt": b"keep"}
-
-
-def test_a_thousand_classes_differ() -> None:
-    looks = _looks(np.random.default_rng(0), 1000)
-    assert len(looks) == len(set(looks.values())) == 1000
-    assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in looks)

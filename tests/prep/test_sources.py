@@ -1,7 +1,5 @@
 """The conformance suite of sources, run on the same images in every form."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace
@@ -105,9 +103,7 @@ def _forbidden(*args: object, **kwargs: object) -> None:
     raise AssertionError("must not be called")
 
 
-def test_source_with_stamp_is_listed_once(
-    form: Form, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_source_is_listed_once(form: Form, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, recipe, fingerprint = tmp_path / "out", Recipe(height=16, width=16), source.fingerprint()
     plan = make_plan(source, out, recipe)
     assert source.fingerprint() == fingerprint

@@ -1,7 +1,5 @@
 """Test every row of docs/reference/unusual-images.md on a generated file: its row, and the text in rejects.tsv."""
 
-from __future__ import annotations
-
 import base64
 import io
 import os
@@ -486,9 +484,8 @@ def test_unusual_names_survive_a_build(tmp_path: Path) -> None:
         Path(os.fsdecode(os.path.join(top, b"class", b"cut" + name))).write_bytes(jpeg(40, 30, seed=number)[:-9])
     Path(os.fsdecode(os.path.join(top, b"class", b"empty\n.JPEG"))).touch()
     out = tmp_path / "store"
-    build(
-        FolderSource(Path(os.fsdecode(top))), out, Recipe(height=32, width=32), WorkSettings(workers=1, max_bad="100%")
-    )
+    settings = WorkSettings(workers=1, max_bad="100%")
+    build(FolderSource(Path(os.fsdecode(top))), out, Recipe(height=32, width=32), settings)
     kept = {os.fsencode(sample.source): sample.row for sample in open_store(out).samples}
     assert set(kept) == {b"class/" + name for name in NAMES.values()}
     for number, name in enumerate(NAMES.values()):
@@ -517,7 +514,7 @@ OTHERS = {
 # Rows of the table that tests/hostile/test_images.py covers.
 HOSTILE = {
     "damaged-exif": "test_damaged_exif_causes_no_warning",
-    "too-much-memory": "test_image_that_exceeds_the_memory_limit_is_rejected",
+    "too-much-memory": "test_image_over_the_memory_limit_is_rejected",
     "endless": "test_image_with_very_many_scans_is_rejected",
     "deadly": "test_image_that_kills_its_reader_is_rejected",
 }

@@ -1,7 +1,5 @@
 """A user's map function: its arguments, its result, and its failures."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,9 +101,8 @@ def test_map_receives_rgb_pixels_before_the_resize(module: Path, src: Path, tmp_
 def test_images_left_out_by_map_are_listed_but_not_rejected(module: Path, src: Path, tmp_path: Path) -> None:
     out = build_with_map(src, tmp_path / "out", "only_large")
     assert [sample.source for sample in open_store(out).samples] == ["dog/c.jpg", "cat/b.jpg"]
-    assert list(read_rejects(out / "rejects.tsv")) == [
-        Reject("cat/a.jpg", "left out by maps_of_a_user:only_large", "left out")
-    ]
+    found = list(read_rejects(out / "rejects.tsv"))
+    assert found == [Reject("cat/a.jpg", "left out by maps_of_a_user:only_large", "left out")]
 
 
 def test_exception_of_map_is_the_reject_reason(module: Path, src: Path, tmp_path: Path) -> None:
@@ -132,9 +129,7 @@ def test_result_that_is_not_an_image_is_rejected(module: Path, src: Path, functi
         decoder.row((src / "cat/a.jpg").read_bytes(), Entry(b"a.jpg", 0, 0, 0))
 
 
-def test_memory_kept_by_map_does_not_count_for_the_image(
-    module: Path, src: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_kept_by_map_does_not_count(module: Path, src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The map keeps two arrays of 256 MiB; an image may take 64 MiB."""
     monkeypatch.setattr(host, "SPARE_BYTES", 0)
     decoder = Decoder(Recipe(height=24, width=24, map=find_map("maps_of_a_user:keeping")), ["cat"])

@@ -1,7 +1,5 @@
 """WebDataset shards: samples, labels, and the errors for invalid shards."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import random
@@ -66,7 +64,7 @@ def test_label_is_in_cls_txt_or_json(tmp_path: Path, parts: dict[str, object], l
         ([("k.jpg", IMAGE), ("k.cls", b"-1")], b"k.jpg", "label -1, expected 0 or more"),
     ],
 )
-def test_sample_that_cannot_be_a_row_has_a_reason(
+def test_sample_that_is_no_row_has_a_reason(
     tmp_path: Path, files: list[tuple[str, bytes]], name: bytes, problem: str
 ) -> None:
     entry = only_entry(tmp_path, *files)
@@ -89,11 +87,8 @@ def test_key_ends_at_first_dot_of_base_name(tmp_path: Path) -> None:
         ("v1.0/k.cls", b"2"),
     ]
     entries = list(open_webdataset(shard(tmp_path, files)).entries())
-    assert [(entry.name[8:], entry.label) for entry in entries] == [
-        (b"v1.0/k.jpg", 0),
-        (b"v1.1/k.jpg", 1),
-        (b"v1.0/k.jpg", 2),
-    ]
+    found = [(entry.name[8:], entry.label) for entry in entries]
+    assert found == [(b"v1.0/k.jpg", 0), (b"v1.1/k.jpg", 1), (b"v1.0/k.jpg", 2)]
 
 
 def test_error_for_label_beyond_class_list_names_shard(tmp_path: Path) -> None:
@@ -197,9 +192,7 @@ def truncate_inside(path: Path) -> None:
         (truncate_inside, "truncated: ends at byte 3000, expected at least"),
     ],
 )
-def test_damaged_gzipped_shard_is_an_error_that_names_it(
-    tmp_path: Path, damage: Callable[[Path], None], message: str
-) -> None:
+def test_damaged_gzipped_shard_is_named(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
     images = [jpeg(50, 50, seed=seed) for seed in range(5)]
     path = Path(shard(tmp_path, *(sample(f"{k}", data, cls=0) for k, data in enumerate(images)), name="a.tgz"))
     damage(path)

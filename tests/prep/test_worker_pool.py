@@ -1,7 +1,6 @@
 """Workers that die, hang or are asked to stop, with real processes and signals."""
 
-from __future__ import annotations
-
+import errno
 import io
 import os
 import signal
@@ -17,6 +16,7 @@ from decodeonce.prep.building import pool as pool_module
 from decodeonce.prep.building.journal import Journal, Journals
 from decodeonce.prep.building.pool import BlockQueue, UnitQueue, Worker, WorkerPool, processor_seconds
 from decodeonce.prep.building.status import read_status
+from decodeonce.prep.processes.child import Child, Parent, run_workers
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet, open_webdataset
 from decodeonce.store.table import read_rejects
@@ -79,9 +79,7 @@ def test_worker_killed_from_outside_loses_no_image(slow_tree: Path, tmp_path: Pa
     assert finish(tmp_path / "out", "0").count == 9
 
 
-def test_image_that_takes_too_long_is_rejected(
-    slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_image_that_takes_long_is_rejected(slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "IMAGE_SECONDS", 0.1)
     make_plan(open_imagenet(slow_tree), tmp_path / "out", Recipe(height=64, width=64))
     work(tmp_path / "out", WorkSettings(workers=1, max_bad="1"))
@@ -90,7 +88,7 @@ def test_image_that_takes_too_long_is_rejected(
     assert finish(tmp_path / "out", "1").count == 8
 
 
-def test_decoder_without_processor_time_gets_the_longer_limit(
+def test_decoder_without_processor_gets_longer(
     slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "IMAGE_SECONDS", 0.1)
@@ -131,7 +129,7 @@ def test_processor_seconds_match_process_time() -> None:
     assert processor_seconds(2**30, unknown=-1.0) == -1.0
 
 
-def test_files_in_current_folder_do_not_shadow_modules(
+def test_files_of_current_folder_hide_no_module(
     slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("nt", "json", "numpy", "decodeonce"):
@@ -169,3 +167,33 @@ def test_workers_that_could_only_read_twice_are_dismissed(tmp_path: Path) -> Non
     done = Journals(plan.paths.journals)
     assert done.blocks() == list(range(12))
     assert len({line.path for line in done.lines.values()}) == 1
+
+
+# ---- How failures of worker processes reach their parent
+
+
+def main(arguments: list[str]) -> int:
+    """Fail each order like a file system that lost its server."""
+    with Parent(arguments) as parent:
+        parent.receive()
+        for path in parent.orders():
+            raise ConnectionAbortedError(errno.ECONNABORTED, "Software caused connection abort", path)
+    return 0
+
+
+def test_lost_file_server_is_not_mistaken_for_ended_parent() -> None:
+    with pytest.raises(OSError, match="Software caused connection abort") as caught:
+        run_workers(__name__, 1, {}, iter(["a.png"]), lambda report: None)
+    assert (caught.value.errno, caught.value.filename) == (errno.ECONNABORTED, "a.png")
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["decodeonce.prep.building.worker", "decodeonce.prep.export.export", "decodeonce.prep.sources.parquet"],
+)
+def test_worker_ends_quietly_if_parent_ends_before_a_message(module: str, capfd: pytest.CaptureFixture[str]) -> None:
+    child = Child(module)
+    child.socket.close()
+    assert child.process.wait() == 0
+    child.end()
+    assert capfd.readouterr().err == ""

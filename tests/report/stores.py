@@ -1,7 +1,5 @@
 """Stores to report on: one has everything that a page can show, the other has an attack in every name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`prep report` writes a reproducible, valid and self-contained HTML page, also if the store is damaged."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Damage stores, and write validly signed manifests with any facts, as a faulty writer or a later release might."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@
 here fails, the code has changed the format.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -119,10 +117,7 @@ def test_h5py_alone_reads_all_rows_through_store_h5(tmp_path: Path, monkeypatch:
     with h5py.File(moved / "store.h5", "r") as file:
         assert sorted(file) == ["classes", "images", "labels"]
         assert (file["images"].dtype, file["images"].shape, file["labels"].dtype) == (np.uint8, IMAGES.shape, "<i8")
-        assert [source.file_name for source in file["images"].virtual_sources()] == [
-            "images-00000.h5",
-            "images-00001.h5",
-        ]
+        assert [one.file_name for one in file["images"].virtual_sources()] == ["images-00000.h5", "images-00001.h5"]
         np.testing.assert_array_equal(file["images"][:], IMAGES)
         np.testing.assert_array_equal(file["labels"][:], LABELS)
         assert file["classes"].asstr()[:].tolist() == ["class0", "class1", "class2"]

@@ -1,14 +1,11 @@
 """Every reader finds the right rows past 2^32 and 2^36 bytes of a file. The files are sparse."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import h5py
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -121,18 +118,6 @@ def test_store_reads_right_rows(large: Large) -> None:
         assert np.array_equal(store.images[row : row + 1], image[None])
         assert store.labels[row] == row % CLASSES
         assert store.samples[row].source == f"{row}"
-
-
-def test_numpy_and_h5py_read_right_rows(large: Large) -> None:
-    manifest = open_store(large.root).manifest
-    for row, image in zip(large.rows, large.images, strict=True):
-        shard = manifest.shard_of(row)
-        if manifest.container == "npy":
-            assert np.array_equal(np.load(large.root / shard.file, mmap_mode="r")[row - shard.first_row], image)
-        else:
-            with h5py.File(large.root / shard.file) as file, h5py.File(large.root / "store.h5") as virtual:
-                assert np.array_equal(file["images"][row - shard.first_row], image)
-                assert np.array_equal(virtual["images"][row], image)
 
 
 @needs_torch

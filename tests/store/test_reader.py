@@ -1,7 +1,5 @@
 """store.images behaves like the NumPy array it was made from, for every container and number of shards."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import tracemalloc

@@ -3,8 +3,6 @@
 `released/` holds small stores as each release wrote them. If a test here fails, the code can no longer read them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -67,9 +65,8 @@ def assert_facts(store: Store) -> None:
     assert sha256(store.columns["boxes"]) == BOXES
     assert store.columns["box_count"].tolist() == BOX_COUNT
     samples = list(store.samples)
-    assert [(sample.row, sample.label, sample.class_name) for sample in samples] == [
-        (row, label, CLASSES[label]) for row, label in enumerate(LABELS)
-    ]
+    found = [(sample.row, sample.label, sample.class_name) for sample in samples]
+    assert found == [(row, label, CLASSES[label]) for row, label in enumerate(LABELS)]
     assert {row: (samples[row].source, samples[row].digest) for row in SOURCES} == SOURCES
     assert [(samples[row].width, samples[row].height) for row in (0, 12)] == [(51, 53), (42, 62)]
     assert list(read_rejects(store.paths.rejects)) == REJECTS
@@ -198,9 +195,7 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
 @pytest.mark.parametrize(
     ("name", "file", "newer", "read"), [("v1/npy", "store.json", 3, "1 and 2"), ("v1/part", "stage.json", 2, "1")]
 )
-def test_newer_format_version_is_refused(
-    name: str, file: str, newer: int, read: str, reader: str, tmp_path: Path
-) -> None:
+def test_newer_version_is_refused(name: str, file: str, newer: int, read: str, reader: str, tmp_path: Path) -> None:
     store, out = Path(shutil.copytree(RELEASED / name, tmp_path / "s")), tmp_path / "out"
     facts = json.loads((store / file).read_bytes())
     (store / file).write_bytes(sign({**facts, "version": newer}))

@@ -1,7 +1,5 @@
 """Positioned writes put bytes at the right offsets, and a full disk raises an error, not a signal."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import mmap

@@ -1,7 +1,5 @@
 """The TSV files: every file name round-trips, and every line stays one line of UTF-8."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """verify_store finds every flipped bit of every file, and names the damaged rows and files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random
@@ -162,9 +160,7 @@ def test_swapped_rows_are_both_bad(store: Path, container: str) -> None:
         (0, [(4, 7)]),
     ],
 )
-def test_short_shard_is_named_with_missing_rows(
-    store: Path, container: str, size: int, rows: list[tuple[int, int]]
-) -> None:
+def test_short_shard_is_named_with_rows(store: Path, container: str, size: int, rows: list[tuple[int, int]]) -> None:
     name = SHARDS[container].format(1)
     os.truncate(store / name, size)
     assert facts(verify_store(store)) == damaged(rows=rows, files=[name])
@@ -237,7 +233,7 @@ def test_threads_and_progress(store: Path, container: str, threads: int) -> None
 
 @pytest.mark.parametrize("name", ["images-00001.npy", "labels.npy", "checksums.npy", "store.json", "stage.json"])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "zeros"])
-def test_pipe_folder_or_device_is_bad_file_and_does_not_block(
+def test_pipe_folder_or_device_is_bad_and_does_not_block(
     originals: Originals, tmp_path: Path, name: str, kind: str
 ) -> None:
     store = Path(shutil.copytree(originals["npy"], tmp_path / "bad.store"))
@@ -283,9 +279,7 @@ def bad_sectors(monkeypatch: pytest.MonkeyPatch, path: Path, spans: list[range],
 def test_only_rows_that_disk_cannot_read_are_bad(store: Path, container: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = store / SHARDS[container].format(1)
     first = DATA_OFFSET + ROW_BYTES
-    bad_sectors(
-        monkeypatch, path, [range(first + 5, first + 6), range(first + 2 * ROW_BYTES, first + 2 * ROW_BYTES + 1)]
-    )
+    bad_sectors(monkeypatch, path, [range(at, at + 1) for at in (first + 5, first + 2 * ROW_BYTES)])
     assert facts(verify_store(store)) == damaged(rows=[(5, 5), (7, 7)])
     bad_sectors(monkeypatch, path, [range(first, first + 1)], errno.ESTALE)  # a transient error
     with pytest.raises(OSError, match="Stale"):

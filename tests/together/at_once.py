@@ -3,8 +3,6 @@
 Prints, as JSON, the exceptions of the calls and the files that differ from those of a single process.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

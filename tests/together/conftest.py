@@ -1,7 +1,5 @@
 """The images, the recipe and the expected store of these tests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

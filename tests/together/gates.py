@@ -5,8 +5,6 @@ on a file with this name), `half:FILE@OFFSET` and `wrote:FILE@OFFSET` (after hal
 reaches a gate opens its pipe for reading, and continues when the test closes the other end. A gate pauses only once.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

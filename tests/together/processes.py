@@ -1,7 +1,5 @@
 """Run `prep` in processes that pause at gates (see gates.py)."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

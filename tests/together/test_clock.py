@@ -1,7 +1,5 @@
 """Jumping clocks and files with any date do not change the bytes of a store, and the status of a build makes sense."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -70,7 +68,7 @@ def test_jumping_clocks_do_not_change_bytes(
     assert tree_bytes(out) == expected_files
 
 
-def test_status_makes_sense_at_any_time(
+def test_status_is_right_at_any_time(
     recipe: Recipe, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "store"

@@ -1,7 +1,5 @@
 """On a read-only file system, commands that write print one line that names the path, and commands that read work."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

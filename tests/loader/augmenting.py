@@ -1,9 +1,7 @@
-"""Run augmentations on torch's meta device. It has no values, so waiting for a device or copying to it fails."""
-
-from __future__ import annotations
+"""Images and draws for tests of augmentations, and a device that has no values: torch's meta device."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -12,6 +10,26 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from decodeonce import Batch
+from decodeonce.loader.augment import Draws
+from decodeonce.loader.order import derive_key
+from tests.stores import random_images
+
+
+def noise(count: int, height: int = 8, width: int = 6, channels: int = 3) -> Tensor:
+    return torch.from_numpy(random_images(count, shape=(height, width, channels)))
+
+
+def draws_of(count: int, seed: int = 0, epoch: int = 0, step: int = 0) -> Draws:
+    """The draws that step number `step` of an Augment gets for rows 0..count-1."""
+    return Draws(derive_key(seed, epoch, step), torch.arange(count))
+
+
+def by_row(batches: Iterable[Batch]) -> dict[int, Tensor]:
+    """The valid images of batches by row."""
+    seen: dict[int, Tensor] = {}
+    for batch in batches:
+        seen.update(zip(batch.rows[: batch.valid].tolist(), batch.images, strict=False))
+    return seen
 
 
 def batch_of(images: Tensor, epoch: int = 0) -> Batch:
