@@ -32,8 +32,8 @@ DEFAULT_MAX_BAD = "auto"
 MaxBad = Annotated[
     str,
     option(
-        "Fail if more images than this are rejected: a number such as 25, a share such as 0.1%, or auto. auto: 0.1% of "
-        "the images; of fewer than 10,000 images, a tenth, but at most ten.",
+        "Fail if more images than this are rejected: a number such as 25, a share such as 0.1%, or auto. auto allows "
+        "0.1% of the images, or, with fewer than 10,000 images, a tenth of them, but at most ten.",
         "SHARE",
     ),
 ]

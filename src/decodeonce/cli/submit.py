@@ -74,7 +74,7 @@ class JobOptions:
         int | None, option("Run at most N elements at the same time. (default: no limit)", "N", min=1)
     ] = None
     mail: Annotated[
-        str | None, option("Send a mail here when the build ends or its plan fails. (default: none)", "ADDRESS")
+        str | None, option("Send an email here when the build ends or its plan fails. (default: none)", "ADDRESS")
     ] = None
     then: Annotated[
         Path | None,

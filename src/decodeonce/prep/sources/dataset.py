@@ -381,20 +381,20 @@ def open_dataset(
     column: Annotated[
         list[str] | None,
         "Keep this column of numbers. Repeat the flag for more columns. "
-        "(default: those of the first sample; none of a Hugging Face dataset)",
+        "(default: those of the first readable sample; for a Hugging Face dataset, none)",
         "NAME",
     ] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> DatasetSource:
-    """Read a dataset of PyTorch, torchvision or Hugging Face. SRC is package.module:function, which returns it.
+    """Read a dataset of PyTorch, torchvision or Hugging Face. SRC, package.module:function, returns the dataset.
 
     Args:
         src: Import path of a function or class that returns the dataset, as for `DatasetSource`.
         image_column: Name of a Hugging Face dataset's column of images; default "": the only one.
         label_column: Name of a Hugging Face dataset's column of labels; default "": the only one.
-        column: Names of columns of numbers to keep. Default None: those of the first sample; none of a Hugging Face
-            dataset.
+        column: Names of columns of numbers to keep. Default None: those of the first readable sample; for a Hugging
+            Face dataset, none.
         classes: Class names in label order. Default None: those of the dataset, or they follow from the labels.
         follow_links: Has no effect, because the dataset reads its own files.
 

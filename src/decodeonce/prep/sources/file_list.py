@@ -157,7 +157,7 @@ def open_list(
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ListSource:
-    """Read images that a file lists. SRC has a path or URL per line, or is a TSV or CSV table of them and labels.
+    """Read images that a file lists. SRC has a path or URL per line, or is a TSV or CSV table.
 
     Args:
         src: The list, UTF-8 text.
