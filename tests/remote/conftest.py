@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from decodeonce.prep.sources import remote
+from decodeonce import remote
 
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 

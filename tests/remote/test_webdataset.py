@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from decodeonce import remote
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources import holders, open_source, open_webdataset, remote
+from decodeonce.prep.sources import holders, open_source, open_webdataset
 from decodeonce.prep.sources.holders import FEW, MANY
 from decodeonce.remote import ObjectFacts
 from tests.command import assert_fails, prep
