@@ -419,7 +419,7 @@ def shared() -> Json:
     """Return what workers need to read objects as this process does. It is secret."""
     return {
         "query": os.environ.get(QUERY, ""),
-        "signers": {host: signer for host, signer in _signers.items() if signer},
+        "signers": {host: signer for host, signer in list(_signers.items()) if signer},
     }
 
 
@@ -472,7 +472,7 @@ def _get(url: str, offset: int, size: int, listed: ObjectFacts | None = None) ->
         listed: The version to read; default None: only the facts are needed.
     """
     host = _host(url)
-    if _scheme(url) not in ("s3", *WEB) or host in _refused or _has_proxy():
+    if _scheme(url) not in ("s3", *WEB) or len(url) <= len(host) + 1 or host in _refused or _has_proxy():
         return None
     while True:
         if signer := _signer(host) if _scheme(url) == "s3" else None:
@@ -599,7 +599,7 @@ def _tls(origin: str) -> SSLContext:
     """Return the settings for connections to a server, which take 20 ms to make."""
     import ssl
 
-    trusted = next((signer.trusted for signer in _signers.values() if signer and signer.origin == origin), None)
+    trusted = next((signer.trusted for signer in list(_signers.values()) if signer and signer.origin == origin), None)
     return ssl.create_default_context(cafile=trusted)
 
 
