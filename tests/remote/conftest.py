@@ -149,4 +149,5 @@ def running(server: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 def forget_server() -> None:
     """Forget the file system and the signed URLs of an endpoint, which are kept for the life of a process."""
     remote._file_system.cache_clear()
-    remote._signed.cache_clear()
+    remote._signers.clear()
+    remote._refused.clear()

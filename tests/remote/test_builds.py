@@ -68,7 +68,7 @@ def test_more_reads_are_started_if_they_are_slow() -> None:
         next(reads)
         ahead.append(len(taken) - rows)
     arrived.set()  # ends the threads
-    assert ahead == [3, 7, 15, 31, *[63] * 6]
+    assert ahead == [3, 15, 63, *[127] * 7]
 
 
 def test_few_reads_are_started_if_they_are_fast() -> None:

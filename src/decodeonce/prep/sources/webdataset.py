@@ -36,7 +36,7 @@ from decodeonce.prep.sources.holders import (
 from decodeonce.prep.sources.labels import LabelledSource, NumberColumn, number_columns
 from decodeonce.prep.sources.patterns import describe_files, find_files
 from decodeonce.prep.sources.safe_open import expecting
-from decodeonce.remote import CONNECTIONS, is_url
+from decodeonce.remote import CONNECTIONS, is_url, source_text
 from decodeonce.store.layout import Json, Paired
 
 SUFFIXES = SOURCES["webdataset"].suffixes
@@ -237,7 +237,8 @@ def open_webdataset(
         >>> build(source, Path("new.store"), Recipe(height=64, width=64)).count
         16
     """
-    root, names = find_files(os.fspath(src), SUFFIXES, follow_links=follow_links)
+    src = source_text(src)
+    root, names = find_files(src, SUFFIXES, follow_links=follow_links)
 
     files = SourceFiles(root, parallel_map(root, partial(source_file, root), names))
     packed = parallel_map(root, partial(_is_gzipped, files), range(len(names)))

@@ -1,0 +1,229 @@
+"""The requests for ranges: their signatures, their repetitions, and servers that need fsspec."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from decodeonce import remote
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources import open_folder, open_list, open_parquet, open_webdataset
+from decodeonce.remote import read_object, stat_object
+from tests.forms.all_forms import PICS
+from tests.forms.folder import write_folder
+from tests.forms.webdataset import sample, write_tar
+from tests.images import jpeg
+from tests.remote.conftest import Proxy
+
+WHOLE = bytes(range(256)) * 4096  # 1 MB
+
+
+@pytest.mark.parametrize("token", ["", "a/token+=="])
+@pytest.mark.parametrize("key", ["a.jpg", "a b/ü+c%20#?&=.jpg", "a//./~b.jpg"])
+@pytest.mark.usefixtures("proxy")
+def test_signature_is_that_of_s3fs(monkeypatch: pytest.MonkeyPatch, key: str, token: str) -> None:
+    if token:
+        monkeypatch.setenv("AWS_SESSION_TOKEN", token)
+    found, wanted = "a&X-Amz-Date=1", "a&X-Amz-Date=2"
+    while found.partition("Date=")[2][:16] != wanted.partition("Date=")[2][:16]:  # signed in another second
+        signer = remote._new_signer("s3://images")
+        assert signer is not None
+        found = signer.origin + signer.sign(key)
+        wanted = remote._file_system("s3").sign(f"images/{key}", expiration=remote.SIGNED_SECONDS)
+    assert found == wanted
+
+
+def test_public_bucket_is_read_without_signature(s3: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3.put_object(Bucket="images", Key="a b.jpg", Body=WHOLE, ACL="public-read")
+    monkeypatch.setenv("FSSPEC_S3_ANON", "true")
+    import fsspec.config
+
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"anon": True})
+    facts = stat_object("s3://images/a b.jpg")
+    assert read_object("s3://images/a b.jpg", facts, 5, 10) == WHOLE[5:15]
+    assert {path for path, _ in proxy.requests} == {"/images/a%20b.jpg"}
+
+
+def test_other_process_reads_without_s3fs(s3: Any, proxy: Proxy) -> None:
+    s3.put_object(Bucket="images", Key="a.jpg", Body=WHOLE)
+    facts = stat_object("s3://images/a.jpg")
+    code = (
+        "import json, sys; from decodeonce.remote import ObjectFacts, read_object, share;"
+        "share(json.loads(sys.argv[1]));"
+        f"data = read_object('s3://images/a.jpg', ObjectFacts(*{tuple(facts)}), 5, 10);"
+        "print(data.hex(), sorted({'s3fs', 'fsspec', 'botocore'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(remote.shared())], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == f"{WHOLE[5:15].hex()} []\n"
+
+
+def test_expired_signature_is_renewed(s3: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3.put_object(Bucket="images", Key="a.jpg", Body=WHOLE)
+    facts = stat_object("s3://images/a.jpg")
+    first = remote._signers["s3://images"]
+    assert first is not None
+    remote._signers["s3://images"] = first._replace(made=first.made - 2 * remote.RENEWED_SECONDS)
+    proxy.answers = iter([403])
+    proxy.requests.clear()
+    assert read_object("s3://images/a.jpg", facts, 5, 10) == WHOLE[5:15]
+    assert [span for path, span in proxy.requests if "Signature=" in path] == ["bytes=5-14"]
+
+
+class Web(ThreadingHTTPServer):
+    """A web server with one object, WHOLE.
+
+    Attributes:
+        agents: The client of each request.
+        sent: Bytes of bodies that were sent.
+        ranges: Whether ranges are answered.
+        redirects: Whether /a redirects to /b.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, *, ranges: bool, redirects: bool) -> None:
+        super().__init__(("127.0.0.1", 0), WebHandler)
+        self.ranges, self.redirects = ranges, redirects
+        self.agents: list[str] = []
+        self.sent = 0
+        self.url = f"http://127.0.0.1:{self.server_port}/a"
+
+
+class WebHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Web
+
+    def do_GET(self) -> None:
+        self.server.agents.append(self.headers["User-Agent"])
+        body, status = WHOLE, 200
+        if self.server.redirects and self.path == "/a":
+            body, status = b"", 302
+        elif self.server.ranges and self.headers["Range"]:
+            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            body, status = WHOLE[first : last + 1], 206
+        self.send_response_only(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"1"')
+        if status == 302:
+            self.send_header("Location", "/b")
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(WHOLE)}")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+            self.server.sent += len(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@contextmanager
+def web(*, ranges: bool = True, redirects: bool = False) -> Iterator[Web]:
+    with Web(ranges=ranges, redirects=redirects) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+    remote._refused.clear()
+
+
+@pytest.mark.parametrize("redirects", [False, True])
+def test_server_that_ignores_ranges_is_refused(redirects: bool) -> None:
+    with web(ranges=False, redirects=redirects) as server:
+        facts = stat_object(server.url)
+        assert facts.size == len(WHOLE)
+        with pytest.raises(
+            BuildError, match=r"/a: the server ignores ranges, so it would send the whole object; downl"
+        ):
+            read_object(server.url, facts, 100, 10)
+
+
+def test_small_object_of_a_server_that_ignores_ranges_is_read() -> None:
+    with web(ranges=False) as server:
+        facts = stat_object(server.url)
+        assert read_object(server.url, facts, 0, facts.size) == WHOLE
+
+
+def test_server_that_only_fsspec_can_read_is_remembered() -> None:
+    with web(redirects=True) as server:
+        facts = stat_object(server.url)
+        for first in range(5):
+            assert read_object(server.url, facts, first, 10) == WHOLE[first : first + 10]
+        assert server.agents.count("decodeonce") == 1
+
+
+def test_each_url_has_its_own_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(remote.QUERY, "")
+    sources = ["https://host/train-{000..147}.tar?s=1", "https://host/labels.txt?s=2", "https://other/a.tar?s=3"]
+    for source in [*sources, "https://other/a.tar?s=4"]:
+        remote.source_text(source)
+    urls = ["https://host/train-003.tar", "https://host/labels.txt", "https://other/b.tar", "https://third/a.tar"]
+    assert [remote._address(url).partition("?")[2] for url in urls] == ["s=1", "s=2", "s=4", ""]
+
+
+def test_question_mark_is_a_wildcard_in_a_bucket(tmp_path: Path, s3: Any, proxy: Proxy) -> None:
+    tar = write_tar(tmp_path / "a.tar", sample("0", jpeg(), cls=0))
+    for key in ("a-1.tar", "a-2.tar", "a-10.tar"):
+        s3.upload_file(str(tar), "images", key)
+    source = open_webdataset(Path("s3://images/a-?.tar"))
+    assert [entry.text for entry in source.entries()] == ["a-1.tar/0.jpg", "a-2.tar/0.jpg"]
+    with pytest.raises(BuildError, match=r"^s3://images/none: no such object or bucket"):
+        open_parquet(Path("s3://images/none"))
+
+
+@pytest.mark.usefixtures("s3")
+def test_paths_of_a_list_are_relative_to_a_url(tmp_path: Path, s3: Any) -> None:
+    s3.put_object(Bucket="images", Key="set/cat/1.jpg", Body=jpeg())
+    (tmp_path / "list.txt").write_text("./cat/1.jpg\n")
+    source = open_list(tmp_path / "list.txt", root=Path("s3://images/set"))
+    assert [(entry.text, entry.problem) for entry in source.entries()] == [("cat/1.jpg", "")]
+    (tmp_path / "list.txt").write_text("../other/cat/1.jpg\n")
+    with pytest.raises(BuildError, match=r"is not below s3://images/set"):
+        list(open_list(tmp_path / "list.txt", root=Path("s3://images/set")).entries())
+
+
+class Apache(BaseHTTPRequestHandler):
+    """Lists folders as Apache does, with links that sort the page."""
+
+    root: Path
+
+    def do_GET(self) -> None:
+        path = self.root / self.path.partition("?")[0].strip("/")
+        if path.is_dir():
+            names = [f"{item.name}/" if item.is_dir() else item.name for item in sorted(path.iterdir())]
+            body = "".join(f'<a href="{name}">x</a>\n' for name in ["?C=N;O=D", "?C=S;O=A", *names]).encode()
+        else:
+            body = path.read_bytes()
+        self.send_response_only(200)
+        self.send_header("Content-Type", "text/html" if path.is_dir() else "image/jpeg")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_links_that_sort_a_page_are_no_images(tmp_path: Path) -> None:
+    local = open_folder(write_folder(tmp_path / "set", PICS))
+    handler = type("Handler", (Apache,), {"root": tmp_path})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        source = open_folder(f"http://127.0.0.1:{server.server_port}/set")
+        assert [entry.text for entry in source.entries()] == [entry.text for entry in local.entries()]
+        server.shutdown()
