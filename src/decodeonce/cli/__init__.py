@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -33,6 +34,7 @@ def main() -> None:
         signal.signal(number, _stop)
     signal.signal(LAST_BLOCKS, _stop_after_blocks)
     gc.set_threshold(GC_THRESHOLD)
+    logging.getLogger("decodeonce").propagate = False  # a user's module that configures logging would print them again
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # unused here, and its threads spin for 30 ms
     code: int | None = EXIT_FAILED
     try:
@@ -87,8 +89,13 @@ def _run_command() -> int | None:
     except SystemExit as ended:  # click raises it here only for a closed pipe
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `prep ls STORE | head` must not fail
+        drop_output()  # `prep ls STORE | head` must not fail
         return None
+
+
+def drop_output() -> None:
+    """Drop what is printed from now on, because no process reads it; otherwise Python fails when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _worker_started(arguments: list[str]) -> AbstractContextManager[None]:
