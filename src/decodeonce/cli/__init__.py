@@ -165,8 +165,8 @@ def write_error(line: str) -> None:
 def fitted(text: str, stream: TextIO) -> str:
     """Escape a message as `printable` does. For a terminal, wrap it at its width between words.
 
-    Further lines start below the last column; two spaces separate columns. Commands, which follow "run: " or are in
-    backticks, and paths are not broken, so that they can be copied.
+    Further lines start below the last column; two spaces separate columns. Commands, which follow "run: ",
+    "next: " or "with: " or are in backticks, and paths are not broken, so that they can be copied.
     """
     text = printable(text)
     if not stream.isatty():
@@ -177,7 +177,8 @@ def fitted(text: str, stream: TextIO) -> str:
 
     width = shutil.get_terminal_size().columns
     columns = re.match(r".*\s{2}", text[: 2 * width // 3])
-    text = re.sub(r"(?i)(?<=\brun: )[^;]*|`[^`]*`", lambda command: command[0].replace(" ", "\0"), text)
+    commands = r"(?i)(?<=\brun: )[^;]*|(?<=\b(?:next|with): )[^;]*|`[^`]*`"
+    text = re.sub(commands, lambda command: command[0].replace(" ", "\0"), text)
     indent = " " * (columns.end() if columns else 2)
     fill = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False).fill
     return fill(text).replace("\0", " ")
