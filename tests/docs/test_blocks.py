@@ -2,12 +2,14 @@
 
 The blocks of a page run in order and share a namespace. They run in a folder with `imagenet/` (a tree of generated
 images), `train.store` (512 rows of 256x256, the columns "weight", "attributes" and "mask"), `val.store` (256 rows),
-`boxes.store` (its images with boxes) and `scenes.store` (its images with masks). Before a block runs, its number of
+`boxes.store` (its images with boxes), `scenes.store` (its images with masks) and `part`, to which train.store is
+staged. Before a block runs, its number of
 epochs becomes 1, its models become small, and if there is no GPU, its device becomes the CPU. The launcher's variables
 are set to one rank.
 """
 
 import gc
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import PairedSource, open_imagenet
 from decodeonce.prep.sources.boxed import BoxedSource
 from decodeonce.prep.sources.imagenet import AnySplit
-from decodeonce.store import add_column
+from decodeonce.store import add_column, open_store, stage_store
 from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of
 from tests.images import jpeg
 from tests.libraries import library
@@ -88,13 +90,14 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_column(root / "train.store", "weight", np.ones(count, np.float32))
     add_column(root / "train.store", "attributes", rng.integers(0, 2, (count, 5)).astype(np.float32))
     add_column(root / "train.store", "mask", rng.integers(0, 2, (count, 256, 256), np.uint8))
+    stage_store(open_store(root / "train.store"), root / "part", rows=range(count))
     return root
 
 
 @pytest.fixture
 def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which the blocks of a page run."""
-    for name in ("imagenet", "train.store", "val.store", "boxes.store", "scenes.store"):
+    for name in ("imagenet", "train.store", "val.store", "boxes.store", "scenes.store", "part"):
         (tmp_path / name).symlink_to(stores / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -132,7 +135,11 @@ def adapted(text: str) -> str:
         text = text if torch.cuda.is_available() else text.replace(gpu, cpu)
     for large, small in SMALL_MODELS:
         text = text.replace(large, small)
-    return text.replace('"/data/imagenet', '"imagenet')
+    return (
+        text.replace('"/data/imagenet', '"imagenet')
+        .replace('"/local/', '"')
+        .replace('"s3://bucket/', f'"file://{os.getcwd()}/')
+    )
 
 
 def run_block(block: Block, page: Path, names: dict[str, object]) -> None:
