@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -281,6 +282,43 @@ def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=True)
     assert result.stdout.startswith("row\tlabel")
     assert result.stderr == ""
+
+
+@pytest.fixture
+def closed_pipe() -> Iterator[int]:
+    """A pipe that no process reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
+def test_build_whose_output_nobody_reads_is_not_called_complete(tmp_path: Path, closed_pipe: int) -> None:
+    words = ["build", "imagenet", str(make_tree(tmp_path / "src")), str(tmp_path / "out"), "--workers", "1"]
+    command = [sys.executable, "-m", "decodeonce.cli", *words, "--size", "8", "--log", str(tmp_path / "log")]
+    ended = subprocess.run(command, stdout=closed_pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 75
+    assert ended.stderr.startswith("prep: stopped: the program that read the output has ended; ")
+    assert "run the same command again" in ended.stderr
+    assert json.loads((tmp_path / "log").read_text().splitlines()[-1])["event"] == "stopped"
+    assert prep(*words, "--size", "8").returncode == 0
+
+
+def test_warning_is_printed_once_and_never_stops_a_build(tmp_path: Path, closed_pipe: int) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import logging, numpy\n"
+        "logging.basicConfig()  # of a user, whose handler would print the warning again\n"
+        "class Numbers:\n"
+        "    classes = ['a', 'b', 'unused']\n"
+        "    def __len__(self): return 6\n"
+        "    def __getitem__(self, index): return numpy.full((8, 8, 3), index, 'uint8'), index % 2\n"
+    )
+    command = [sys.executable, "-m", "decodeonce.cli", "build", "dataset", "mine:Numbers"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    shown = subprocess.run([*command, tmp_path / "a"], env=environ, capture_output=True, text=True, check=True).stderr
+    assert shown == "mine:Numbers: 1 of 3 classes have no images (first 2, 'unused')\n"
+    subprocess.run([*command, tmp_path / "b"], env=environ, stderr=closed_pipe, stdout=subprocess.DEVNULL, check=True)
+    assert tree_bytes(tmp_path / "b") == tree_bytes(tmp_path / "a")
 
 
 @pytest.mark.parametrize(

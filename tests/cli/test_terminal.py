@@ -41,6 +41,7 @@ def test_paths_and_commands_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         "prep: error: no classes; run: prep build folder /data/train OUT; if these are classes, pass", monkeypatch
     )
     assert lines[-2:] == ["  prep build folder /data/train OUT; if", "  these are classes, pass"]
+    assert shown("out: 3 rows in 1 class; next: prep info out", monkeypatch)[-1] == "  prep info out"
     lines = shown("prep: error: expected the folder that `prep build imagenet SRC OUT` makes", monkeypatch)
     assert "  `prep build imagenet SRC OUT` makes" in lines
 

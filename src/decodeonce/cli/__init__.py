@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -33,6 +34,7 @@ def main() -> None:
         signal.signal(number, _stop)
     signal.signal(LAST_BLOCKS, _stop_after_blocks)
     gc.set_threshold(GC_THRESHOLD)
+    logging.getLogger("decodeonce").propagate = False  # a user's module that configures logging would print them again
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # unused here, and its threads spin for 30 ms
     code: int | None = EXIT_FAILED
     try:
@@ -87,8 +89,13 @@ def _run_command() -> int | None:
     except SystemExit as ended:  # click raises it here only for a closed pipe
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `prep ls STORE | head` must not fail
+        drop_output()  # `prep ls STORE | head` must not fail
         return None
+
+
+def drop_output() -> None:
+    """Drop what is printed from now on, because no process reads it; otherwise Python fails when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _worker_started(arguments: list[str]) -> AbstractContextManager[None]:
@@ -158,8 +165,8 @@ def write_error(line: str) -> None:
 def fitted(text: str, stream: TextIO) -> str:
     """Escape a message as `printable` does. For a terminal, wrap it at its width between words.
 
-    Further lines start below the last column; two spaces separate columns. Commands, which follow "run: " or are in
-    backticks, and paths are not broken, so that they can be copied.
+    Further lines start below the last column; two spaces separate columns. Commands, which follow "run: ",
+    "next: " or "with: " or are in backticks, and paths are not broken, so that they can be copied.
     """
     text = printable(text)
     if not stream.isatty():
@@ -170,7 +177,8 @@ def fitted(text: str, stream: TextIO) -> str:
 
     width = shutil.get_terminal_size().columns
     columns = re.match(r".*\s{2}", text[: 2 * width // 3])
-    text = re.sub(r"(?i)(?<=\brun: )[^;]*|`[^`]*`", lambda command: command[0].replace(" ", "\0"), text)
+    commands = r"(?i)(?<=\brun: )[^;]*|(?<=\b(?:next|with): )[^;]*|`[^`]*`"
+    text = re.sub(commands, lambda command: command[0].replace(" ", "\0"), text)
     indent = " " * (columns.end() if columns else 2)
     fill = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False).fill
     return fill(text).replace("\0", " ")

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from decodeonce import cli
 from decodeonce.cli.examples import examples
+from decodeonce.errors import Stopped
 
 Click = Any  # an object of click, or of the copy of click in newer versions of Typer
 USAGE_ERROR: Click = typer.BadParameter.__base__
@@ -153,7 +154,12 @@ class LoggedCommand(Command):
             from decodeonce.cli.log import begin
 
             begin(file)
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click would end the command as if it were complete
+            cli.drop_output()
+            what = "the program that read the output has ended; completed work is kept"
+            raise Stopped(f"{what}; run the same command again to resume") from None
 
 
 def _quiet_and_log(

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,8 @@ class _Warnings(logging.Handler):
     """Prints warnings of the package like other messages."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage(), err=True)
+        with suppress(BrokenPipeError):  # the command goes on, as with other handlers
+            say(record.getMessage(), err=True)
 
 
 logging.getLogger("decodeonce").addHandler(_Warnings())

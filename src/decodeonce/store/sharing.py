@@ -91,9 +91,11 @@ def _lock(folder: Path, waits_for: str) -> int | None:
             if os.path.samestat(os.fstat(fd), os.lstat(path)):
                 return fd
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-        except OSError as error:
+        except BaseException as error:  # also Ctrl-C: an open file could keep the lock
             if fd is not None:
                 disk.close(fd)
+            if not isinstance(error, OSError):
+                raise
             if error.errno in UNWRITABLE_ERRORS and folder.parent.is_dir():
                 return None
             # Another process has just removed the file or the folder, or another node has just created them.
