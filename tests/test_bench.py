@@ -83,7 +83,7 @@ def test_plan_and_finish_use_little_memory_per_sample(tmp_path: Path) -> None:
     }
     assert bytes_per_sample["plan"] < 200
     assert bytes_per_sample["finish"] < 200  # mostly the files of the plan, which are memory-mapped
-    assert (many["finish"]["anon"] - few["finish"]["anon"]) / (counts[1] - counts[0]) < 50
+    assert (many["finish"]["anon"] - few["finish"]["anon"]) / (counts[1] - counts[0]) < 75  # 45 in most runs
     assert bytes_per_sample["a task's start"] < 20
     assert not list(tmp_path.iterdir())
 
