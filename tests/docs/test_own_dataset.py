@@ -44,11 +44,11 @@ def write_module(folder: Path, name: str, before: str = "") -> None:
 
 
 def path_of(pic: Pic) -> str:
-    return f"photos/{pic.wnid}/{pic.stem}.JPEG"
+    return f"photos/train/{pic.wnid}/{pic.stem}.JPEG"
 
 
 def write_photos(folder: Path) -> int:
-    write_folder(folder / "photos", PICS)
+    write_folder(folder / "photos/train", PICS)
     return len(PICS)
 
 
@@ -134,7 +134,7 @@ def write_lmdb(folder: Path) -> int:
 
 def write_store(folder: Path) -> int:
     count = write_photos(folder)
-    assert prep_process("build", "folder", "photos", "train.store", cwd=folder).returncode == 0
+    assert prep_process("build", "folder", "photos/train", "train.store", cwd=folder).returncode == 0
     return count
 
 
@@ -145,11 +145,11 @@ WRITERS: Sequence[tuple[str, Callable[[Path], int]]] = (
     ("ImageNet", write_imagenet),
     ("a table of paths", write_table_of_paths),
     ("a list of paths", write_paths),
-    ("COCO's JSON", write_boxes),
+    ("COCO JSON", write_boxes),
     ("WebDataset", write_tars),
     ("Parquet", write_parquet),
-    ("`datasets`", write_hugging_face),
-    ("torchvision, or any other", write_torchvision),
+    ("a Hugging Face dataset", write_hugging_face),
+    ("a torchvision dataset", write_torchvision),
     ("arrays of pixels", write_arrays),
     ("LMDB", write_lmdb),
     ("a store", write_store),
