@@ -203,6 +203,10 @@ def test_folder_source_builds_class_folders(tmp_path: Path) -> None:
     assert prep("build", "folder", tmp_path / "src", tmp_path / "out", *flags).returncode == 0
     rows = [line.split("\t")[1:4] for line in prep("ls", tmp_path / "out").stdout.splitlines()[1:]]
     assert rows == [["0", "dogs", "dogs/1.png"], ["1", "cats", "cats/1.png"]]
+    (tmp_path / "src/empty").mkdir()
+    built = prep("build", "folder", tmp_path / "src", tmp_path / "three", "--size", 8)
+    assert built.returncode == 0
+    assert built.stderr == f"{tmp_path}/src: 1 of 3 classes have no images (first 2, 'empty')\n"
 
 
 def test_val_keeps_source_order_by_default(tmp_path: Path) -> None:

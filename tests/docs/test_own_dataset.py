@@ -44,11 +44,11 @@ def write_module(folder: Path, name: str, before: str = "") -> None:
 
 
 def path_of(pic: Pic) -> str:
-    return f"photos/{pic.wnid}/{pic.stem}.JPEG"
+    return f"photos/train/{pic.wnid}/{pic.stem}.JPEG"
 
 
 def write_photos(folder: Path) -> int:
-    write_folder(folder / "photos", PICS)
+    write_folder(folder / "photos/train", PICS)
     return len(PICS)
 
 
@@ -134,7 +134,7 @@ def write_lmdb(folder: Path) -> int:
 
 def write_store(folder: Path) -> int:
     count = write_photos(folder)
-    assert prep_process("build", "folder", "photos", "train.store", cwd=folder).returncode == 0
+    assert prep_process("build", "folder", "photos/train", "train.store", cwd=folder).returncode == 0
     return count
 
 

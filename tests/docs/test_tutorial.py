@@ -1,4 +1,7 @@
-"""The tutorial works as written: in an empty folder, its commands run and print what the page shows."""
+"""The tutorial works as written: in an empty folder, its commands run and print what the page shows.
+
+Then the commands of the pages that use its store run in the same folder.
+"""
 
 import os
 import re
@@ -13,6 +16,7 @@ from tests.command import run
 from tests.docs.pages import ROOT, SHELL, blocks
 
 PAGE = ROOT / "docs" / "start" / "tutorial.md"
+HOW_TO = ROOT / "docs" / "how-to"
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 TRAIN = "python train.py\n"
 # A loss, an accuracy and the speed of a build differ from run to run, and so does the moment of Ctrl-C.
@@ -72,6 +76,9 @@ def test_commands_of_tutorial_print_what_it_shows(tmp_path: Path) -> None:
     assert resumed.startswith("resuming epoch ")
     assert resumed.endswith(finished)
     assert finished.startswith("finished ")
+    run("bash", "-ec", next(blocks(HOW_TO / "look-at-a-store.md")).text, cwd=tmp_path, PATH=PATH)
+    _, damage, errors, *_ = blocks(HOW_TO / "verify-and-repair.md")
+    assert run("bash", "-c", f"({damage.text}) 2>&1", cwd=tmp_path, PATH=PATH) == errors.text
 
 
 def assert_learned(results: list[tuple[str, str, str]]) -> None:

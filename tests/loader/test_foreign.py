@@ -24,6 +24,7 @@ from torch import Tensor
 from decodeonce import Batch, Loader
 from decodeonce.loader.augment import Augment, Draws, MixUp, Normalize, PerBatch, PerImage, RandomFlip, Step
 from decodeonce.loader.augment.seeded import Seeded
+from decodeonce.loader.delivery import USE_PER_IMAGE
 from decodeonce.loader.order import derive_key
 from tests.conftest import COUNT
 from tests.libraries import library
@@ -457,7 +458,8 @@ def test_kornia(store: Path) -> None:
     check_step(store, lambda: PerImage(kornia.ColorJitter(*jitter, p=1.0, keepdim=True)))
 
 
-# ---- A transform that returns its first batch unchanged is refused. Transforms of torchvision ignore unknown types
+# ---- A transform that ignores its first batch, or fails with it, is refused with advice. Transforms of torchvision v2
+# ---- ignore unknown types, and those of v1 raise TypeError.
 
 
 def test_transform_that_returns_its_batch_unchanged_is_refused(store: Path) -> None:
@@ -498,6 +500,60 @@ def rest_after_first_batch(batch: Batch) -> Batch:
 def test_transform_may_change_its_batch_in_place(store: Path, transform: Callable[[Batch], Batch]) -> None:
     with Loader(store, batch_size=COUNT, transform=transform) as loader:
         assert len([*loader, *loader]) == 2
+
+
+def test_error_at_first_batch_gets_advice(store: Path) -> None:
+    def scaled(images: Any) -> Batch:
+        found: Batch = images.to(torch.float32).div(255)
+        return found
+
+    def odd(batch: Batch) -> Batch:
+        raise UnicodeError("odd rows")
+
+    for transform, kind, cause in ((scaled, TypeError, AttributeError), (odd, ValueError, UnicodeError)):
+        with (
+            Loader(store, batch_size=4, transform=transform) as loader,
+            pytest.raises(
+                kind, match=rf"transform {transform.__name__} failed at its first Batch.*It raised "
+            ) as error,
+        ):
+            next(iter(loader))
+        assert (type(error.value), type(error.value.__cause__)) == (kind, cause)
+        assert str(error.value).endswith(f" {USE_PER_IMAGE} It raised {cause.__name__}: {error.value.__cause__}")
+
+
+def test_error_at_later_batch_or_in_augment_stays(store: Path) -> None:
+    raised = ValueError("odd rows")
+
+    def odd(batch: Any) -> Any:
+        if isinstance(batch, Batch) and batch.epoch == 0:
+            return dataclasses.replace(batch)
+        raise raised
+
+    with Loader(store, batch_size=COUNT, transform=odd) as loader:
+        list(loader)
+        with pytest.raises(ValueError, match="odd rows") as error:
+            list(loader)
+    assert error.value is raised
+    with (
+        Loader(store, batch_size=COUNT, transform=Augment(PerImage(odd))) as loader,
+        pytest.raises(ValueError, match="odd rows") as error,
+    ):
+        list(loader)
+    assert USE_PER_IMAGE not in str(error.value)
+
+
+def test_torchvision_transform_that_fails_with_a_batch_is_refused(store: Path) -> None:
+    v1, v2 = library("torchvision.transforms"), library("torchvision.transforms.v2")
+    for one in (v1, v2):
+        transform = one.Compose([one.RandomResizedCrop(8), one.Normalize([0.5] * 3, [0.5] * 3)])
+        with (
+            Loader(store, batch_size=4, transform=transform) as loader,
+            pytest.raises(
+                TypeError, match=r"transform Compose failed .* use Augment\(PerImage\(.* It raised TypeError: "
+            ),
+        ):
+            next(iter(loader))
 
 
 def test_torchvision_transform_of_a_loader_is_refused(store: Path) -> None:

@@ -110,7 +110,7 @@ def source_of(write: Write, items: str, **options: object) -> DatasetSource:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    return write_folder(tmp_path / "photos", [*PICS, PICS[0]._replace(stem="grey", data=jpeg(50, 40, mode="L"))])
+    return write_folder(tmp_path / "photos/train", [*PICS, PICS[0]._replace(stem="grey", data=jpeg(50, 40, mode="L"))])
 
 
 def check_equal(out: Path, folder: Path, *, encoded: bool) -> None:

@@ -170,8 +170,12 @@ def test_changed_map_is_an_error(module: Path, src: Path, tmp_path: Path) -> Non
         ("maps_of_a_user.:inverted", "expected package.module:function"),
         ("../x:f", "expected package.module:function"),
         ("maps_of_a_user:a b", "expected package.module:function"),
-        ("maps_of_a_user:missing", "has no function missing"),
-        ("maps_of_a_user:not_callable", "has no function not_callable"),
+        ("maps_of_a_user:invert", "has no function invert; expected one of .*, such as inverted, [a-z_]+, [a-z_]+$"),
+        (
+            "maps_of_a_user:not_callable",
+            "has no function not_callable; expected one of its functions or classes, such as ",
+        ),
+        ("maps_empty:f", "has no function f; expected a function or class$"),
         ("missing_maps:f", "No module named 'missing_maps'; run from the folder that contains missing_maps"),
         ("maps_broken:f", "importing maps_broken raised ZeroDivisionError"),
         ("itertools:chain", "itertools has no source file"),
@@ -179,6 +183,7 @@ def test_changed_map_is_an_error(module: Path, src: Path, tmp_path: Path) -> Non
 )
 def test_map_that_cannot_be_imported_is_named(module: Path, name: str, message: str) -> None:
     (module.parent / "maps_broken.py").write_text("1 / 0\n")
+    (module.parent / "maps_empty.py").write_text("from pathlib import Path\ndef _hidden(): ...\n")
     with pytest.raises(BuildError, match=message):
         find_map(name)
 

@@ -151,6 +151,9 @@ def _versions(batch: Batch) -> list[tuple[int, int]]:
     return [(id(tensor), tensor._version) for tensor in batch.tensors() if isinstance(tensor, Tensor)]
 
 
+# Advice for a transform that ignores its first Batch, or fails with it.
+USE_PER_IMAGE = "If it is a transform for single images, such as those of torchvision, use Augment(PerImage(...))."
+
 Array = NDArray[np.generic]
 Shape = tuple[int, ...]
 Result = tuple[float, float] | BaseException  # the times of a copying thread (see meter.timed), or its error
@@ -314,13 +317,12 @@ class Delivery:
         recycle_from(self.blocks)
         before = _versions(batch)
         with torch.no_grad(), mark("transform"):
-            result = transform(batch)
+            result = self._call(transform, batch)
         # Only the first batch counts, because a transform may leave later epochs unchanged on purpose.
         if not self._transform_checked and result is batch and _versions(batch) == before:
             raise ValueError(
-                f"transform {name_of(transform)} returned its Batch unchanged. Transforms of torchvision "
-                "ignore a Batch; for those, use Augment(PerImage(...)). A transform that only looks at a Batch "
-                "must return dataclasses.replace(batch)"
+                f"transform {name_of(transform)} returned its Batch unchanged. {USE_PER_IMAGE} A transform that only "
+                "looks at a Batch must return dataclasses.replace(batch)"
             )
         self._transform_checked = True
         if not isinstance(result, Batch):
@@ -328,6 +330,17 @@ class Delivery:
         if wrong := {type(part).__name__ for part in result.tensors() if not isinstance(part, Tensor)}:
             raise TypeError(f"transform returned a Batch that contains {', '.join(wrong)}, expected only tensors")
         return result
+
+    def _call(self, transform: Transform, batch: Batch) -> Batch:
+        """Call a transform. If it is not one of ours and fails at the first batch, add advice to its error."""
+        try:
+            return transform(batch)
+        except (AttributeError, TypeError, ValueError) as error:
+            if self._transform_checked or type(transform).__module__.startswith(__package__):
+                raise
+            found = f"transform {name_of(transform)} failed at its first Batch"
+            kind = ValueError if isinstance(error, ValueError) else TypeError
+            raise kind(f"{found}. {USE_PER_IMAGE} It raised {type(error).__name__}: {error}") from error
 
     def _images(self, filled: Filled) -> Tensor:
         return torch.from_numpy(self.slots.lend_rows(filled.slot, len(filled.rows)))

@@ -81,6 +81,7 @@ class FolderSource(Source):
         super().__init__(root)
         self._links = Links(root, follow=follow_links)
         self._names = ClassList(classes) if classes is not None else class_folders(root)
+        self._used: set[int] = set()
         if not self._names:
             raise BuildError(f"{root}: contains no folders; expected {root}/<class>/<image>, one folder per class")
         if classes is None and not splits_as_classes:
@@ -95,13 +96,20 @@ class FolderSource(Source):
     def entries(self) -> Iterator[Entry]:
         """Yield every sample, by class in label order, then by name."""
         check_classes(self.root, self._names, class_folders(self.root))
-        return list_folders(self.root, "", self._names, self._links)
+        return map(self._noted, list_folders(self.root, "", self._names, self._links))
+
+    def warnings(self, samples: int) -> list[str]:
+        return unused_classes(self._names, self._used)
 
     def read(self, entry: Entry) -> bytes:
         return read_file(self.root, entry, self._links)
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
         return named_entries(self.root, names, self._links)
+
+    def _noted(self, entry: Entry) -> Entry:
+        self._used.add(entry.label)
+        return entry
 
 
 def list_folders(root: Path, folder: str, names: Sequence[str], links: Links) -> Iterator[Entry]:
@@ -176,6 +184,15 @@ def check_no_duplicates(names: Sequence[str]) -> None:
     name, times = Counter(names).most_common(1)[0] if names else ("", 0)
     if times > 1:
         raise BuildError(f"{ClassList(names).origin} contains {name!r} twice; list each class once")
+
+
+def unused_classes(names: Sequence[str], used: Collection[int]) -> list[str]:
+    """Return a warning if some classes, but not all of them, are missing in the class numbers `used`."""
+    unused = [number for number in range(len(names)) if number not in used]
+    if not unused or not used:
+        return []
+    first = unused[0]
+    return [f"{len(unused)} of {len(names)} classes have no images (first {first}, {names[first]!r})"]
 
 
 def class_folders(top: Path) -> list[str]:

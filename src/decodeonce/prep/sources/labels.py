@@ -16,7 +16,7 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import Value, name_bytes
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.folder import ClassList, check_no_duplicates
+from decodeonce.prep.sources.folder import ClassList, check_no_duplicates, unused_classes
 from decodeonce.store.columns import column_file
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import Column, ImageClass
@@ -57,11 +57,7 @@ class LabelledSource(Source):
 
     def warnings(self, samples: int) -> list[str]:
         names, used = self._names or [], {number for number in self._numbers.values() if number >= 0}
-        unused = sorted(set(range(len(names))) - used) if used else []
-        warnings = []
-        if unused:
-            first = unused[0]
-            warnings.append(f"{len(unused)} of {len(names)} classes have no images (first {first}, {names[first]!r})")
+        warnings = unused_classes(names, used)
         if self._given is None and len(used) > max(samples // 2, 1):
             warnings.append(f"{len(used)} different labels for {samples} samples; check that the labels are classes")
         return warnings
