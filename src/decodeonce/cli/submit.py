@@ -67,7 +67,8 @@ class JobOptions:
     site: Annotated[
         str | None,
         option(
-            "Use a site profile, by name or by the path of your own. (default: generic-slurm or generic-pbs)", "NAME"
+            "Use the site profile with this name, or your own at this path. (default: generic-slurm or generic-pbs)",
+            "NAME",
         ),
     ] = None
     max_running: Annotated[
