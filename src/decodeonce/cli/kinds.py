@@ -102,13 +102,13 @@ class BuildOptions:
     scaled_decode: Annotated[
         bool,
         option(
-            "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size. This is faster and gives other pixels.",
+            "Decode large JPEGs at a smaller size, such as 1/2 or 3/8. This is faster and gives other pixels.",
             flag="--scaled-decode",
         ),
     ] = Recipe.scaled_decode
     classes: Annotated[
         Path | None,
-        option("Read the class names in label order from FILE, one per line. (default: sorted names)", "FILE"),
+        option("Read the class names in label order from FILE, one per line. (default: those of SRC)", "FILE"),
     ] = None
     boxes: Annotated[
         Path | None,

@@ -37,7 +37,7 @@ MaxBad = Annotated[
         "SHARE",
     ),
 ]
-DryRun = Annotated[bool, option("Print what would be written, and write nothing.", flag="--dry-run")]
+DryRun = Annotated[bool, option("Print what would be written, and write nothing to OUT.", flag="--dry-run")]
 JsonFlag = Annotated[bool, option("Print one JSON object instead of text.", flag="--json")]
 
 
