@@ -20,7 +20,7 @@ COMMAND = "python -m tools.command_reference"
 HEAD = f"""\
 # Commands
 
-This page lists all commands with their arguments and flags. `prep COMMAND --help` says more, with examples. The
+This page lists all commands with their arguments and flags. `prep COMMAND --help` also prints examples. The
 commands of a group, such as `prep build folder`, also have the arguments and flags of the group. `{COMMAND}`
 generates this page.
 """

@@ -82,9 +82,9 @@ class StageError(DecodeonceError):
 
 
 class Stopped(DecodeonceError):
-    """A build stopped early and kept all completed blocks.
+    """An operation stopped early and can be resumed. Completed work is kept.
 
-    Run the same command again to resume. ``prep`` exits with code 75.
+    Run the same command or script again to resume. ``prep`` exits with code 75.
 
     Example:
         >>> try:

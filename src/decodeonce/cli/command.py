@@ -18,7 +18,7 @@ from decodeonce.errors import Stopped
 
 Click = Any  # an object of click, or of the copy of click in newer versions of Typer
 USAGE_ERROR: Click = typer.BadParameter.__base__
-QUIET = "Print only errors and --json output."
+QUIET = "Print only errors, warnings and --json output."
 LOG = "Append events to FILE as JSON lines. If FILE is a folder (FILE/), each process writes its own file there."
 
 

@@ -23,7 +23,7 @@ def convert(
         ContainerName | None, option("Choose the file format of the shards. (default: that of IN)", flag="--format")
     ] = None,
     shard_size: Annotated[
-        str | None, option("Limit the size of a shard, such as 10GB or 500MiB. (default: that of IN)", "BYTES")
+        str | None, option("Limit each shard to this size, such as 10GB. (default: that of IN)", "BYTES")
     ] = None,
     size: Annotated[
         str | None, option("Resize rows to fewer pixels: 128, or HxW such as 96x128. (default: no resizing)", "SIZE")

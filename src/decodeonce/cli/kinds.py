@@ -76,7 +76,7 @@ class BuildOptions:
     ] = Recipe.container
     shard_size: Annotated[
         str,
-        option("Limit the size of a shard, such as 10GB or 500MiB. A shard has at least one block of rows.", "BYTES"),
+        option("Limit each shard to this size, such as 10GB. A shard contains at least one block of rows.", "BYTES"),
     ] = "32GiB"
     shuffle_seed: Annotated[
         str | None,
@@ -102,13 +102,13 @@ class BuildOptions:
     scaled_decode: Annotated[
         bool,
         option(
-            "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size. This is faster and gives other pixels.",
+            "Decode large JPEGs at a smaller size, such as 1/2 or 3/8. This is faster and gives other pixels.",
             flag="--scaled-decode",
         ),
     ] = Recipe.scaled_decode
     classes: Annotated[
         Path | None,
-        option("Read the class names in label order from FILE, one per line. (default: sorted names)", "FILE"),
+        option("Read the class names in label order from FILE, one per line. (default: those of SRC)", "FILE"),
     ] = None
     boxes: Annotated[
         Path | None,
@@ -145,8 +145,9 @@ class BuildOptions:
     paired: Annotated[
         list[str] | None,
         option(
-            "Store a mask with each image: the file in DIR with the image's path and any suffix; with webdataset, the "
-            "member with this suffix. NAME:rgb=DIR keeps three channels. Repeatable.",
+            "Store a mask with each image. It is the file in DIR with the path of the image and any suffix. With "
+            "webdataset, pass the suffix of the masks in the tar as DIR. NAME:rgb=DIR keeps three channels. Repeat the "
+            "flag for more masks.",
             "NAME=DIR",
         ),
     ] = None

@@ -27,7 +27,7 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="Store to create, or to
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Finished store.")]
 
 Size = Annotated[str, option("Set the height and width of a row in pixels: 256, or HxW such as 192x256.", "SIZE")]
-Workers = Annotated[int | None, option("Run N worker processes. (default: usable cores)", "N", min=1)]
+Workers = Annotated[int | None, option("Run N workers at the same time. (default: usable cores)", "N", min=1)]
 DEFAULT_MAX_BAD = "auto"
 MaxBad = Annotated[
     str,
@@ -37,7 +37,7 @@ MaxBad = Annotated[
         "SHARE",
     ),
 ]
-DryRun = Annotated[bool, option("Print what would be written, and write nothing.", flag="--dry-run")]
+DryRun = Annotated[bool, option("Print what would be written, and write nothing to OUT.", flag="--dry-run")]
 JsonFlag = Annotated[bool, option("Print one JSON object instead of text.", flag="--json")]
 
 

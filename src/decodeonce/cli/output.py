@@ -1,7 +1,7 @@
 """Print messages, tables, JSON and progress, and write output files.
 
 Progress is a tqdm bar on a terminal, otherwise a line every 15 s on standard error. With `--quiet`, which
-`LoggedCommand` adds to a command, only errors and JSON are printed.
+`LoggedCommand` adds to a command, only errors, warnings and JSON are printed.
 """
 
 from __future__ import annotations

@@ -22,15 +22,16 @@ FromOption = Annotated[
 ]
 
 PairedOption = Annotated[
-    list[str] | None, option("Read masks or second images from DIR, as for `prep build`; repeatable.", "NAME=DIR")
+    list[str] | None,
+    option("Read masks or second images from DIR, as for `prep build`. Repeat the flag for more masks.", "NAME=DIR"),
 ]
 
 BuildOptions = Annotated[
     list[str] | None,
     option(
         "Open SRC with this flag of `prep build`, such as split=val, or as this kind, such as kind=list. Repeat "
-        "--option for more flags. It is needed only if the store does not record its flags, because an earlier release "
-        "built it, or because `prep convert` selected, sorted or merged its rows.",
+        "--option for more flags. You need it only if the store does not record these flags, because an earlier "
+        "release built it, or because `prep convert` selected, sorted or merged its rows.",
         "NAME=VALUE",
         flag="--option",
     ),

@@ -55,7 +55,7 @@ class JobOptions:
         ),
     ] = None
     time: Annotated[
-        str | None, option("Limit the time of each job, such as 4:00:00. (default: that of the site)", "H:MM:SS")
+        str | None, option("Limit each job to this time, such as 4:00:00. (default: that of the site)", "H:MM:SS")
     ] = None
     cpus: Annotated[int | None, option("Request N cores per node; required unless the site sets it.", "N", min=1)] = (
         None
@@ -67,7 +67,8 @@ class JobOptions:
     site: Annotated[
         str | None,
         option(
-            "Use a site profile, by name or by the path of your own. (default: generic-slurm or generic-pbs)", "NAME"
+            "Use the site profile with this name, or your own at this path. (default: generic-slurm or generic-pbs)",
+            "NAME",
         ),
     ] = None
     max_running: Annotated[
@@ -118,7 +119,9 @@ class PodOptions:
     image: Annotated[str, option("Use this container image, which must contain decodeonce.", "IMAGE")]
     claim: Annotated[str, option("Mount this PersistentVolumeClaim, which holds SRC and OUT, in all pods.", "NAME")]
     mount: Annotated[str, option("Mount the claim at this folder.", "DIR")] = "/data"
-    mem: Annotated[str | None, option("Limit the memory per pod, such as 64Gi. (default: no limit)", "BYTES")] = None
+    mem: Annotated[str | None, option("Limit each pod to this memory, such as 64Gi. (default: no limit)", "BYTES")] = (
+        None
+    )
     max_running: Annotated[
         int | None, option("Run at most N pods at the same time. (default: no limit)", "N", min=1)
     ] = None

@@ -60,7 +60,7 @@ def bench_load(
     store: StoreArgument,
     batch_size: Annotated[int, option("Load batches of N rows.", "N", min=1)] = 256,
     gpu_rate: Annotated[
-        float, option("Compare with a training step that takes X images/s.", "X", min=0.001, max=1e9)
+        float, option("Compare with a training step that processes X images/s.", "X", min=0.001, max=1e9)
     ] = 2500,
     reader: Annotated[
         Literal["auto", "pread", "mmap"],

@@ -82,8 +82,8 @@ class MixUp(_Mix):
     ``MixUp`` followed by ``CutMix`` can mix an image twice. ``OneOf(MixUp(...), CutMix(...))`` mixes it once.
 
     Args:
-        alpha: `kept` is drawn from Beta(alpha, alpha) for each image; above 0. Small values: mostly near 0 or 1. 1:
-            uniform.
+        alpha: `kept` is drawn from Beta(alpha, alpha) for each image; above 0. With a small value, `kept` is mostly
+            near 0 or 1. With 1, it is uniform.
         num_classes: Width of the soft labels. At least the number of classes of the store.
         p: Probability that an image is mixed. Default: 1.0.
 

@@ -387,7 +387,7 @@ def open_dataset(
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> DatasetSource:
-    """Read a dataset of PyTorch, torchvision or Hugging Face. SRC, package.module:function, returns the dataset.
+    """Read a PyTorch, torchvision or Hugging Face dataset. SRC is a function, package.module:function, that returns it.
 
     Args:
         src: Import path of a function or class that returns the dataset, as for `DatasetSource`.

@@ -152,13 +152,13 @@ def open_list(
     root: Annotated[Path | None, "Resolve relative paths from this folder. (default: the list's folder)", "DIR"] = None,
     column: Annotated[
         list[str] | None,
-        "Keep this column of numbers, which the header line names. Repeat the flag for more columns.",
+        "Keep the column of numbers that has this name in the header line. Repeat the flag for more columns.",
         "NAME",
     ] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ListSource:
-    """Read images that a file lists. SRC has a path or URL per line, or is a TSV or CSV table.
+    """Read images that a file lists. SRC contains a path or URL per line, or is a TSV or CSV table.
 
     Args:
         src: The list, UTF-8 text.
