@@ -119,7 +119,12 @@ def test_passing_errors_are_repeated(
         ("s3://images/none*.tar", "s3://images/none*.tar: no such file; expected *.tar or"),
         ("s3://images/a.tar", "s3://images/a.tar: no such object or bucket; look for it with `aws s3 ls"),
         ("s3://nowhere/", "s3://nowhere/: no such object or bucket"),
-        ("zz://a/b.tar", "zz://: unknown to fsspec; expected s3, gs, hf or https"),
+        ("s3://", "s3://: names no host or bucket; expected a URL such as s3://NAME/..."),
+        ("https://", "https://: names no host or bucket; expected a URL such as https://NAME/..."),
+        ("http://host:99999/a.tar", "http://host:99999/a.tar: ValueError: Port out of range 0-65535; test the URL"),
+        ("http://a..b/*.tar", "http://a..b/*.tar: "),
+        ("az://a/b.tar", "reading az:// requires another package: Install adlfs to access Azure"),
+        ("zz://a/b.tar", "zz://: unsupported scheme; expected s3, gs, hf or https"),
         ("gs://a/b.tar", "reading gs:// requires gcsfs; run: pip install gcsfs"),
         (
             "{endpoint}/images/private.tar",
