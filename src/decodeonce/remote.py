@@ -195,8 +195,9 @@ def _read_through_fsspec(url: str, facts: ObjectFacts, offset: int, size: int) -
         except ValueError:
             raise _no_ranges(url) from None
     else:
-        seconds = {"timeout": SECONDS + size * SECONDS_PER_BYTE} if system.async_impl else {}
-        data = system.cat_file(path, start=offset, end=offset + size, **seconds)
+        # Other systems read ahead by default, 5 MB per image from hf://.
+        options = {"timeout": SECONDS + size * SECONDS_PER_BYTE} if system.async_impl else {"cache_type": "none"}
+        data = system.cat_file(path, start=offset, end=offset + size, **options)
     return data
 
 
