@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import random
 import re
@@ -252,6 +253,10 @@ def attempt(url: str, function: Callable[[], Result]) -> Result:
             failed = _failure(url, error)
             if pause is None or isinstance(failed, BuildError):
                 raise failed from None
+        if pause > 1 and _waits.acquire(blocking=False):
+            logging.getLogger("decodeonce").warning(
+                "%s: cannot be read at the moment; trying again for about 20 s", url
+            )
         time.sleep(pause * random.uniform(1.0, 1.5))
     raise AssertionError("unreachable")
 
@@ -391,6 +396,7 @@ def _file_system(scheme: str) -> Any:
 
 _signers: dict[str, Signer | None] = {}  # by the URL of a bucket; None if only fsspec can sign
 _signing = threading.Lock()
+_waits = threading.Lock()  # taken by the first message about waiting; workers print none
 _refused: set[str] = set()  # servers and buckets that only fsspec can read
 
 
@@ -437,6 +443,7 @@ def shared() -> dict[str, Any]:
 
 def share(facts: Mapping[str, Any]) -> None:
     """Take over what `shared` returned in another process. So a worker does not import s3fs, which takes a second."""
+    _waits.acquire(blocking=False)
     os.environ[QUERY] = facts.get("query", "")
     _signers.update({host: Signer(*signer) for host, signer in facts.get("signers", {}).items()})
 
