@@ -289,7 +289,7 @@ def _failure(url: str, error: BaseException) -> BuildError | Stopped:
     found = without_secrets(" ".join(f"{type(error).__name__}: {error}".split()))
     text = f"HTTP status {status}" if status else found[:200].rstrip(".")
     lasting = isinstance(error, _loaded(LASTING)) and not isinstance(error, _loaded(PASSING))
-    lasting = lasting or isinstance(error, ValueError)  # a malformed URL
+    lasting |= isinstance(error, ValueError)  # a malformed URL
     if status not in PASSING_STATUS and (status or lasting or "CERTIFICATE_VERIFY_FAILED" in found):
         return BuildError(f"{url}: {text}; test the URL and your credentials with `{check}`, then {again}")
     return Stopped(f"{url}: {text}, {len(PAUSES) + 1} times; the server may be down or its address wrong; {again}")

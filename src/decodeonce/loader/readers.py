@@ -24,13 +24,12 @@ from decodeonce.store.checks import (
     check_not_replaced,
     check_shard,
     damaged_row_error,
-    ends_early,
     unreadable_shard_error,
 )
 from decodeonce.store.files import read_at, reading
 from decodeonce.store.hashing import first_wrong_row
 from decodeonce.store.layout import verify_command
-from decodeonce.store.reader import map_rows, runs
+from decodeonce.store.reader import ends_early, map_rows, runs
 
 # Reading ahead a row that is in the page cache takes 2 us, a tenth of the time to copy it. Checking 16 rows takes 40
 # us, which is too much for every batch of 2,500 us.

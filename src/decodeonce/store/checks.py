@@ -10,7 +10,7 @@ from decodeonce.errors import TRANSIENT_ERRORS, Stopped, StoreError, retry_advic
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import read_regular, reading
 from decodeonce.store.hashing import file_hexdigest, hexdigest
-from decodeonce.store.layout import StorePaths, missing_advice, repair_advice, verify_command
+from decodeonce.store.layout import StorePaths, missing_advice, repair_advice
 from decodeonce.store.manifest import Manifest, Shard, SmallFile
 
 
@@ -20,12 +20,6 @@ def unreadable_shard_error(path: Path, error: OSError) -> StoreError | Stopped:
         return Stopped(f"{path}: {error.strerror}; {retry_advice(error)}")
     advice = "; raise the limit with `ulimit -n`" if error.errno == errno.EMFILE else ""
     return StoreError(f"{path}: cannot be opened: {error.strerror}{advice}")
-
-
-def ends_early(path: Path, found: int, expected: int) -> StoreError:
-    """The error for a truncated shard."""
-    command = verify_command(path.parent)
-    return StoreError(f"{path}: ends at byte {found}, expected at least {expected}; run {command}")
 
 
 def damaged_row_error(root: Path, manifest: Manifest, row: int) -> StoreError:

@@ -16,18 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
-from decodeonce.store.checks import (
-    check_file,
-    check_not_replaced,
-    check_shard,
-    check_size,
-    ends_early,
-    unreadable_shard_error,
-)
+from decodeonce.store.checks import check_file, check_not_replaced, check_shard, check_size, unreadable_shard_error
 from decodeonce.store.class_words import with_words
 from decodeonce.store.containers import npy_header
 from decodeonce.store.files import reading
-from decodeonce.store.layout import StorePaths, damaged
+from decodeonce.store.layout import StorePaths, damaged, verify_command
 from decodeonce.store.manifest import BOX_LABELS, ImageClass, Manifest, Shard, read_manifest, read_part, rows_text
 from decodeonce.store.table import Samples
 
@@ -350,6 +343,12 @@ def map_rows(fd: int, path: Path, shard: Shard, manifest: Manifest) -> Pixels:
     except ValueError:  # truncated after its size was checked
         raise ends_early(path, os.fstat(fd).st_size, shard.bytes) from None
     return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *manifest.row_shape)
+
+
+def ends_early(path: Path, found: int, expected: int) -> StoreError:
+    """The error for a truncated shard."""
+    command = verify_command(path.parent)
+    return StoreError(f"{path}: ends at byte {found}, expected at least {expected}; run {command}")
 
 
 def runs(breaks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
