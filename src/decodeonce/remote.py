@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import random
 import re
@@ -39,7 +40,8 @@ SIGNED_SECONDS = 43200  # a signature is valid this long, or until the credentia
 RENEWED_SECONDS = 60  # access that is denied this soon after signing is not the fault of the signature
 MAX_LINE, MAX_HEADERS = 1 << 16, 256  # of the headers of an answer
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"}
-CHECKS = {"s3": "aws s3 ls {}", "gs": "gcloud storage ls {}", "hf": "hf auth whoami"}  # others: curl -I
+# The commands that test the access to a URL; "" is the scheme of a local path. Others: curl -I
+CHECKS = {"": "ls -l {}", "s3": "aws s3 ls {}", "gs": "gcloud storage ls {}", "hf": "hf auth whoami"}
 WEB = ("http", "https")
 QUERY = "DECODEONCE_URL_QUERY"  # an environment variable with lines: a URL or pattern, a space, and its query
 VERSION_KEYS = ("ETag", "etag", "generation", "blob_id", "Last-Modified", "last-modified", "LastModified", "mtime")
@@ -50,12 +52,14 @@ PASSING = {
     "botocore.exceptions": "HTTPClientError ConnectionError",
     "fsspec.exceptions": "FSTimeoutError",
     "httpx": "TransportError",
+    "httpx2": "TransportError",
 }
 LASTING = {
     "botocore.exceptions": "BotoCoreError",
     "gcsfs.retry": "HttpError",
     "google.auth.exceptions": "GoogleAuthError",
     "httpx": "HTTPError",
+    "httpx2": "HTTPError",
 }
 PASSING_STATUS = {408, 429, *range(500, 600)}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -192,8 +196,9 @@ def _read_through_fsspec(url: str, facts: ObjectFacts, offset: int, size: int) -
         except ValueError:
             raise _no_ranges(url) from None
     else:
-        seconds = {"timeout": SECONDS + size * SECONDS_PER_BYTE} if system.async_impl else {}
-        data = system.cat_file(path, start=offset, end=offset + size, **seconds)
+        # Other systems read ahead by default, 5 MB per image from hf://.
+        options = {"timeout": SECONDS + size * SECONDS_PER_BYTE} if system.async_impl else {"cache_type": "none"}
+        data = system.cat_file(path, start=offset, end=offset + size, **options)
     return data
 
 
@@ -248,13 +253,17 @@ def attempt(url: str, function: Callable[[], Result]) -> Result:
             failed = _failure(url, error)
             if pause is None or isinstance(failed, BuildError):
                 raise failed from None
+        if pause > 1 and _waits.acquire(blocking=False):
+            logging.getLogger("decodeonce").warning(
+                "%s: cannot be read at the moment; trying again for about 20 s", url
+            )
         time.sleep(pause * random.uniform(1.0, 1.5))
     raise AssertionError("unreachable")
 
 
 def known_errors() -> tuple[type[BaseException], ...]:
     """Return the classes of errors that fsspec and the libraries below it raise."""
-    return (OSError, *_loaded(PASSING), *_loaded(LASTING))
+    return (OSError, ValueError, *_loaded(PASSING), *_loaded(LASTING))
 
 
 class ChangedObject(BuildError):
@@ -278,8 +287,9 @@ def _failure(url: str, error: BaseException) -> BuildError | Stopped:
     if status in (412, 416):
         return changed(url)
     found = without_secrets(" ".join(f"{type(error).__name__}: {error}".split()))
-    text = f"HTTP status {status}" if status else found[:200]
+    text = f"HTTP status {status}" if status else found[:200].rstrip(".")
     lasting = isinstance(error, _loaded(LASTING)) and not isinstance(error, _loaded(PASSING))
+    lasting |= isinstance(error, ValueError)  # a malformed URL
     if status not in PASSING_STATUS and (status or lasting or "CERTIFICATE_VERIFY_FAILED" in found):
         return BuildError(f"{url}: {text}; test the URL and your credentials with `{check}`, then {again}")
     return Stopped(f"{url}: {text}, {len(PAUSES) + 1} times; the server may be down or its address wrong; {again}")
@@ -312,15 +322,18 @@ def _scheme(url: str) -> str:
 
 
 def _host(url: str) -> str:
-    """Return a URL up to its host or bucket."""
-    return "/".join(url.split("/", 3)[:3])
+    """Return a URL up to its host or bucket; raise BuildError if it names none."""
+    host = "/".join(url.split("/", 3)[:3])
+    if host.endswith("://") and _scheme(url) in PACKAGES:
+        raise BuildError(f"{url}: names no host or bucket; expected a URL such as {host}NAME/...")
+    return host
 
 
 def _kind(url: str) -> str:
     """Return "file" or "directory", or "" if a URL names nothing that can be read."""
     try:
         system, path = _opened(url)
-        found = attempt(url, partial(system.info, path)) if urlsplit(url).netloc else {"type": ""}
+        found = attempt(url, partial(system.info, path))
         # A web server answers with a page of links for a folder.
         return "directory" if found.get("mimetype") == "text/html" else str(found["type"])
     except BuildError:
@@ -334,8 +347,8 @@ def _version(facts: Mapping[str, Any]) -> int:
 
 def _address(url: str) -> str:
     """Return a web address with the query that was given for its host, or for the URL there that is most like it."""
-    given = (line.partition(" ") for line in os.environ.get(QUERY, "").splitlines())
-    here = ((_alike(to, url), query) for to, _, query in given if _host(to) == _host(url))
+    host, given = _host(url), (line.partition(" ") for line in os.environ.get(QUERY, "").splitlines())
+    here = ((_alike(to, url), query) for to, _, query in given if _host(to) == host)
     _, query = max(here, default=(0, ""))
     return f"{url}?{query}" if query else url
 
@@ -370,11 +383,12 @@ def _file_system(scheme: str) -> Any:
         options["client_kwargs"] = {"trust_env": True}  # proxies, and passwords in ~/.netrc
     try:
         system = fsspec.filesystem(scheme, skip_instance_cache=True, **options)
-    except ImportError:
-        packages = PACKAGES.get(scheme, f"the package of fsspec for {scheme}")
-        raise BuildError(f"reading {scheme}:// requires {packages}; run: pip install {packages}") from None
-    except (TypeError, ValueError):
-        raise BuildError(f"{scheme}://: unknown to fsspec; expected s3, gs, hf or https") from None
+    except ImportError as error:
+        package = PACKAGES.get(scheme)
+        advice = f"{package}; run: pip install {package}" if package else f"another package: {error}"
+        raise BuildError(f"reading {scheme}:// requires {advice}") from None
+    except (OSError, TypeError, ValueError):
+        raise BuildError(f"{scheme}://: unsupported scheme; expected s3, gs, hf or https") from None
     if scheme == "s3":
         system.retries = 1
     return system
@@ -382,6 +396,7 @@ def _file_system(scheme: str) -> Any:
 
 _signers: dict[str, Signer | None] = {}  # by the URL of a bucket; None if only fsspec can sign
 _signing = threading.Lock()
+_waits = threading.Lock()  # taken by the first message about waiting; workers print none
 _refused: set[str] = set()  # servers and buckets that only fsspec can read
 
 
@@ -428,6 +443,7 @@ def shared() -> dict[str, Any]:
 
 def share(facts: Mapping[str, Any]) -> None:
     """Take over what `shared` returned in another process. So a worker does not import s3fs, which takes a second."""
+    _waits.acquire(blocking=False)
     os.environ[QUERY] = facts.get("query", "")
     _signers.update({host: Signer(*signer) for host, signer in facts.get("signers", {}).items()})
 

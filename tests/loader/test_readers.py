@@ -1,11 +1,12 @@
 """Both readers return the written rows and report damaged shards; and the choice between them."""
 
+import mmap
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -115,6 +116,26 @@ def test_shard_truncated_while_reading_is_named(tmp_path: Path, store: Path, rea
         assert not any(str(copy / "images-") in name for name in open_files())
 
 
+@pytest.mark.parametrize("use", ["Loader", "images"])
+def test_shard_truncated_before_it_is_mapped_is_named(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    copy = shutil.copytree(store, tmp_path / "s")
+    opened, map_file = open_store(copy), mmap.mmap
+
+    def truncate_and_map(fd: int, *args: Any, **options: Any) -> mmap.mmap:
+        if fd >= 0 and "images-" in os.readlink(f"/proc/self/fd/{fd}"):
+            os.truncate(f"/proc/self/fd/{fd}", 4096 + 10)
+        return map_file(fd, *args, **options)
+
+    monkeypatch.setattr(mmap, "mmap", truncate_and_map)
+    with (
+        Loader(opened, batch_size=4, reader="mmap") as loader,
+        pytest.raises(StoreError, match=r"ends at byte 4106, expected"),
+    ):
+        _ = opened.images[0] if use == "images" else list(loader)
+
+
 def test_missing_shard_is_named(tmp_path: Path, store: Path) -> None:
     copy = shutil.copytree(store, tmp_path / "s")
     with Loader(copy, batch_size=4, shuffle="none", reader="pread", prefetch=1) as loader:
@@ -172,9 +193,12 @@ READ_ALL = """
 import resource, sys
 path, reader, soft, hard = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(soft), int(hard)))
-from decodeonce import Loader, StoreError
+from decodeonce import Loader, StoreError, host, open_store
+host.OTHER_FILES = 64
 try:
-    with Loader(path, batch_size=50, reader=reader, tail="keep") as loader:
+    store = open_store(path)
+    views = [store.images[row] for row in range(300)]
+    with Loader(store, batch_size=50, reader=reader, tail="keep") as loader:
         print(sorted(row for batch in loader for row in batch.rows.tolist()) == list(range(300)))
 except StoreError as error:
     print(error)

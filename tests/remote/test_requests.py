@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import repeat
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from decodeonce import remote
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources import open_folder, open_list, open_parquet, open_webdataset
 from decodeonce.remote import read_object, stat_object
+from tests.command import prep
 from tests.forms.all_forms import PICS
 from tests.forms.folder import write_folder
 from tests.forms.webdataset import sample, write_tar
@@ -128,6 +131,16 @@ class WebHandler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""
+
+
+def test_wait_for_a_server_is_reported_once(tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_waits", Lock())
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    proxy.answers = repeat(503)
+    done = prep("build", "webdataset", "s3://images/a.tar", tmp_path / "out")
+    wait, stopped = done.stderr.splitlines()
+    assert wait == "s3://images/a.tar: cannot be read at the moment; trying again for about 20 s"
+    assert (done.returncode, stopped[:14]) == (75, "prep: stopped:")
 
 
 @contextmanager

@@ -155,6 +155,13 @@ def test_denied_access_is_one_line(tmp_path: Path, proxy: Proxy) -> None:
     assert_fails(done, 1, f"{URL}/store.json: access denied (403); test your credentials with `aws s3 ls {URL}/")
 
 
+def test_local_store_that_is_missing_is_looked_for_with_ls(tmp_path: Path) -> None:
+    with pytest.raises(
+        StoreError, match=rf"no such object or bucket; look for it with `ls -l {tmp_path}/a/store.json`"
+    ):
+        RemoteStore(f"file://{tmp_path}/a")
+
+
 def test_missing_object_is_named(tmp_path: Path, s3: Any, whole: Path) -> None:
     s3.delete_object(Bucket="images", Key="train.store/images-00002.npy")  # every part has its header
     with pytest.raises(

@@ -48,6 +48,18 @@ def test_store_from_url_equals_local_one(tmp_path: Path, shards: Path, endpoint:
     assert not [name for name, data in tree_bytes(tmp_path).items() if SECRET.encode() in data]
 
 
+def test_store_is_repaired_from_url(tmp_path: Path, shards: Path, s3: Any) -> None:
+    assert prep("build", "webdataset", shards, tmp_path / "out", *FLAGS).returncode == 0
+    whole, [shard] = tree_bytes(tmp_path / "out"), (tmp_path / "out").glob("images-*")
+    s3.upload_file(str(tmp_path / "out/store.json"), "images", "copy/store.json")
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    copy = prep("repair", tmp_path / "out", "--from", "s3://images/copy")
+    assert_fails(copy, 1, "s3://images/copy: a remote store; run `prep stage s3://images/copy COPY`, then pass --from")
+    done = prep("repair", tmp_path / "out", "--from", "s3://images/set")
+    assert "repaired 1 row; 12 rows intact" in done.stdout, done.stderr
+    assert tree_bytes(tmp_path / "out") == whole
+
+
 def test_listing_takes_few_requests_and_reading_reads_one_image(tmp_path: Path, s3: Any, proxy: Proxy) -> None:
     images = [jpeg(400, 300, seed=seed, quality=95) for seed in range(4)]
     names = [f"{number:04d}" for number in range(300)]
@@ -119,7 +131,12 @@ def test_passing_errors_are_repeated(
         ("s3://images/none*.tar", "s3://images/none*.tar: no such file; expected *.tar or"),
         ("s3://images/a.tar", "s3://images/a.tar: no such object or bucket; look for it with `aws s3 ls"),
         ("s3://nowhere/", "s3://nowhere/: no such object or bucket"),
-        ("zz://a/b.tar", "zz://: unknown to fsspec; expected s3, gs, hf or https"),
+        ("s3://", "s3://: names no host or bucket; expected a URL such as s3://NAME/..."),
+        ("https://", "https://: names no host or bucket; expected a URL such as https://NAME/..."),
+        ("http://host:99999/a.tar", "http://host:99999/a.tar: ValueError: Port out of range 0-65535; test the URL"),
+        ("http://a..b/*.tar", "http://a..b/*.tar: "),
+        ("az://a/b.tar", "reading az:// requires another package: Install adlfs to access Azure"),
+        ("zz://a/b.tar", "zz://: unsupported scheme; expected s3, gs, hf or https"),
         ("gs://a/b.tar", "reading gs:// requires gcsfs; run: pip install gcsfs"),
         (
             "{endpoint}/images/private.tar",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -31,7 +29,7 @@ from decodeonce.store.checks import (
 from decodeonce.store.files import read_at, reading
 from decodeonce.store.hashing import first_wrong_row
 from decodeonce.store.layout import verify_command
-from decodeonce.store.reader import runs
+from decodeonce.store.reader import ends_early, map_rows, runs
 
 # Reading ahead a row that is in the page cache takes 2 us, a tenth of the time to copy it. Checking 16 rows takes 40
 # us, which is too much for every batch of 2,500 us.
@@ -204,11 +202,9 @@ class MmapReader(Reader):
                 raise ends_early(path, found, shard.bytes)
             if number not in self._mapped:
                 try:
-                    mapping = mmap.mmap(fd, shard.bytes, prot=mmap.PROT_READ)
+                    self._mapped[number] = map_rows(fd, path, shard, self.manifest)
                 except OSError as error:
                     raise unreadable_shard_error(path, error) from error
-                mapped = np.frombuffer(mapping, np.uint8, offset=shard.data_offset)
-                self._mapped[number] = mapped.reshape(shard.rows, *self.manifest.row_shape)
 
     def _copy(self, rows: Rows, out: Pixels) -> None:
         shards = self.manifest.shard_indexes(rows)
@@ -238,12 +234,6 @@ def _checked_checksums(store: Store) -> NDArray[np.uint64]:
     for file in (store.paths.checksums.name, *(column.file for column in store.manifest.columns)):
         check_file(store.paths.root / file, store.manifest.files[file])
     return np.asarray(store.checksums)
-
-
-def ends_early(path: Path, found: int, expected: int) -> StoreError:
-    """The error for a truncated shard."""
-    command = verify_command(path.parent)
-    return StoreError(f"{path}: ends at byte {found}, expected at least {expected}; run {command}")
 
 
 def _close_all(fds: dict[int, int]) -> None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from decodeonce.store.checks import check_file, check_not_replaced, check_shard,
 from decodeonce.store.class_words import with_words
 from decodeonce.store.containers import npy_header
 from decodeonce.store.files import reading
-from decodeonce.store.layout import StorePaths, damaged
-from decodeonce.store.manifest import BOX_LABELS, ImageClass, Manifest, read_manifest, read_part, rows_text
+from decodeonce.store.layout import StorePaths, damaged, verify_command
+from decodeonce.store.manifest import BOX_LABELS, ImageClass, Manifest, Shard, read_manifest, read_part, rows_text
 from decodeonce.store.table import Samples
 
 Pixels = NDArray[np.uint8]
@@ -56,7 +57,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
         check_shard(paths.root / shard.file, shard, manifest.container)
     for name, facts in manifest.files.items():
         check_size(paths.root / name, facts.bytes)
-    allow_open_files(2 * len(manifest.shards))  # a mapping keeps one descriptor open, the Loader another
+    allow_open_files(3 * len(manifest.shards))  # a Loader opens and maps each shard, and `images` maps it again
     return Store(paths, manifest, held)
 
 
@@ -313,11 +314,10 @@ class Images:
         check_size(path, shard.bytes, longer_is_fine=True)
         try:
             with reading(path) as file:
-                mapping = mmap.mmap(file.fileno(), shard.bytes, prot=mmap.PROT_READ)
+                rows = map_rows(file.fileno(), path, shard, self._manifest)
         except OSError as error:
             raise unreadable_shard_error(path, error) from error
         check_not_replaced(self._root, self._manifest, path)
-        rows = np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *self._manifest.row_shape)
         return self._mapped.setdefault(index, rows)
 
     def _locate(self, row: int) -> tuple[int, int]:
@@ -334,6 +334,21 @@ class Images:
             if first == last:
                 return self._mapping(first)[a : b + 1]
         return self.take(np.arange(start, stop, step))
+
+
+def map_rows(fd: int, path: Path, shard: Shard, manifest: Manifest) -> Pixels:
+    """Map the rows of an open shard. Raise StoreError if its file is too short, OSError if it cannot be mapped."""
+    try:
+        mapping = mmap.mmap(fd, shard.bytes, prot=mmap.PROT_READ)
+    except ValueError:  # truncated after its size was checked
+        raise ends_early(path, os.fstat(fd).st_size, shard.bytes) from None
+    return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *manifest.row_shape)
+
+
+def ends_early(path: Path, found: int, expected: int) -> StoreError:
+    """The error for a truncated shard."""
+    command = verify_command(path.parent)
+    return StoreError(f"{path}: ends at byte {found}, expected at least {expected}; run {command}")
 
 
 def runs(breaks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:

@@ -23,6 +23,7 @@ from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
 from decodeonce.prep.sources import KINDS, SOURCES, Source, find_opener, find_registered, has_opener
 from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED
 from decodeonce.prep.sources.paired import open_with_paired
+from decodeonce.remote import as_path, is_url, source_text
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import Json, Paired
 from decodeonce.store.manifest import REBUILD, Manifest, read_manifest
@@ -44,6 +45,9 @@ def open_rows(manifest: Manifest, source: str, options: Mapping[str, object]) ->
 
     Raises BuildError or StoreError if no row of the store can come from it.
     """
+    source = source_text(source)
+    if is_url(source) and as_path(f"{source}/store.json").is_file():
+        raise BuildError(f"{source}: a remote store; run `prep stage {source} COPY`, then pass --from COPY")
     if os.path.isfile(os.path.join(source, "store.json")):
         return StoredRows(manifest, Path(source))
     return ImageRows(manifest, source, options)
@@ -150,7 +154,8 @@ def reopen_source(manifest: Manifest, src: str, options: Mapping[str, object]) -
         raise BuildError(f"kind={kind}: no such kind of source, expected one of {', '.join(KINDS)}")
     given: dict[str, object] = {"classes": [cls.name for cls in manifest.classes]} if openers else {}
     registered = find_registered(kind)
-    if registered.is_path and not registered.suffixes and not os.path.exists(src):  # otherwise it may be a pattern
+    is_there = registered.suffixes or is_url(src) or os.path.exists(src)  # with suffixes it may be a pattern
+    if registered.is_path and not is_there:
         raise BuildError(f"{src}: no such file or folder; expected the source that the store was built from")
     opener = find_opener(kind)
     hints = get_type_hints(opener)

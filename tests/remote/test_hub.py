@@ -1,0 +1,84 @@
+"""Files in a repository of the Hugging Face Hub, which a server on the loopback imitates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pytest
+
+from tests.command import assert_fails, prep, prep_process
+from tests.forms.parquet import write_table
+from tests.forms.webdataset import sample, write_tar
+from tests.images import jpeg, tree_bytes
+from tests.packages import NOT_DEV
+
+REPO = "/datasets/me/photos"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers for the branch main of REPO, whose files are in the folder `root`."""
+
+    protocol_version = "HTTP/1.1"
+    root: Path
+    read: list[int]  # lengths of the ranges
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        file, data, status = self.root / path.rpartition("/main")[2].strip("/"), b"", 200
+        if path == f"/api{REPO}":
+            data = b'{"id": "me/photos"}'
+        elif path == f"/api{REPO}/tree/main":
+            sizes = {one.name: one.stat().st_size for one in self.root.iterdir()}
+            items = [{"type": "file", "path": name, "size": size, "oid": "1"} for name, size in sizes.items()]
+            data = json.dumps(items).encode()
+        elif path.startswith(f"{REPO}/resolve/main/") and file.is_file():
+            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            data, status = file.read_bytes()[first : last + 1], 206
+            self.read.append(len(data))
+        else:
+            status = 404
+        self.send_response_only(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[str]:
+    """The URL of a hub with the folder "hub"."""
+    pytest.importorskip("huggingface_hub", reason=NOT_DEV.format("huggingface_hub"))
+    (tmp_path / "hub").mkdir()
+    Hub.root, Hub.read = tmp_path / "hub", []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("kind", "name"), [("webdataset", "train-0.tar"), ("parquet", "photos.parquet")])
+def test_store_from_hub_equals_local_one(tmp_path: Path, hub: str, kind: str, name: str) -> None:
+    images = [jpeg(160, 120, seed=seed, quality=95) for seed in range(8)]
+    write_tar(Hub.root / "train-0.tar", [part for k in range(8) for part in sample(f"{k}", images[k], cls=k % 3)])
+    write_table(Hub.root / "photos.parquet", {"image": pa.array(images), "label": pa.array([0, 1] * 4)})
+    for src, out in ((Hub.root / name, "local"), (f"hf:/{REPO}/{name}", "out")):
+        flags = ("--size", 16, "--workers", 2)
+        done = prep_process("build", kind, src, tmp_path / out, *flags, HF_ENDPOINT=hub, NO_PROXY="*")
+        assert done.returncode == 0, done.stderr
+    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "local")
+    if kind == "webdataset":  # without the bytes that fsspec reads ahead by default
+        assert set(map(len, images)) <= set(Hub.read)
+
+
+@pytest.mark.parametrize("url", ["hf://", "hf://photos", "hf://datasets/m@e/photos/a.tar"])
+@pytest.mark.usefixtures("hub")
+def test_wrong_url_of_a_hub_is_one_line(tmp_path: Path, url: str) -> None:
+    assert_fails(prep("build", "webdataset", url, tmp_path / "out"), 1, f"{url}: ")
