@@ -27,6 +27,7 @@ from decodeonce.loader.partition import StepRows
 from decodeonce.loader.readers import Call, MmapReader, Reader, ReaderName
 from decodeonce.store import add_column
 from tests.conftest import COUNT
+from tests.open_files import open_files
 from tests.stores import make_store, random_images
 
 
@@ -69,10 +70,6 @@ def test_kept_batches_do_not_change(store: Path, images: NDArray[np.uint8]) -> N
         assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
 
 
-def count_open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def join_dropped() -> None:
     """Wait for the threads of dropped epochs, which end after their current batch."""
     for thread in threading.enumerate():
@@ -84,7 +81,7 @@ def join_dropped() -> None:
 def test_loader_leaves_no_threads_or_files(store: Path, reader: ReaderName) -> None:
     list(Loader(store, batch_size=4, reader=reader))  # torch and NumPy open some files on first use
     gc.collect()
-    threads, files = threading.active_count(), count_open_files()
+    threads, files = threading.active_count(), len(open_files())
     loader = Loader(store, batch_size=4, reader=reader)
     for epoch in range(200):
         for step, _ in enumerate(loader):
@@ -96,13 +93,13 @@ def test_loader_leaves_no_threads_or_files(store: Path, reader: ReaderName) -> N
     loader.close()
     assert not any(thread.name.startswith("decodeonce-copy") for thread in threading.enumerate())
     join_dropped()
-    assert (threading.active_count(), count_open_files()) == (threads, files)
+    assert (threading.active_count(), len(open_files())) == (threads, files)
     assert not loader._delivery.slots._free
     for _ in range(10):  # Loaders that are neither closed nor exhausted
         next(iter(Loader(store, batch_size=4, reader=reader)))
     gc.collect()
     join_dropped()
-    assert (threading.active_count(), count_open_files()) == (threads, files)
+    assert (threading.active_count(), len(open_files())) == (threads, files)
 
 
 def test_second_iterator_ends_the_first(store: Path) -> None:
@@ -282,12 +279,12 @@ def test_closed_loader_closes_files_of_a_kept_iterator(store: Path, reader: Read
 
     list(Loader(store, batch_size=4, reader=reader))
     gc.collect()
-    before = (count_open_files(), mapped())
+    before = (len(open_files()), mapped())
     loader = Loader(store, batch_size=4, reader=reader)
     batches = iter(loader)
     next(batches)
     loader.close()
-    assert (count_open_files(), mapped()) == before
+    assert (len(open_files()), mapped()) == before
     with pytest.raises(RuntimeError, match="was closed"):
         next(batches)
 

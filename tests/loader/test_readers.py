@@ -19,6 +19,7 @@ from decodeonce.loader import readers
 from decodeonce.loader.order import Shuffle
 from decodeonce.loader.partition import PartitionKind
 from decodeonce.loader.readers import Reader, ReaderName, make_reader
+from tests.open_files import open_files
 from tests.stores import make_store, random_images
 
 KINDS = [name for name in get_args(ReaderName) if name != "auto"]
@@ -94,11 +95,6 @@ def test_consecutive_rows_are_one_read(store: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(readers, "read_at", count)
     read(store, "pread", [3, 4, 5, 9, 24, 25, 26, 0], np.empty((8, 8, 6, 3), np.uint8))
     assert [size // (8 * 6 * 3) for size in sizes] == [3, 1, 1, 2, 1]
-
-
-def open_files() -> list[str]:
-    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-    return [os.readlink(link) for link in links if os.path.lexists(link)]
 
 
 @pytest.mark.parametrize("reader", KINDS)

@@ -19,6 +19,7 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths
 from tests.images import jpeg, make_tree
+from tests.open_files import open_files
 
 
 @pytest.fixture
@@ -164,10 +165,10 @@ def test_each_journal_is_opened_once_and_alone(tmp_path: Path) -> None:
     records = [BlockRecord(block, crashes=block) for block in range(35)]
     for first in range(7):  # like seven workers that take turns
         write(tmp_path, *records[first::7])
-    journals, before, found = Journals(tmp_path), len(os.listdir("/proc/self/fd")), []
+    journals, before, found = Journals(tmp_path), len(open_files()), []
     for record in journals.records(range(1, 35)):
         found.append((record.block, record.crashes))
-        assert len(os.listdir("/proc/self/fd")) == before + 1
+        assert len(open_files()) == before + 1
     assert sorted(found) == [(block, block) for block in range(1, 35)]
     assert sum(a % 7 != b % 7 for (a, _), (b, _) in pairwise(found)) == 6
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_files()) == before

@@ -10,6 +10,7 @@ import pytest
 import decodeonce
 from decodeonce.store import disk, files
 from decodeonce.store.files import open_regular, read_regular, reading, write_atomic
+from tests.open_files import open_files
 
 SRC = Path(decodeonce.__file__).parent
 CALLS = {"write", "pwrite", "pwritev", "writev", "sendfile", "copy_file_range", "fsync", "fdatasync", "truncate"}
@@ -86,10 +87,10 @@ def test_file_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "file").write_bytes(b"data")
     monkeypatch.setattr(os, "pread", stale)
     monkeypatch.setattr(files, "NAME_SECONDS", 0.0)
-    opened = len(os.listdir("/proc/self/fd"))
+    opened = len(open_files())
     with pytest.raises(OSError, match="Stale file handle"):
         open_regular(tmp_path / "file")
-    assert len(os.listdir("/proc/self/fd")) == opened
+    assert len(open_files()) == opened
 
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])

@@ -17,6 +17,7 @@ from decodeonce.store import disk, sharing
 from decodeonce.store.files import read_at, remove_file, remove_tree, reserve, write_at, write_atomic
 from decodeonce.store.shard_file import page_aligned_buffer
 from decodeonce.store.sharing import locked
+from tests.open_files import open_files
 
 MIB = 1 << 20
 
@@ -200,17 +201,17 @@ def test_lock_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(fcntl, "flock", stale)
     monkeypatch.setattr(sharing, "LOCK_SECONDS", 0.05)
-    opened = len(os.listdir("/proc/self/fd"))
+    opened = len(open_files())
     with pytest.raises(OSError, match="Stale file handle"), locked(tmp_path / ".repair"):
         pass
-    assert len(os.listdir("/proc/self/fd")) == opened
+    assert len(open_files()) == opened
 
 
 def test_interrupted_wait_for_a_lock_leaves_no_file_open(tmp_path: Path) -> None:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    opened, before = len(os.listdir("/proc/self/fd")), signal.signal(signal.SIGALRM, interrupt)
+    opened, before = len(open_files()), signal.signal(signal.SIGALRM, interrupt)
     try:
         with locked(tmp_path / ".repair"):
             signal.setitimer(signal.ITIMER_REAL, 0.1)
@@ -218,7 +219,7 @@ def test_interrupted_wait_for_a_lock_leaves_no_file_open(tmp_path: Path) -> None
                 pytest.fail("the lock was given twice")
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert len(os.listdir("/proc/self/fd")) == opened
+    assert len(open_files()) == opened
 
 
 def test_lock_file_is_closed_before_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from decodeonce.store.shard_file import PAGE, ShardFile, page_aligned_buffer
+from tests.open_files import open_files
 
 MIB = 1 << 20
 
@@ -76,12 +77,12 @@ def test_shard_must_exist_and_may_be_closed_twice(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ShardFile(tmp_path / "gone")
     (tmp_path / "shard").write_bytes(b"")
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_files())
     shard = ShardFile(tmp_path / "shard")
-    assert len(os.listdir("/proc/self/fd")) > before
+    assert len(open_files()) > before
     shard.close()
     shard.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_files()) == before
     with pytest.raises(OSError, match="Bad file descriptor"):
         shard.write(memoryview(b"late"), 0)
 

@@ -33,6 +33,7 @@ from decodeonce.store.files import reserve
 from decodeonce.store.manifest import DATA_OFFSET, part_bytes, read_part
 from decodeonce.store.shard_file import PAGE, pieces
 from tests import disks
+from tests.open_files import open_files
 from tests.store.signing import flip, resign, sign
 from tests.stores import make_store, random_images
 
@@ -605,8 +606,8 @@ def test_shards_are_reserved_at_the_same_time(large: Path, tmp_path: Path, monke
 
 
 def test_stage_leaves_no_open_files(whole: Path, large: Path, tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_files())
     store: Store = open_store(whole)
     stage_store(store, tmp_path / "p", rows=HELD)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_files()) == before
     assert not StorePaths(tmp_path / "p").staging.exists()
