@@ -33,7 +33,8 @@ UNFLUSHABLE_ERRORS = {errno.EINVAL, errno.EBADF, errno.EROFS}
 class DecodeonceError(Exception):
     """Base class of all exceptions of decodeonce.
 
-    The message names the file, what was found, what was expected and the next step. ``prep`` exits with code 1.
+    Most messages name the file, what was found, what was expected and the next step. ``prep`` exits with code 1, or
+    with code 75 for ``Stopped``.
 
     Example:
         >>> try:

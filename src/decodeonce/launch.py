@@ -136,7 +136,7 @@ class Rank:
 def find_rank(environ: Mapping[str, str] | None = None) -> Rank:
     """Find the rank of this process and the number of ranks.
 
-    Both come from torch.distributed if it is initialised, and otherwise from the environment variables of a launcher.
+    Both come from torch.distributed if it is initialized, and otherwise from the environment variables of a launcher.
     Without a launcher, the rank is 0 of 1.
 
     Args:

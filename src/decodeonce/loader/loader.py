@@ -106,7 +106,8 @@ class Loader:
 
     Raises:
         ValueError: If arguments are not valid or conflict.
-        TypeError: If an argument is one of torch's DataLoader; the message names the one to pass instead.
+        TypeError: If `transform` does not accept one argument, or an argument is one of torch's DataLoader; the message
+            says what to pass instead.
         StoreError: If the store is damaged, or is a staged part without this rank's rows. Load a staged part with
             ``partition="range"``.
         Stopped: If the file server is down.
@@ -197,7 +198,7 @@ class Loader:
 
     @cached_property
     def dataset(self) -> StoreDataset | Subset[tuple[Any, ...]]:
-        """A dataset of the rows of the store or subset. Trainers use its length as the length of an epoch."""
+        """A dataset of the rows of the store or subset. Some trainers use its length as the length of an epoch."""
         rows = StoreDataset(self._root)
         return rows if isinstance(self._chosen, range) else Subset(rows, self._chosen.tolist())
 
@@ -308,7 +309,8 @@ class Loader:
 
         Raises:
             ValueError: If `state` is not the state of a Loader, or if store, rows, seed, shuffle, weights, partition or
-                count differ, or the world size with "range". The message names what differs.
+                count differ, or the world size with "range", or the rows per block with "window". The message names
+                what differs.
 
         Example:
             >>> loader = Loader("train.store", batch_size=16)

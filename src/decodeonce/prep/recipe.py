@@ -96,8 +96,8 @@ class Recipe:
         shuffle_seed: Permute the rows with this seed when the plan is made. None (default): keep the source's order.
         exif: EXIF rotation. "ignore" (default): keep pixels as stored; "apply": rotate images upright.
         on_damaged: Whether to "keep" (default) or "reject" a garbled JPEG that can still be decoded.
-        scaled_decode: Let libjpeg-turbo decode large JPEGs at reduced size. Faster, but gives other pixels. Default:
-            False.
+        scaled_decode: Let libjpeg-turbo decode large JPEGs at reduced size. Faster, but gives different pixels.
+            Default: False.
         boxes: How to treat annotated boxes. None (default): ignore them.
         map: A function to call on each decoded image, from `find_map`. None (default): no map.
         paired: The masks and second images that follow the image in each row. A build takes them from its source.

@@ -264,8 +264,8 @@ class Images:
 
         Args:
             rows: Row numbers, or a mask of shape (count,). Negative numbers count from the end.
-            out: C-contiguous uint8 array (len(rows), H, W, C) to fill. Default: a new array. If the rows of each shard
-                come together in `rows`, no memory is used except `out`.
+            out: C-contiguous uint8 array (len(rows), H, W, C) to fill. Default: a new array. Rows are copied directly
+                into it, unless the store has paired arrays.
 
         Returns:
             `out` or the new array, uint8 (len(rows), H, W, C).

@@ -81,7 +81,7 @@ def stage_store(
 
     Args:
         source: The store, or a staged part that holds the rows, or a store in an object store.
-        dest: A new or empty folder, or an unfinished part with the same rows.
+        dest: A new or empty folder, or a part with the same rows, finished or not.
         rows: Rows to copy, a range of step 1. See `part_rows`.
         threads: Number of pieces (about 4 MiB each) copied at the same time. Default: 8, or 32 from an object store.
         progress: Called with the number of rows since the last call. Default: none.
@@ -92,7 +92,7 @@ def stage_store(
     Raises:
         StageError: If `rows` is not a valid range, `dest` holds something else, or there is not enough space.
         StoreError: If the source is damaged or lacks some of the rows, or an object is missing or may not be read.
-        Stopped: If a server does not answer. Call it again to resume.
+        Stopped: If a server does not answer. Call the function again to resume.
         OSError: If the file system fails.
 
     Example:

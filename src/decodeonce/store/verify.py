@@ -74,7 +74,7 @@ def verify_store(
         Report: What is damaged. A path that is not a store gives a report, not an exception.
 
     Raises:
-        OSError: If the operating system reports any other error than EIO.
+        OSError: If a file exists but cannot be read for a reason other than EIO, such as a missing permission.
 
     Example:
         >>> verify_store("train.store", threads=8).ok

@@ -73,7 +73,7 @@ def by_row(change: Callable[..., Tensor], rows: Rows, chosen: Tensor, *drawn: Te
 
 @dataclass(frozen=True)
 class ColorJitter(_Change):
-    """Change brightness, contrast, saturation and hue in random order, as torchvision's ColorJitter. uint8 only.
+    """Change brightness, contrast, saturation and hue in random order, like torchvision's ColorJitter. uint8 only.
 
     Args:
         brightness: The factor is drawn from 1 - brightness to 1 + brightness, at least 0, or from a range (low, high).
@@ -182,7 +182,7 @@ def _gray(red: Tensor, green: Tensor, blue: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RandomGrayscale(_Change):
-    """Make an image gray with probability `p`, as torchvision's RandomGrayscale. uint8 with 3 channels only.
+    """Make an image gray with probability `p`, like torchvision's RandomGrayscale. uint8 with 3 channels only.
 
     Args:
         p: Probability that an image becomes gray. Default: 0.1.
@@ -209,7 +209,7 @@ def _to_gray(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Solarize(_Change):
-    """Invert the values of an image that are at least `threshold`, as torchvision's RandomSolarize. uint8 only.
+    """Invert the values of an image that are at least `threshold`, like torchvision's RandomSolarize. uint8 only.
 
     Args:
         threshold: 0 to 255. Default: 128.
@@ -242,7 +242,7 @@ class Solarize(_Change):
 
 @dataclass(frozen=True)
 class GaussianBlur(_Change):
-    """Blur an image, as torchvision's GaussianBlur. uint8 with 3 channels only.
+    """Blur an image, like torchvision's GaussianBlur. uint8 with 3 channels only.
 
     Args:
         kernel_size: Pixels that are averaged in each direction, an odd number. Images must be larger than half of it.
@@ -307,7 +307,7 @@ LEAST = 2**-16  # smaller weights change a result by less than a tenth of a leve
 
 @dataclass(frozen=True)
 class RandomErasing(_Change):
-    """Fill a random rectangle of an image, as torchvision's RandomErasing. Works for any dtype and channels.
+    """Fill a random rectangle of an image, like torchvision's RandomErasing. Works for any dtype and channels.
 
     Args:
         p: Probability that an image is changed. Default: 0.5.

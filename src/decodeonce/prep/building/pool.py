@@ -102,7 +102,7 @@ def work(
 
     It is safe to kill this call at any moment, to repeat it, and to make it twice at the same time. Two processes that
     decode the same share write the same bytes. A task reads only its own share of plan and journals, so its startup
-    time does not grow with the store. If the store is already finished, there is nothing to do.
+    time depends on the size of this share. If the store is already finished, there is nothing to do.
 
     Args:
         out: Folder of the planned store.
@@ -110,7 +110,7 @@ def work(
         progress: Called about once per second.
 
     Raises:
-        Stopped: Make the same call again. A file system failed temporarily, workers keep dying, or SIGUSR1 arrived.
+        Stopped: Make the same call again. For example, a file system failed temporarily, or workers keep dying.
         BuildError: The build cannot continue until something changes. For example, an image is missing, or the rejects
             of the plan and of this share exceed `max_bad`. (`finish` checks the rejects of all shares.)
 

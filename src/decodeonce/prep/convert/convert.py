@@ -81,7 +81,7 @@ def convert(
         stores: Paths of the finished stores.
         out: Path of the new store.
         conversion: What to change; None copies the rows as they are.
-        workers: Number of worker processes; None uses all cores.
+        workers: Number of worker processes; None starts one per usable core.
         progress: Function that is called with the `Progress` of the build.
 
     Returns:

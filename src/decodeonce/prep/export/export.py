@@ -121,16 +121,16 @@ def export_store(
 ) -> Exported:
     """Write every row of a store as an image into a new folder, and check the checksum of each row.
 
-    The form "folder" writes DEST/<class>/<row>_<stem of the source name>.png. The row has eight digits, so names are
-    unique and not hidden. A class without rows becomes an empty folder. If the store has masks, the folders of the
-    classes are in DEST/images and, for example, DEST/mask.
+    The form "folder" writes DEST/<class>/<row>_<stem of the source name>.png, or .jpg with a `quality`. The row has
+    eight digits, so names are unique and not hidden. A class without rows becomes an empty folder. If the store has
+    masks, the folders of the classes are in DEST/images and, for example, DEST/mask.
 
     The form "webdataset" writes DEST/shard-000000.tar and so on. A row has three members: <row>.png, <row>.cls with
     its label, and <row>.json with its line of samples.tsv, its columns and the class names of its boxes. A mask is one
     more member, such as <row>.mask.png.
 
-    DEST/classes.txt lists the classes in label order. PNG keeps every pixel. The bytes depend on the store, the
-    settings and the encoder, not on `workers`.
+    DEST/classes.txt lists the classes in label order, unless a name cannot be on a line of its own. PNG keeps every
+    pixel. The bytes depend on the store, the settings and the encoder, not on `workers`.
 
     If the call is interrupted, repeat it to resume. `dest` does not exist until the export is complete.
 

@@ -134,7 +134,7 @@ class Source(ABC):
 
     @property
     def found(self) -> str:
-        """A phrase that describes what was recognised at SRC, shown when a build starts."""
+        """A phrase that describes what was recognized at SRC, shown when a build starts."""
         return f"{self.kind}, {counted(len(self.classes()), 'class', 'classes')}"
 
     def warnings(self, samples: int) -> list[str]:

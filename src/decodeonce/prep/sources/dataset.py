@@ -141,12 +141,14 @@ class DatasetSource(LabelledSource):
     """The samples of a dataset that a function or class returns.
 
     Listing reads every sample once, in several processes, because only the samples themselves contain their labels.
-    From a Hugging Face dataset, it reads only the labels. A sample is named by its index. If reading a sample raises an
-    exception, the sample is rejected. If a sample differs from the listed sample, reading it raises BuildError.
+    From a Hugging Face dataset, it reads only the labels and the columns of numbers. A sample is named by its index. If
+    reading a sample raises an exception, the sample is rejected. If a sample differs from the listed sample, reading it
+    raises BuildError.
 
     Args:
-        root: Import path of the function or class, `package.module:function`. It is called without arguments. Modules
-            are also searched in the folder before it, by default the current one.
+        root: Import path of the function or class, `package.module:function`. It is called without arguments. A
+            folder before the import path, such as "code/package.module:function", is also searched for modules.
+            Without one, the current folder is.
         classes: Class names in label order. Default None: those of the dataset, or they follow from the labels.
         column: Names of columns of numbers to keep. Default None: those of the first sample that can be read; none of
             a Hugging Face dataset.

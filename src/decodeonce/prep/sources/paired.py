@@ -25,7 +25,7 @@ class PairedSource(SourceWrapper):
     """A source whose images have masks or second images, which are files in other folders.
 
     The second image of `a/b.jpg` is `a/b` in its folder, with the suffix of any image format. If there are several such
-    files, the .png file is used. An image without a second image is rejected.
+    files, a .png file is preferred. An image without a second image is rejected.
 
     Args:
         source: The source of the images.

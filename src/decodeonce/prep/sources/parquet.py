@@ -215,7 +215,7 @@ def open_parquet(
 ) -> ParquetSource:
     """Read Parquet files like those of Hugging Face. SRC is a file, a folder, or a pattern with braces or wildcards.
 
-    Columns are recognised by their types and names. Requires pyarrow.
+    Columns are recognized by their types and names. Requires pyarrow.
 
     Args:
         src: A Parquet file, a folder that holds the files of one split, or a pattern with braces or wildcards.
@@ -228,7 +228,7 @@ def open_parquet(
 
     Raises:
         BuildError: If pyarrow is missing, a file is missing or damaged, a folder holds several splits, or the columns
-            cannot be recognised.
+            cannot be recognized.
 
     Example:
         >>> source = open_parquet("val.parquet", image_column="image", label_column="label")

@@ -57,7 +57,9 @@ def read_small(path: str | bytes | Path, most: int = MAX_TEXT_BYTES) -> bytes:
 
 @contextmanager
 def expecting(path: str | bytes | Path, expected: str) -> Iterator[None]:
-    """Turn an OSError into Stopped if a retry may succeed, otherwise into a BuildError that ends with `expected`.
+    """Turn an OSError into Stopped if a retry may succeed, otherwise into BuildError.
+
+    Unless access is denied, the message of the BuildError ends with `expected`.
 
     Args:
         path: What the body of the ``with`` statement reads, for the message.
@@ -81,7 +83,8 @@ def expecting(path: str | bytes | Path, expected: str) -> Iterator[None]:
 class Links:
     """Decides which links below `root` may be followed.
 
-    Link targets are resolved once per folder, and only for files that are links, so other files cost no system call.
+    Link targets are resolved once per folder, and only for files that are links, so other files cost no extra system
+    call.
 
     Args:
         root: The folder that links must stay in. It may be a link itself.
