@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 # Seconds between attempts; each is made up to 50% longer at random. The first one is zero, because the decoder would
-# wait for it: at most 64 images are read ahead.
+# wait for it: at most 128 images are read ahead.
 PAUSES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 CONNECTIONS = 64  # per process; s3fs opens 10 by default
 SECONDS, SECONDS_PER_BYTE = 60.0, 1e-6  # the longest that a request may take
