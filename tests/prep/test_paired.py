@@ -442,6 +442,14 @@ def test_name_that_no_file_can_have_has_no_mask(tree: Path, tmp_path: Path) -> N
     assert [entry.problem[:8] for entry in source.entries()] == ["no mask:"]
 
 
+def test_mask_is_not_read_outside_its_folder(tmp_path: Path) -> None:
+    tar = write_tar(tmp_path / "a.tar", [("../../b.jpg", jpeg(30, 20)), ("../../b.cls", b"1")])
+    (tmp_path / "masks" / "a.tar").mkdir(parents=True)
+    (tmp_path / "b.png").write_bytes(encoded(make_image(30, 20), "PNG"))
+    source = PairedSource(open_webdataset(tar), {"mask": tmp_path / "masks"}, follow_links=True)
+    assert [entry.problem[:8] for entry in source.entries()] == ["no mask:"]
+
+
 MODULE = """
 import numpy as np
 from pathlib import Path

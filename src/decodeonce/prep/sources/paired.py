@@ -90,8 +90,8 @@ class PairedSource(SourceWrapper):
         for name, folder in () if entry.problem else self._folders.items():
             stem = os.path.splitext(entry.name)[0]
             paths = (os.path.join(os.fsencode(folder), stem + ending) for ending in ENDINGS)
-            found = (number for number, path in enumerate(paths) if b"\0" not in stem and mode_of(path))
-            ending = next(found, None)
+            inside = b"\0" not in stem and not os.path.normpath(stem).startswith((b"/", b"../"))
+            ending = next((number for number, path in enumerate(paths) if inside and mode_of(path)), None)
             if ending is None:
                 return replace(entry, problem=f"no {name}: its folder has no image with this name and any suffix")
             file = file_entry(folder, stem + ENDINGS[ending], 0, self._links[name])
