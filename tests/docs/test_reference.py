@@ -6,6 +6,7 @@ The examples of a name run in a new folder with what docs/reference/python.md li
 import doctest
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -92,6 +93,7 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         else:
             (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "maps", raising=False)  # of an earlier folder, which may be gone
     return tmp_path
 
 
