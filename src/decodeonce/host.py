@@ -125,7 +125,8 @@ def _file_system(path: Path) -> int:
 def read_ahead_bytes(path: Path) -> int:
     """The most that the kernel reads for one posix_fadvise(POSIX_FADV_WILLNEED) on the file system of `path`.
 
-    This is read_ahead_kb of the device or mount, usually 128 KiB (force_page_cache_ra in Linux's mm/readahead.c).
+    This is read_ahead_kb of the device or mount, usually 128 KiB (force_page_cache_ra in Linux's mm/readahead.c). A
+    smaller setting counts as 128 KiB.
     """
     device = path.stat().st_dev
     name = f"{os.major(device)}:{os.minor(device)}"

@@ -227,7 +227,7 @@ class Loader:
 
         Returns:
             Iterator[Batch]: The batches of the epoch. If the iterator is dropped early, for example by ``break``, its
-            threads end after their current batch. ``close()`` and the next epoch wait for them.
+            threads end after the batches that they have begun. ``close()`` and the next epoch wait for them.
 
         Raises:
             RuntimeError: If the Loader is closed.
