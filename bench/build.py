@@ -131,9 +131,10 @@ def parallel_rate(script: str, paths: list[str], workers: int, arguments: list[s
 
 def steady_build(source: Path, out: Path, workers: int) -> dict[str, float]:
     """Run a build; return images/s between its first and last block, and the largest worker's anonymous memory."""
-    from decodeonce.prep.building import Progress, WorkSettings, make_plan, work
+    from decodeonce.prep.building.build import make_plan
+    from decodeonce.prep.building.pool import Progress, WorkSettings, work
     from decodeonce.prep.recipe import Recipe
-    from decodeonce.prep.sources import open_imagenet
+    from decodeonce.prep.sources.imagenet import open_imagenet
 
     marks: list[tuple[float, int]] = []
     anonymous = 0

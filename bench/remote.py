@@ -107,7 +107,8 @@ async def serve(root: Path, latency: float, failing: float) -> None:
 
 def build_once(kind: str, src: str, workers: int) -> dict[str, float]:
     """Build from SRC; return the seconds of planning, the images/s of work, and the time and memory of workers."""
-    from decodeonce.prep.building import WorkSettings, make_plan, work
+    from decodeonce.prep.building.build import make_plan
+    from decodeonce.prep.building.pool import WorkSettings, work
     from decodeonce.prep.recipe import Recipe
     from decodeonce.prep.sources import find_opener
 

@@ -25,14 +25,15 @@ from typing import Any
 import numpy as np
 
 from bench.conditions import conditions, heading
-from decodeonce.prep.building import WorkSettings, finish, work
+from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.journal import FACTS, BlockRecord, journal_line
 from decodeonce.prep.building.plan import Block, plan_facts, read_plan, scan, write_plan
+from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import Source
+from decodeonce.prep.sources.base import Source
 from decodeonce.store import ImageClass, StorePaths
 from decodeonce.store.hashing import row_checksum
 

@@ -78,9 +78,10 @@ def cold(root: Path) -> None:
 
 def build_times(root: Path, workers: int, prepare: Callable[[Path], None]) -> tuple[float, float]:
     """Build from `root`; return the seconds of planning and the images/s of work. `prepare(root)` runs before each."""
-    from decodeonce.prep.building import WorkSettings, make_plan, work
+    from decodeonce.prep.building.build import make_plan
+    from decodeonce.prep.building.pool import WorkSettings, work
     from decodeonce.prep.recipe import Recipe
-    from decodeonce.prep.sources import open_imagenet
+    from decodeonce.prep.sources.imagenet import open_imagenet
 
     with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch:
         out = Path(scratch, "store")

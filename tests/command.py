@@ -52,6 +52,22 @@ def prep_process(*arguments: object, cwd: Path | None = None, **environ: str) ->
     )
 
 
+def prep_after(code: str, *arguments: object) -> Ended:
+    """Run `prep` in a separate process and session, after this code, which can use os, signal and sys."""
+    words = ["prep", *map(str, arguments)]
+    script = f"import os, signal, sys\n{code}\nsys.argv = {words!r}\nfrom decodeonce.cli import main\nmain()"
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, start_new_session=True, check=False)
+
+
+def kill_when(condition: str, signal: str, times: int = 1) -> str:
+    """Return code that kills its process when an audit `event` with `args` has met a condition so many times."""
+    return (
+        f"left = {times}\ndef at(event, args):\n    global left\n    if {condition}:\n        left -= 1\n"
+        f"        if left == 0:\n            os.kill(os.getpid(), signal.{signal})\nsys.addaudithook(at)"
+    )
+
+
 def run(*command: object, cwd: Path | None = None, **environ: str) -> str:
     """Run a command and return its output; if it fails, show both outputs."""
     done = subprocess.run(

@@ -35,6 +35,13 @@ def jpeg(width: int = 60, height: int = 40, *, seed: int = 0, mode: str = "RGB",
     return encoded(make_image(width, height, seed=seed, mode=mode), **options)
 
 
+def exif(orientation: int) -> bytes:
+    """Return EXIF data with this orientation."""
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags.tobytes()
+
+
 def marker_at(data: bytes, marker: int) -> int:
     """Return the offset of the first segment of a JPEG with this marker (0xC0, ...), before the first scan."""
     offset = 2

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
-from decodeonce.store.layout import ContainerName, Paired, StorePaths
+from decodeonce.store.layout import Paired, StorePaths
 from decodeonce.store.manifest import DATA_OFFSET, Column, ImageClass, Manifest
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
 from decodeonce.store.writer import seal_store, shard_ranges, write_array, write_small
@@ -53,8 +53,27 @@ def make_store(
     for index, (first, rows) in enumerate(shard_ranges(count, shard_rows)):
         path = paths.shard(index, CONTAINERS[container].suffix)
         path.write_bytes(bytes(DATA_OFFSET) + whole[first : first + rows].tobytes())
-    files = {"labels.npy": write_array(paths.labels, (count,), np.dtype("<i8"), [labels])}
     sums = np.array([row_checksum(row.tobytes()) for row in whole], np.uint64)
+    channels = [Paired(name, 3 if array.ndim == 4 else 1) for name, array in paired.items()]
+    facts: dict[str, Any] = {"container": container, "block_rows": block_rows, "paired": tuple(channels)}
+    mean, std = pixel_statistics(images)
+    facts |= {"shape": images.shape[1:], "pixel_mean": mean, "pixel_std": std}
+    return seal(root, labels, sums, shard_rows=shard_rows, classes=classes, columns=columns, **facts)
+
+
+def seal(
+    root: Path,
+    labels: NDArray[np.int64],
+    sums: NDArray[np.uint64],
+    *,
+    shard_rows: int,
+    classes: int,
+    columns: Mapping[str, NDArray[Any]] | None = None,
+    **facts: Any,
+) -> Path:
+    """Write the other files of a store whose shards hold rows with these labels and checksums; return `root`."""
+    count, paths, columns = len(labels), StorePaths(root), columns or {}
+    files = {"labels.npy": write_array(paths.labels, (count,), np.dtype("<i8"), [labels])}
     files["checksums.npy"] = write_array(paths.checksums, (count,), np.dtype("<u8"), [sums])
     samples = [
         Sample(row, int(label), f"class{label}", f"class{label}/{row}.jpg", 9, 9, "", f"{row:016x}")
@@ -62,24 +81,17 @@ def make_store(
     ]
     files["samples.tsv"] = write_small(paths.samples, [line(SAMPLE_COLUMNS), *map(sample_line, samples)])
     files["rejects.tsv"] = write_small(paths.rejects, [line(REJECT_COLUMNS)])
-    columns = columns or {}
     for name, array in columns.items():
         files[f"{name}.npy"] = write_array(root / f"{name}.npy", array.shape, array.dtype, [array])
-    mean, std = pixel_statistics(images)
     draft = Manifest(
         count=count,
-        shape=(images.shape[1], images.shape[2], images.shape[3]),
-        container=cast(ContainerName, container),
-        block_rows=block_rows,
         shards=(),
         classes=tuple(ImageClass(f"class{k}", f"the class {k}") for k in range(classes)),
-        pixel_mean=mean,
-        pixel_std=std,
-        recipe={"size": list(images.shape[1:3])},
+        recipe={"size": list(facts["shape"][:2])},
         source={"kind": "test", "digest": "0" * 16},
         columns=tuple(Column(name, f"{name}.npy", a.dtype.str, a.shape[1:]) for name, a in columns.items()),
         files={},
-        paired=tuple(Paired(name, 3 if array.ndim == 4 else 1) for name, array in paired.items()),
+        **facts,
     )
     seal_store(paths, draft, shard_rows=shard_rows, scratch=root, files=files, labels=[labels])
     return root

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from decodeonce.prep.jobs import Chain, read_site, site_names, write_scripts
+from decodeonce.prep.jobs.base import Chain
+from decodeonce.prep.jobs.chain import write_scripts
+from decodeonce.prep.jobs.site import read_site, site_names
 from tools import setup_env
 
 ROOT = Path(__file__).resolve().parent.parent

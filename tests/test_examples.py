@@ -19,9 +19,10 @@ import pytest
 import torch
 
 from decodeonce import open_store
-from decodeonce.prep.building import WorkSettings, build
+from decodeonce.prep.building.build import build
+from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import open_imagenet
+from decodeonce.prep.sources.imagenet import open_imagenet
 from tests.images import make_tree
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from decodeonce.formatting import counted, duration_text, quoted, size_text
+from decodeonce.formatting import counted, duration_text, quoted, size_text, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,24 @@ def test_quoted_name_survives_shell() -> None:
     assert all(word.isprintable() for word in words)
     done = subprocess.run(["bash", "-c", f"printf '%s\\0' {' '.join(words)}"], capture_output=True, check=True)
     assert done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] == names
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("https://host/a.tar?key=hush", "https://host/a.tar"),
+        ("--root=HTTP://me:hush@host:80/a", "--root=HTTP://host:80/a"),
+        ("https://me:hush@hush@host", "https://host"),
+        ("https:/me:hush@host/a?key=hush", "https:/host/a"),
+        ("https://host/a b.tar?key=hush hush", "https://host/a b.tar"),
+        ("https://host/me@a", "https://host/me@a"),
+        ("is it? me@host", "is it? me@host"),
+    ],
+)
+def test_word_is_shown_without_passwords_and_queries(word: str, shown: str) -> None:
+    assert without_secrets(word, word=True) == shown
+
+
+def test_text_between_urls_is_kept() -> None:
+    text = "http://me:hush@host/a?key=hush was moved to 'https://host/b?key=hush': by me@host; ask http://c/?key=hush."
+    assert without_secrets(text) == "http://host/a was moved to 'https://host/b': by me@host; ask http://c/."

@@ -23,7 +23,7 @@ SUBPACKAGES = {
 PARTS = {
     "store": {"errors", "lazy", "formatting", "host", "remote"},
     "loader": {"errors", "splitmix", "host", "launch", "store"},
-    "prep": {"errors", "lazy", "formatting", "host", "launch", "remote", "splitmix", "store"},
+    "prep": {"errors", "formatting", "host", "launch", "remote", "splitmix", "store"},
     "cli": {"errors", "formatting", "host", "remote", "splitmix", "launch", "store", "prep", "loader"},
 }
 # Modules that only export the names of parts.

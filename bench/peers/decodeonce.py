@@ -16,10 +16,10 @@ from decodeonce.host import installed_version
 
 def build(source: Source, folder: Path) -> None:
     """Build a store like `prep build imagenet --workers 2`."""
-    from decodeonce.prep.building import WorkSettings
-    from decodeonce.prep.building import build as build_store
+    from decodeonce.prep.building.build import build as build_store
+    from decodeonce.prep.building.pool import WorkSettings
     from decodeonce.prep.recipe import Recipe
-    from decodeonce.prep.sources import open_imagenet
+    from decodeonce.prep.sources.imagenet import open_imagenet
 
     recipe = Recipe(height=source.size, width=source.size, shuffle_seed=0)
     build_store(open_imagenet(source.tree), folder / "store", recipe, WorkSettings(workers=source.workers))

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from decodeonce.errors import StoreError as StoreError
     from decodeonce.launch import Rank as Rank
     from decodeonce.launch import find_rank as find_rank
-    from decodeonce.loader import Batch as Batch
-    from decodeonce.loader import Loader as Loader
-    from decodeonce.loader import StoreDataset as StoreDataset
+    from decodeonce.loader.dataset import StoreDataset as StoreDataset
+    from decodeonce.loader.delivery import Batch as Batch
+    from decodeonce.loader.loader import Loader as Loader
     from decodeonce.store import Store as Store
     from decodeonce.store import open_store as open_store
 

@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING
 from decodeonce.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from decodeonce.prep.building import Progress as Progress
-    from decodeonce.prep.building import WorkSettings as WorkSettings
-    from decodeonce.prep.building import build as build
-    from decodeonce.prep.building import finish as finish
-    from decodeonce.prep.building import is_built as is_built
-    from decodeonce.prep.building import make_plan as make_plan
-    from decodeonce.prep.building import plan_unless_built as plan_unless_built
-    from decodeonce.prep.building import work as work
+    from decodeonce.prep.building.build import build as build
+    from decodeonce.prep.building.build import make_plan as make_plan
+    from decodeonce.prep.building.build import plan_unless_built as plan_unless_built
+    from decodeonce.prep.building.finish import finish as finish
+    from decodeonce.prep.building.output_dir import is_built as is_built
     from decodeonce.prep.building.plan import Plan as Plan
-    from decodeonce.prep.convert import Conversion as Conversion
-    from decodeonce.prep.convert import convert as convert
-    from decodeonce.prep.export import Exported as Exported
-    from decodeonce.prep.export import ExportSettings as ExportSettings
-    from decodeonce.prep.export import export_store as export_store
+    from decodeonce.prep.building.pool import Progress as Progress
+    from decodeonce.prep.building.pool import WorkSettings as WorkSettings
+    from decodeonce.prep.building.pool import work as work
+    from decodeonce.prep.convert.convert import Conversion as Conversion
+    from decodeonce.prep.convert.convert import convert as convert
+    from decodeonce.prep.export.export import Exported as Exported
+    from decodeonce.prep.export.export import ExportSettings as ExportSettings
+    from decodeonce.prep.export.export import export_store as export_store
     from decodeonce.prep.pixels.user_map import MapSample as MapSample
     from decodeonce.prep.pixels.user_map import find_map as find_map
     from decodeonce.prep.recipe import BoxRules as BoxRules
     from decodeonce.prep.recipe import Recipe as Recipe
     from decodeonce.prep.recipe import UserMap as UserMap
-    from decodeonce.prep.repair import Repair as Repair
-    from decodeonce.prep.repair import repair_store as repair_store
+    from decodeonce.prep.repair.repair import Repair as Repair
+    from decodeonce.prep.repair.repair import repair_store as repair_store
     from decodeonce.store.select import Selection as Selection
 
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

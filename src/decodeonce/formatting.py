@@ -1,8 +1,9 @@
-"""Format sizes, times, counts and names for messages, and names for commands that users paste."""
+"""Format sizes, times, counts, names and URLs for messages, and names for commands that users paste."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 
 UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
@@ -45,3 +46,16 @@ def _escaped(character: str) -> str:
     if character == "\n":
         return "\\n"
     return character if character.isprintable() else "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
+
+
+def without_secrets(text: str, *, word: bool = False) -> str:
+    """Return a text without the passwords and queries of the web addresses in it.
+
+    The addresses end at a space, or at punctuation before it. A `word`, such as an argument of a command, is an address
+    to its end.
+    """
+    end = "\0" if word else r"\s"
+    query = r"[^\0]*" if word else r"""\S*?(?=[]:;,.)'"]*(?:\s|$))"""
+    # `Path` makes one slash of the two. A password can contain an @, but no slash.
+    text = re.sub(rf"(https?:/+)[^/?{end}]*@", r"\1", text, flags=re.IGNORECASE)
+    return re.sub(rf"(https?:/+[^?{end}]*)\?{query}", r"\1", text, flags=re.IGNORECASE)

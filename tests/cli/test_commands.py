@@ -16,10 +16,9 @@ import pytest
 
 import decodeonce
 from decodeonce import cli
-from decodeonce.cli.app import COMMANDS
 from decodeonce.cli.doctor import machine
-from decodeonce.prep.building import WorkSettings
 from decodeonce.prep.building.plan import allowed_rejects
+from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.pixels import decode
 from decodeonce.prep.processes import child
 from decodeonce.prep.recipe import Filter
@@ -27,9 +26,9 @@ from decodeonce.prep.sources import KINDS
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.layout import ContainerName
 from decodeonce.store.table import REJECT_COLUMNS, Reject, line, reject_line
-from tests.command import assert_fails, prep
+from tests.command import assert_fails, kill_when, prep, prep_after
 from tests.images import encoded, jpeg, make_image, make_tree, tree_bytes
-from tests.store.signing import replace_file, resign
+from tests.store.signing import flip, replace_file, resign
 from tests.stores import make_store, random_images
 
 
@@ -222,9 +221,7 @@ def test_info_and_verify_print_json(store: Path, tmp_path: Path) -> None:
     intact = {"ok": True, "rows": 15, "bad_rows": [], "unknown_rows": [], "bad_files": []}
     assert json.loads(prep("verify", store, "--json").stdout) == intact
     damaged = make_store(tmp_path / "damaged", random_images(9), shard_rows=5)
-    with open(damaged / "images-00001.npy", "r+b") as shard:
-        shard.seek(4096 + 144)
-        shard.write(b"\xff\x00\xff")
+    flip(damaged / "images-00001.npy", 4096 + 144)
     result = prep("verify", damaged, "--json")
     assert result.returncode == 1
     expected = {"ok": False, "rows": 9, "bad_rows": [[6, 6]], "unknown_rows": [], "bad_files": []}
@@ -372,17 +369,8 @@ def test_signal_stops_build_with_75_and_same_command_resumes(signal_: signal.Sig
 
 @pytest.mark.parametrize("module", ["decodeonce.cli.app", "typer", "numpy", "decodeonce.prep.building.plan"])
 def test_signal_during_import_ends_command_with_one_line(module: str, tree: Path, tmp_path: Path) -> None:
-    script = (
-        "import os, signal, sys\n"
-        "def at(event, args):\n"
-        f"    if event == 'import' and args[0] == {module!r}:\n"
-        "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "sys.addaudithook(at)\n"
-        f"sys.argv = ['prep', 'build', 'imagenet', {str(tree)!r}, {str(tmp_path / 'out')!r}]\n"
-        "from decodeonce.cli import main\n"
-        "main()"
-    )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    code = kill_when(f"event == 'import' and args[0] == {module!r}", "SIGTERM")
+    result = prep_after(code, "build", "imagenet", tree, tmp_path / "out")
     assert result.stderr.startswith("prep: stopped: SIGTERM")
     assert result.stderr.count("\n") == 1
     assert result.returncode == 75
@@ -391,55 +379,24 @@ def test_signal_during_import_ends_command_with_one_line(module: str, tree: Path
 @pytest.mark.long
 def test_signal_at_any_moment_of_a_build_ends_it_with_one_line(tree: Path, tmp_path: Path) -> None:
     def build(moment: int) -> subprocess.CompletedProcess[str]:
-        """Build, with a SIGINT before the process opens its file number `moment`; print the number of opened files."""
-        script = (
-            "import os, signal, sys\n"
-            "from decodeonce.cli import main\n"
-            "opened = 0\n"
-            "def at(event, args):\n"
-            "    global opened\n"
-            "    opened += event == 'open'\n"
-            f"    if event == 'open' and opened == {moment}:\n"
-            "        os.kill(os.getpid(), signal.SIGINT)\n"
-            "sys.addaudithook(at)\n"
-            f"sys.argv = ['prep', 'build', 'imagenet', {str(tree)!r}, {str(tmp_path / str(moment))!r}, '-q']\n"
-            "try:\n"
-            "    main()\n"
-            "finally:\n"
-            "    print(opened)"
-        )
-        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        """Build, with a SIGINT before the process opens its file number `moment`; print the number left."""
+        code = "import atexit\nfrom decodeonce.cli import main\n" + kill_when("event == 'open'", "SIGINT", moment)
+        code += "\natexit.register(lambda: print(left))"
+        return prep_after(code, "build", "imagenet", tree, tmp_path / str(moment), "-q")
 
-    uninterrupted = build(-1)
+    uninterrupted = build(0)
     assert uninterrupted.returncode == 0
     for share in range(1, 10, 2):
-        result = build(int(uninterrupted.stdout) * share // 10)
+        result = build(-int(uninterrupted.stdout) * share // 10)
         assert result.stderr.startswith("prep: stopped: SIGINT")
         assert (result.stderr.count("\n"), result.returncode) == (1, 75)
 
 
 def test_signal_after_outcome_does_not_change_it(store: Path) -> None:
-    script = (
-        "import atexit, os, signal, sys\n"
-        "atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
-        f"sys.argv = ['prep', 'info', {str(store)!r}]\n"
-        "from decodeonce.cli import main\n"
-        "main()"
-    )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    code = "import atexit\natexit.register(os.kill, os.getpid(), signal.SIGTERM)"
+    result = prep_after(code, "info", store)
     assert (result.returncode, result.stderr) == (0, "")
     assert "15" in result.stdout
-
-
-def test_help_imports_no_torch_numpy_or_pillow() -> None:
-    script = (
-        "import sys\nsys.argv = ['prep', '--help']\nfrom decodeonce.cli import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'torch', 'numpy', 'PIL', 'h5py', 'simplejpeg'} & sys.modules.keys()))"
-    )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines()[-1] == "[]"
-    assert all(f"\n  {name} " in result.stdout for name in COMMANDS)
 
 
 @pytest.mark.parametrize("command", ["build", "plan"])

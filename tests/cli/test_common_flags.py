@@ -257,6 +257,29 @@ def test_log_ends_with_outcome_and_next_run_appends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["{tree}", "out", "--boxes", "https://me:hush@host/a.json?key=hush"],
+        ["https://me:hush@host/a%20b?key=hush", "out"],
+    ],
+)
+def test_messages_and_logs_show_no_secret_of_a_url(tree: Path, tmp_path: Path, words: list[str]) -> None:
+    given = [word.format(tree=tree / "train") for word in words]
+    done = prep_process("build", "folder", *given, "--log", "log", cwd=tmp_path)
+    assert (done.returncode, "host/a" in done.stderr) == (1, True), done.stderr
+    written = (tmp_path / "log").read_text()
+    assert written.count("host/a") >= 2
+    assert "hush" not in done.stdout + done.stderr + written
+
+
+@pytest.mark.parametrize("word", ["https://host/a b?key=hush", "--boxes=https://me:hu sh@host/a"])
+def test_url_with_a_secret_and_a_space_is_refused(tmp_path: Path, word: str) -> None:
+    done = prep_process("build", "folder", tmp_path, tmp_path / "out", word, "--log", tmp_path / "log")
+    assert_fails(done, 1, "the URL also has a password or a query, and a space; write %20 for the space")
+    assert ("hu" in done.stdout + done.stderr, os.listdir(tmp_path)) == (False, [])
+
+
+@pytest.mark.parametrize(
     ("name", "why"),
     [
         ("/dev/full", "No space left on device"),

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +10,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from decodeonce.store import sharing
-from tests.command import assert_fails, prep
+from tests.command import assert_fails, prep, prep_after
 from tests.conftest import COUNT
 from tests.images import tree_bytes
+from tests.store.signing import flip
 from tests.stores import make_store, random_images
 
 
@@ -43,12 +42,10 @@ def test_failure_is_one_line(store: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert_fails(prep("export", store, tmp_path, "--as", "folder"), 1, f"{tmp_path}: already exists")
     assert_fails(prep("export", store, "/proc/out", "--as", "folder"), 1, "/proc/.out.export")
     damaged = Path(shutil.copytree(store, tmp_path / "damaged"))
-    with open(damaged / "images-00001.npy", "r+b") as shard:
-        shard.seek(4096 + 3 * 144)
-        shard.write(bytes(144))
+    flip(damaged / "images-00001.npy", 4096 + 3 * 144)
     command = ("export", damaged, tmp_path / "out", "--as", "webdataset", "--shard-rows", 20)
     assert_fails(prep(*command, "--workers", 2), 1, "damaged: row 28 does not match its checksum; run `prep verify")
-    message = "unfinished: --shard-rows was 20, now 30; run it with the original settings, or remove "
+    message = "--shard-rows is 30, the unfinished export says 20; run it with the original settings, or remove "
     assert_fails(prep(*command[:-1], 30), 1, f"{message}{tmp_path}/.out.export")
 
 
@@ -56,29 +53,22 @@ def test_failure_is_one_line(store: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def test_signal_stops_export_with_75_and_same_command_resumes(store: Path, tmp_path: Path, group: bool) -> None:
     """Send SIGTERM to the parent, as `kill` does, or SIGINT to all processes, as a terminal does, at the 25th image."""
     out = tmp_path / "out"
-    command = ["prep", "export", str(store), str(out), "--as", "webdataset", "--shard-rows", "10", "--workers", "2"]
+    command = ["export", str(store), str(out), "--as", "webdataset", "--shard-rows", "10", "--workers", "2"]
     name = "SIGINT" if group else "SIGTERM"
-    script = (
-        "import contextlib, os, signal, sys\n"
-        "from decodeonce.cli import main, output\n"
-        "left = 25\n"
+    code = (
+        "import contextlib\nfrom decodeonce.cli import output\nleft = 25\n"
         "def update(rows):\n"
         "    global left\n"
         "    left -= rows\n"
         "    if left == 0:\n"
         f"        os.kill({'0' if group else 'os.getpid()'}, signal.{name})\n"
-        "output.count_bar = lambda *arguments, **options: contextlib.nullcontext(update)\n"
-        f"sys.argv = {command!r}\n"
-        "main()"
+        "output.count_bar = lambda *arguments, **options: contextlib.nullcontext(update)"
     )
-    # run() returns when no process holds the other end of the pipes: the workers have ended, too
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, start_new_session=True, check=False
-    )
-    message = f"prep: stopped: {name}; completed work is kept; run the same command again to resume\n"
+    result = prep_after(code, *command)  # returns when no process holds the pipes: the workers have ended, too
+    message = f"prep: stopped: {name}; run the same command again; builds, exports and staging then resume\n"
     assert (result.returncode, result.stderr, result.stdout) == (75, message, "")
     assert os.listdir(tmp_path) == [".out.export"]
-    assert prep(*command[1:]).returncode == 0
+    assert prep(*command).returncode == 0
     assert os.listdir(tmp_path) == ["out"]
-    prep("export", store, tmp_path / "uninterrupted", *command[4:])
+    prep("export", store, tmp_path / "uninterrupted", *command[3:])
     assert tree_bytes(out) == tree_bytes(tmp_path / "uninterrupted")

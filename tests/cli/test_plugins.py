@@ -10,7 +10,8 @@ import pytest
 from decodeonce.errors import BuildError
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.repair.repair import repair_store
-from decodeonce.prep.sources import FolderSource, find_opener, plugins
+from decodeonce.prep.sources import find_opener, plugins
+from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
 from tests.command import prep
 from tests.forms.all_forms import PICS, WNIDS

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import FolderSource, open_imagenet
+from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.prep.sources.imagenet import open_imagenet
 from tests.command import prep
 from tests.forms.all_forms import PICS
 from tests.forms.folder import write_folder

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +13,9 @@ from PIL import Image
 
 from decodeonce import open_store
 from decodeonce.store import part_rows
-from tests.command import Ended, prep
+from tests.command import Ended, kill_when, prep, prep_after
 from tests.conftest import COUNT
+from tests.store.signing import flip
 
 
 def assert_fails(result: Ended, code: int, expected: str) -> None:
@@ -90,9 +89,7 @@ def test_failure_is_one_line(store: Path, tmp_path: Path) -> None:
     assert_fails(prep("stage", tmp_path, tmp_path / "p"), 1, "not a store")
     assert_fails(prep("stage", store, "/proc/p"), 1, "/proc/p")
     damaged = Path(shutil.copytree(store, tmp_path / "damaged"))
-    with open(damaged / "images-00001.npy", "r+b") as shard:
-        shard.seek(4096 + 3 * 144)
-        shard.write(bytes(144))
+    flip(damaged / "images-00001.npy", 4096 + 3 * 144)
     assert_fails(prep("stage", damaged, tmp_path / "p"), 1, "images-00001.npy: row 28 does not match its checksum")
     assert_fails(prep("info", tmp_path / "p"), 1, "an unfinished part")
 
@@ -116,22 +113,11 @@ def test_commands_work_on_staged_part(store: Path, images: NDArray[np.uint8], tm
 
 @pytest.mark.parametrize("rename", [1, 7])
 def test_signal_stops_stage_with_75_and_same_command_resumes(store: Path, tmp_path: Path, rename: int) -> None:
-    script = (
-        "import os, signal, sys\n"
-        f"left = {rename}\n"
-        "def at(event, args):\n"
-        "    global left\n"
-        "    left -= event == 'os.rename'\n"
-        "    if event == 'os.rename' and left == 0:\n"
-        "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "sys.addaudithook(at)\n"
-        f"sys.argv = ['prep', 'stage', {str(store)!r}, {str(tmp_path / 'p')!r}]\n"
-        "from decodeonce.cli import main\n"
-        "main()"
-    )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    result = prep_after(kill_when("event == 'os.rename'", "SIGTERM", rename), "stage", store, tmp_path / "p")
     assert (result.returncode, result.stderr.count("\n")) == (75, 1)
-    assert result.stderr.startswith("prep: stopped: SIGTERM; completed work is kept; run the same command again")
+    assert result.stderr.startswith(
+        "prep: stopped: SIGTERM; run the same command again; builds, exports and staging then resume"
+    )
     assert_fails(prep("info", tmp_path / "p"), 1, "run the same `prep stage` again to resume")
     assert prep("stage", store, tmp_path / "p").returncode == 0
     assert prep("verify", tmp_path / "p").returncode == 0

@@ -85,6 +85,21 @@ def test_usage_error_is_one_line(src: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out.jobs").exists()
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "flags"),
+    [("slurm", ()), ("pbs", ()), ("kubernetes", ("--image", "me/decodeonce", "--claim", "data"))],
+)
+def test_only_builds_without_secrets_become_job_scripts(tmp_path: Path, scheduler: str, flags: tuple[str, ...]) -> None:
+    url, out = "https://host/a.tar?signature=hush", tmp_path / "out"
+    flags = ("--tasks", "2", "--cpus", "1", *flags)
+    done = prep("submit", scheduler, "build", "webdataset", url, out, *flags, cwd=tmp_path)
+    assert_fails(done, 1, "https://host/a.tar: the URL also has a password or a query, which would be recorded")
+    assert "hush" not in done.stderr
+    done = prep("submit", scheduler, "convert", "imagenet", "src", out, *flags, cwd=tmp_path)
+    assert_fails(done, 2, f"expected a build command, as in prep submit {scheduler} build imagenet /data/imagenet")
+    assert not list(tmp_path.iterdir())
+
+
 def test_scripts_stay_if_submitting_fails(src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/bash").symlink_to(shutil.which("bash") or "/bin/bash")

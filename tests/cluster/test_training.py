@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from decodeonce.prep.building import WorkSettings, build
+from decodeonce.prep.building.build import build
+from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import open_imagenet
+from decodeonce.prep.sources.imagenet import open_imagenet
 from tests.cluster.slurm import Cluster
 from tests.cluster.until import until
 from tests.images import make_tree
@@ -116,7 +117,6 @@ def stop_in_the_middle(cluster: Cluster, job: str, checkpoint: Path) -> tuple[in
     return step, ranks
 
 
-@pytest.mark.long
 def test_requeued_job_resumes(
     cluster: Cluster, store: Path, uninterrupted: dict[str, Any], settings: dict[str, str]
 ) -> None:
@@ -166,7 +166,6 @@ def test_missing_script_is_reported_before_staging(cluster: Cluster, store: Path
     assert log == "missing.py: no such file; set TRAIN to your training script\n"
 
 
-@pytest.mark.long
 def test_killed_rank_ends_the_job_and_a_new_job_resumes(
     cluster: Cluster, store: Path, uninterrupted: dict[str, Any], settings: dict[str, str]
 ) -> None:

@@ -15,6 +15,7 @@ from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
 from tests.forms.boxed import XML
 from tests.images import jpeg, make_tree, tree_bytes
+from tests.store.signing import flip
 
 BLOCK_BYTES = 12 << 10  # four rows of 32x32, so that images that decode in milliseconds fill several blocks and shards
 SIZE = ("--size", "32", "--shard-size", "24KiB")  # eight rows per shard
@@ -203,8 +204,6 @@ def make_stores(built: Path, base: Path) -> None:
     shutil.move(built, base / STORE)
     np.save(base / VALUES, np.arange(read_manifest(base / STORE / "store.json").count, dtype="<f4"))
     first, second = (base / DAMAGED / "out" / f"images-0000{number}.npy" for number in (0, 1))
-    flipped = bytearray(first.read_bytes())
-    flipped[DATA_OFFSET + 2 * ROW_BYTES + 5] ^= 1
-    first.write_bytes(flipped)
+    flip(first, DATA_OFFSET + 2 * ROW_BYTES + 5)
     os.truncate(second, DATA_OFFSET + 3 * ROW_BYTES + 100)
     (base / DAMAGED / "out/labels.npy").unlink()

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep.building import WorkSettings, build
+from decodeonce.prep.building.build import build
+from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import open_imagenet
+from decodeonce.prep.sources.imagenet import open_imagenet
 from tests.cluster.until import until
 from tests.images import encoded, make_image, make_tree, tree_bytes
 
@@ -107,7 +108,9 @@ def test_paused_build_has_no_rejects(tree: Path, reference: dict[str, bytes], tm
 def test_build_out_of_time_says_so_and_resumes(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     status, stderr = build_and_signal(tree, tmp_path / "out", signal.SIGXCPU, lambda pid: pid)
     assert (status, stderr.count("\n")) == (75, 1)
-    assert stderr.startswith("prep: stopped: SIGXCPU; completed work is kept; run the same command again")
+    assert stderr.startswith(
+        "prep: stopped: SIGXCPU; run the same command again; builds, exports and staging then resume"
+    )
     subprocess.run(command(tree, tmp_path / "out"), check=True)
     assert tree_bytes(tmp_path / "out") == reference
 

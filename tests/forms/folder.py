@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from decodeonce.prep.sources import FolderSource, Source
+from decodeonce.prep.sources.base import Source
+from decodeonce.prep.sources.folder import FolderSource
 from tests.forms.form import Form, Pic
 
 

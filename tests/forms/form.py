@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from decodeonce.prep.sources import Source
+from decodeonce.prep.sources.base import Source
 
 
 class Pic(NamedTuple):

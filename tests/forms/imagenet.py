@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from decodeonce.prep.sources import Source, open_imagenet
-from decodeonce.prep.sources.imagenet import AnySplit
+from decodeonce.prep.sources.base import Source
+from decodeonce.prep.sources.imagenet import AnySplit, open_imagenet
 from decodeonce.store.class_words import ilsvrc2012
 from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic

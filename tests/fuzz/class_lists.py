@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources import open_imagenet
+from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.prep.sources.imagenet_labels import DEVKIT_TAR, MAPPING, SOLUTION, TRUTH
 from tests.forms.form import Pic
 from tests.forms.imagenet import mapping, solution, tar_bytes, truth

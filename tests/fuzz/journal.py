@@ -7,6 +7,7 @@ import numpy as np
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.journal import FACTS, BlockRecord, Journals, journal_line
+from decodeonce.store.hashing import hexdigest
 from tests.fuzz import scratch
 
 FOLDER = scratch("journal")
@@ -20,6 +21,16 @@ def seeds() -> Iterator[bytes]:
     yield lines + journal_line(BlockRecord(1), 3.5)
     yield lines + journal_line(BlockRecord(1, crashes=1), 3.5)
     yield lines[:-9]
+    # Lines of other programs. Their digests can be valid, because libFuzzer learns digests from comparisons.
+    heads = (b"", b"1", b"1\t1.000", b"x\t1.000\t{}", b"1\tnan\t{}", b"-1\t1.000\t{}")
+    yield b"".join(map(signed, heads)) + lines
+    for facts in (b"\xff", b"{", b"[" * 5000, b"[]", b"{}", b'{"rejects":[1]}'):
+        yield signed(b"1\t1.000\t" + facts)
+
+
+def signed(head: bytes) -> bytes:
+    """Return a line with a valid digest."""
+    return b"%s\t%s\n" % (head, hexdigest(head).encode())
 
 
 def TestOneInput(data: bytes) -> None:

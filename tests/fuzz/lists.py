@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.sources import open_list
+from decodeonce.prep.sources.file_list import open_list
 from tests.fuzz import scratch
 
 FOLDER = scratch("lists")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.sources import open_parquet
+from decodeonce.prep.sources.parquet import open_parquet
 from tests.forms.parquet import IMAGE
 from tests.fuzz import scratch
 
@@ -26,6 +26,9 @@ def seeds() -> Iterator[bytes]:
     yield _encode(pa.table({"image": images, "label": [0, 1, 1]}).replace_schema_metadata(metadata))
     yield _encode(pa.table({"image": images, "label": pa.array(["a", "b", None]).dictionary_encode()}))
     yield _encode(pa.table({"image": [b"x", b"y", b""], "label": [2, -1, None]}), compression="none", version="1.0")
+    plain = _encode(pa.table({"image": [b"x", b"y"], "label": ["cat", "dog"]}))
+    for text, other in ((b"label", b"l\xffbel"), (b"image", b"im\xffge"), (b"cat", b"c\xfft")):
+        yield plain.replace(text, other)  # not UTF-8: pyarrow raises a UnicodeDecodeError
 
 
 def _encode(table: pa.Table, **options: object) -> bytes:

@@ -7,7 +7,7 @@ from random import Random
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.plan import plan_facts, read_plan, scan
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import FolderSource
+from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import StorePaths
 from tests.fuzz import Mutate, scratch
 from tests.fuzz.trees import mutate_tree, reencode
@@ -25,7 +25,7 @@ def seeds() -> Iterator[bytes]:
     facts = plan_facts(SOURCE, scan(SOURCE), Recipe(8, 8), {"simplejpeg": "1"})
     facts["source"]["root"] = "images"  # not the name of this folder, which is different in every run
     yield sign(json.loads(json.dumps(facts)))
-    yield b"[" * 5000
+    yield b"[" * 100_000
 
 
 def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:

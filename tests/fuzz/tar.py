@@ -34,6 +34,11 @@ def seeds() -> Iterator[bytes]:
         {"size": "3", "path": "renamed.jpg", "mtime": "1.5", "uid": "7", "hdrcharset": "BINARY"},
     ):
         yield make_tar({"s.jpg": b"1\n0\n1\n" + bytes(600)}, tarfile.PAX_FORMAT, pax_headers=facts)
+    info = tarfile.TarInfo("a.jpg")
+    info.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[386:483] = b"%011o\0" % 0 * 8 + b"\1"  # four parts; more should be in the next block: once an IndexError
+    yield fix_checksums(bytes(header))
 
 
 def make_tar(

@@ -11,6 +11,7 @@ from decodeonce.prep.sources.archives import list_zip, read_member
 from decodeonce.prep.sources.files import MAX_FILE_BYTES
 from decodeonce.prep.sources.holders import Holder, open_holder
 from tests.fuzz import Mutate, scratch
+from tests.images import replaced
 
 FILE = scratch("zip") / "fuzz.zip"
 MAX_READ_BYTES = 1 << 20
@@ -23,7 +24,8 @@ def seeds() -> Iterator[bytes]:
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2):
         yield make_zip(io.BytesIO(), method)
     yield make_zip(io.BytesIO(), zipfile.ZIP_STORED, zip64=True)
-    yield make_zip(Pipe(), zipfile.ZIP_DEFLATED)
+    yield (whole := make_zip(Pipe(), zipfile.ZIP_DEFLATED))
+    yield replaced(whole, whole.index(CENTRAL) + 6, bytes([69]))  # the version needed to extract: once an error
 
 
 class Pipe(io.BytesIO):

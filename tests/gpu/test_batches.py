@@ -14,7 +14,7 @@ from decodeonce.loader.delivery import CachedDelivery, Device
 from tests.conftest import COUNT
 from tests.gpu.conftest import ROWS
 from tests.gpu.consumer import SIDE, consume, copied, on_host, work
-from tests.loader.deliveries import Contents, content, contents
+from tests.loader.deliveries import Contents, content
 from tests.stores import make_store, random_images
 
 BATCH = 7
@@ -88,39 +88,9 @@ def test_unfinished_epoch_keeps_its_cached_rows(store: Path, device: torch.devic
         assert loader.stats()["memory"]["cached_rows"] == COUNT
 
 
-def test_changing_a_batch_does_not_change_the_cache(store: Path, device: torch.device) -> None:
-    with Loader(store, batch_size=BATCH, tail="keep", seed=4, device=device, cache="device") as loader:
-        kept = list(loader)
-        for batch in loader:
-            batch.images.zero_()
-        kept += list(loader)
-        expected = on_host(store, 3, batch_size=BATCH, tail="keep", seed=4)
-    steps = len(expected) // 3
-    assert [content(batch) for batch in kept] == expected[:steps] + expected[2 * steps :]
-
-
 def test_rows_that_do_not_fit_are_an_error(device: torch.device) -> None:
     with pytest.raises(ValueError, match=r'cache="device": \d+\.0 GB of rows do not fit; use more ranks'):
         CachedDelivery((4, 1 << 10, 1 << 20, 3), Device(device), None, range(10**9))
-
-
-@CACHES
-@pytest.mark.parametrize("done", [0, 5, 9])
-def test_state_resumes_on_the_device_and_on_the_host(store: Path, device: torch.device, done: int, cache: Any) -> None:
-    settings: dict[str, Any] = {"batch_size": BATCH, "seed": 5, "tail": "keep"}
-    with Loader(store, device=device, cache=cache, **settings) as loader:
-        batches = iter(loader)
-        for _ in range(done):
-            next(batches)
-        state = loader.state_dict()
-        epochs = on_host(store, 2, **settings)
-        rest = epochs[done : len(loader)] or epochs[len(loader) :]
-    with Loader(store, device=device, cache=cache, **settings) as resumed:
-        resumed.load_state_dict(state)
-        assert consume(resumed, 1, device) == rest
-    with Loader(store, **settings) as resumed:
-        resumed.load_state_dict(state)
-        assert contents(resumed, 1) == rest
 
 
 TRAINING: dict[str, Any] = {"batch_size": 64, "seed": 1, "transform": AUGMENT}

@@ -5,7 +5,6 @@ import signal
 
 from decodeonce import host
 from decodeonce.errors import BuildError
-from decodeonce.prep.pixels.user_map import MapSample, Pixels
 from decodeonce.prep.processes.isolated import MEMORY_BYTES, answer_questions
 from decodeonce.prep.sources import parquet as tables
 from decodeonce.prep.sources.holders import open_holder
@@ -33,10 +32,3 @@ def answer(action: str, file: str = "") -> object:
 
 def main(arguments: list[str]) -> int:
     return answer_questions(arguments, answer)
-
-
-def stop_at_hostile_image(pixels: Pixels, sample: MapSample) -> Pixels:
-    """Stop this process, as a debugger would, if the image is hostile.jpg. Return other images unchanged."""
-    if sample.source.endswith("hostile.jpg"):
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return pixels

@@ -29,19 +29,19 @@ from decodeonce.prep.sources import (
     files,
     folder,
     labels,
-    open_imagenet,
-    open_list,
-    open_parquet,
-    open_webdataset,
     parquet,
     patterns,
     safe_open,
     webdataset,
 )
 from decodeonce.prep.sources.archives import BLOCK, list_tar, list_zip, read_member
+from decodeonce.prep.sources.file_list import open_list
 from decodeonce.prep.sources.files import MAX_FILE_BYTES
 from decodeonce.prep.sources.holders import Member, open_holder
+from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.prep.sources.imagenet_labels import DEVKIT_TAR, TRUTH, CompanionFiles
+from decodeonce.prep.sources.parquet import open_parquet
+from decodeonce.prep.sources.webdataset import open_webdataset
 from tests.forms.imagenet import tar_bytes, zip_bytes
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
@@ -275,22 +275,6 @@ def test_size_of_small_files_is_limited(tmp_path: Path) -> None:
     assert peak(refused(lambda: CompanionFiles(tmp_path).find("LOC_val_solution.csv"), message)) < 65 * 3 * MB
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b'{"label": ' + b"[" * 60_000,
-        b'{"label": ' + b"9" * 5000 + b"}",
-        b'{"label": "\\ud800"}',
-        b"\xff\xfe\x00",
-        b'{"label": 1e999}',
-        b'{"label": "k"' + b" " * (1 << 16) + b"}",
-    ],
-)
-def test_invalid_label_leaves_its_sample_without_label(tmp_path: Path, data: bytes) -> None:
-    write_tar(tmp_path / "x.tar", [("a.jpg", b"x"), ("a.json", data), *sample("b", b"x", json={"label": "k"})])
-    assert [entry.problem for entry in open_webdataset(str(tmp_path)).entries()] == ["no label", ""]
-
-
 DEEP = 30_000
 ENTITIES = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))  # the "billion laughs" attack
 
@@ -334,9 +318,7 @@ def test_parquet_file_that_kills_its_reader_is_damaged(tmp_path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data.replace(b"\x35\x02\x18\x05image", b"\x35\x00\x18\x05image", 1))
     assert path.read_bytes() != data
-    with pytest.raises(
-        BuildError, match=r"x.parquet: .*(damaged: its reader crashed \(exit status -6\)|expected a complete)"
-    ):
+    with pytest.raises(BuildError, match=r"x.parquet: .*(its reader crashed \(exit status -6\)|expected a complete)"):
         list(open_parquet(path).entries())
     path.write_bytes(data)
     assert len(list(open_parquet(path).entries())) == 3  # a new reader process was started
@@ -387,9 +369,9 @@ def test_death_of_isolated_process_is_an_error() -> None:
         assert process.ask("x", action="é\udcff") == "é\udcff"
         for action, error, message in (
             ("fail", BuildError, "x: damaged"),
-            ("abort", BuildError, r"x: damaged: its reader crashed \(exit status -6\)"),
+            ("abort", BuildError, r"x: its reader crashed \(exit status -6\); the file is damaged: copy or"),
             ("kill", Stopped, r"x: its reader was killed \(SIGKILL\); run the same command again with more memory"),
-            ("allocate", BuildError, "x: damaged: its reader crashed"),
+            ("allocate", BuildError, "x: its reader crashed"),
         ):
             with pytest.raises(error, match=message):
                 process.ask("x", action=action)
@@ -447,11 +429,3 @@ def test_archive_truncated_anywhere_fails_with_an_error(tmp_path: Path, form: st
         path.write_bytes(data)
         with pytest.raises(DecodeonceError, match=r"x\."):
             list(openers.get(form, lambda: open_webdataset(str(path)))().entries())
-
-
-def test_ground_truth_with_very_long_numbers_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "val").mkdir()
-    (tmp_path / "val/ILSVRC2012_val_00000001.JPEG").write_bytes(b"x")
-    (tmp_path / "ILSVRC2012_validation_ground_truth.txt").write_text("9" * 5000)
-    with pytest.raises(BuildError, match=r"ground_truth.txt: line 1: expected"):
-        open_imagenet(tmp_path, split="val")

@@ -12,13 +12,17 @@ from pathlib import Path
 import pytest
 
 from decodeonce.cli.output import write_out
-from decodeonce.prep.building import WorkSettings, build, finish, make_plan, work
+from decodeonce.prep.building.build import build, make_plan
+from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.plan import read_plan
+from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.export.export import ExportSettings, export_store
-from decodeonce.prep.jobs import Chain, read_site, write_scripts
+from decodeonce.prep.jobs.base import Chain
+from decodeonce.prep.jobs.chain import write_scripts
+from decodeonce.prep.jobs.site import read_site
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sample import write_sample_tree
-from decodeonce.prep.sources import FolderSource
+from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.prep.sources.safe_open import OUTSIDE
 from decodeonce.store import StorePaths, open_store, stage_store
 from tests.forms.boxed import XML

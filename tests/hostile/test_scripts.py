@@ -14,11 +14,12 @@ import pytest
 from decodeonce.cli import printable
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.plan import Plan, plan_facts, scan
-from decodeonce.prep.jobs import Chain, read_site, write_scripts
+from decodeonce.prep.jobs.base import Chain
+from decodeonce.prep.jobs.chain import write_scripts
 from decodeonce.prep.jobs.pbs import PBS
-from decodeonce.prep.jobs.site import parse_site
+from decodeonce.prep.jobs.site import parse_site, read_site
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import FolderSource
+from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import StorePaths
 from tests.command import prep
 from tests.images import make_tree

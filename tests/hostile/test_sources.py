@@ -15,25 +15,22 @@ import pytest
 from decodeonce.cli import submit
 from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
-from decodeonce.prep.building import WorkSettings, build, make_plan
+from decodeonce.prep.building.build import build, make_plan
 from decodeonce.prep.building.plan import scan
+from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.recipe import BoxRules, Recipe
-from decodeonce.prep.sources import (
-    BoxedSource,
-    FolderSource,
-    Source,
-    open_imagenet,
-    open_list,
-    open_parquet,
-    open_source,
-    open_webdataset,
-)
-from decodeonce.prep.sources.boxed import Annotations
+from decodeonce.prep.sources import open_source
+from decodeonce.prep.sources.base import Source
+from decodeonce.prep.sources.boxed import Annotations, BoxedSource
+from decodeonce.prep.sources.file_list import open_list
 from decodeonce.prep.sources.files import file_entry
-from decodeonce.prep.sources.folder import MAX_DEPTH, read_class_list
+from decodeonce.prep.sources.folder import MAX_DEPTH, FolderSource, read_class_list
 from decodeonce.prep.sources.holders import source_file
+from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.prep.sources.imagenet_labels import CompanionFiles
+from decodeonce.prep.sources.parquet import open_parquet
 from decodeonce.prep.sources.safe_open import OUTSIDE, Links, open_regular, read_small
+from decodeonce.prep.sources.webdataset import open_webdataset
 from tests.command import prep
 from tests.disks import LOOKUP, OPEN, failing_disk
 from tests.forms.boxed import XML
@@ -229,7 +226,7 @@ def test_cycles_of_links_are_walked_once(tmp_path: Path) -> None:
         (tmp_path / "xml" / name).symlink_to(tmp_path / "xml")
     write_table(tmp_path / "xml/deep/x.parquet", {"image": images([(IMAGE, None)]), "label": ["a"]})
     for follow in (False, True):
-        annotations = Annotations(tmp_path / "xml", Links(tmp_path / "xml", follow=follow))
+        annotations = Annotations(tmp_path / "xml", Links(tmp_path / "xml", follow=follow), None)
         assert annotations.read(b"n1_1.JPEG").objects
         assert annotations.files_except(set()) == ["n1_1.xml"]
         assert len(list(open_parquet(tmp_path / "xml", follow_links=follow).entries())) == 1

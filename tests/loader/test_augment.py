@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from decodeonce.loader.augment import (
     MixUp,
     Normalize,
     OneOf,
+    PerImage,
     RandomCrop,
     RandomFlip,
     RandomResizedCrop,
@@ -406,9 +407,12 @@ def test_invalid_sizes_are_rejected(step: Callable[[Any], Step], size: Any) -> N
         (lambda: RandomFlip(math.nan), "p is nan"),
         (lambda: Normalize("imagenet", dtype=torch.uint8), r"dtype is torch.uint8, expected one of torch.float32, "),
         (lambda: Normalize(((124, 116, 104), (58, 57, 57))), r"statistics are \(\(124, .*, each a number per channel"),
+        (lambda: Normalize(cast("Any", (0.5, 0.5))), r"statistics are \(0.5, 0.5\), .*, each a number per channel in"),
         (lambda: Normalize(((0.5,), (0.5, 0.5))), "statistics are .*, each a number per channel in 0 to 1"),
         (lambda: Augment(RandomFlip(), seed=0.5), "seed is 0.5, expected a whole number"),  # type: ignore[arg-type]
         (lambda: Augment(RandomFlip), r"a step is .*RandomFlip'>, expected a callable object"),  # type: ignore[arg-type]
+        (lambda: Augment([RandomFlip()]), r"expected a callable object .*; pass Augment\(\*steps\)"),  # type: ignore[arg-type]
+        (lambda: Normalize(((0.5,), (0.5,), 7)), r"expected \(mean, std\)"),  # type: ignore[arg-type]
         (lambda: Augment(None), "a step is None"),  # type: ignore[arg-type]
         (
             lambda: Augment(lambda image: image),  # type: ignore[arg-type]
@@ -431,7 +435,9 @@ def test_crop_larger_than_the_images_raises_at_next(store: Path, step: Step) -> 
         next(iter(loader))
 
 
-@pytest.mark.parametrize("transform", [RandomFlip(), [RandomFlip()], lambda images, draws: images, 3])
+@pytest.mark.parametrize(
+    "transform", [RandomFlip(), MixUp(0.2, 3), PerImage(vars), [RandomFlip()], lambda images, draws: images, 3]
+)
 def test_transform_that_does_not_accept_a_batch_is_refused(transform: Any, tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(4))
     message = re.escape(f"transform is {transform!r}, expected a function with one parameter, a Batch; wrap steps in")

@@ -16,8 +16,6 @@ from decodeonce import Batch, Loader
 from decodeonce.loader import buffers
 from decodeonce.loader.augment import Augment, CenterCrop, Draws, Normalize, RandomFlip, RandomResizedCrop
 from decodeonce.loader.augment.crop import resize_on_device, resize_rows
-from decodeonce.loader.augment.flip import mirror_on_device, mirror_rows
-from decodeonce.loader.augment.normalize import normalize_on_device, normalize_rows
 from decodeonce.loader.augment.rows import Rows
 from decodeonce.loader.buffers import recycled
 from tests.loader.augmenting import noise
@@ -115,21 +113,22 @@ def test_own_call_of_a_subclass_is_used() -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_cpu_and_device_flip_are_equal(dtype: torch.dtype, channels: int) -> None:
-    images = CenterCrop((7, 30))(noise(20, 9, 33, channels).to(dtype), Draws(0, torch.arange(20)))
-    flipped = torch.arange(20) % 3 == 0
-    found = mirror_rows(Rows.of(images), flipped).done()
+    draws, step = Draws(0, torch.arange(20)), RandomFlip()
+    images = CenterCrop((7, 30))(noise(20, 9, 33, channels).to(dtype), draws)
+    found = step(images, draws)
     assert found.is_contiguous()
     assert found.dtype == dtype
-    assert torch.equal(found, mirror_on_device(images, flipped))
+    assert torch.equal(found, step.on_device(images, draws))
+    assert 5 < (found != images).flatten(1).any(1).sum() < 15
 
 
 @pytest.mark.parametrize("result", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_cpu_and_device_normalize_are_close(channels: int, result: torch.dtype) -> None:
-    images = CenterCrop((7, 30))(noise(20, 9, 33, channels), Draws(0, torch.arange(20)))
-    scale, shift = torch.tensor([0.02, 0.03, 0.05, 0.07])[:channels], torch.tensor([-1.0, -2.0, -2.5, 3.0])[:channels]
-    found = normalize_rows(Rows.of(images), scale, shift, result).done()
-    expected = normalize_on_device(images, scale, shift, result)
+    draws = Draws(0, torch.arange(20))
+    images = CenterCrop((7, 30))(noise(20, 9, 33, channels), draws)
+    step = Normalize(((0.2, 0.3, 0.4, 0.0)[:channels], (0.2, 0.13, 0.08, 0.06)[:channels]), dtype=result)
+    found, expected = step(images, draws), step.on_device(images, draws)
     assert found.is_contiguous()
     assert found.dtype == result
     assert torch.allclose(found, expected, rtol=torch.finfo(result).eps, atol=1e-6)

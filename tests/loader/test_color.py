@@ -20,10 +20,10 @@ from decodeonce.loader.augment import (
     RandomResizedCrop,
     Solarize,
     Step,
-    color,
     rows,
 )
-from decodeonce.loader.augment.rows import Rows, fill_rows
+from decodeonce.loader.augment.augment import RowStep
+from decodeonce.loader.augment.rows import fill_rows
 from decodeonce.loader.order import derive_key
 from tests.libraries import library
 from tests.loader.augmenting import batch_of, run_on_device
@@ -53,15 +53,11 @@ def draws_of(images: Tensor, key: int = 3) -> Draws:
     return Draws(key, torch.arange(len(images)))
 
 
-def rows_by_batch(change: Callable[..., Tensor], given: Rows, chosen: Tensor, *drawn: Tensor) -> Rows:
-    return Rows.of(color.by_batch(change, given.images, chosen, *drawn))
-
-
 @pytest.fixture(params=["rows", "batch"])
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test with the code for CPUs, and with that for devices."""
     if request.param == "batch":
-        monkeypatch.setattr(color, "by_row", rows_by_batch)
+        monkeypatch.setattr(RowStep, "__call__", lambda step, images, draws: step.on_device(images, draws))
 
 
 def largest_difference(found: Tensor, expected: Tensor) -> float:
@@ -191,12 +187,11 @@ def test_erasing_fills_floats_after_normalize() -> None:
 
 
 @pytest.mark.parametrize("step", STEPS, ids=repr)
-def test_code_for_cpus_and_devices_differs_by_at_most_one_level(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_for_cpus_and_devices_differs_by_at_most_one_level(step: Any) -> None:
     images = noise()
     before, on_cpu = images.clone(), step(images, draws_of(images))
     assert torch.equal(images, before)
-    monkeypatch.setattr(color, "by_row", rows_by_batch)
-    assert largest_difference(step(images, draws_of(images)), on_cpu) <= 1
+    assert largest_difference(step.on_device(images, draws_of(images)), on_cpu) <= 1
     assert on_cpu.dtype == torch.uint8
 
 
@@ -256,6 +251,14 @@ def test_steps_run_on_a_device_without_waiting(step: Step) -> None:
         (lambda: RandomErasing(scale=(0, 2)), r"scale is \(0, 2\)"),
         (lambda: RandomErasing(ratio=(3, 2)), r"ratio is \(3, 2\)"),
         (lambda: RandomErasing(value=WRONG), "value is 'random', expected a number, or one per channel"),
+        (lambda: ColorJitter(cast("Any", (1, 2, 3))), r"brightness is \(1, 2, 3\), expected a number or a range"),
+        (lambda: GaussianBlur(3, cast("Any", (1,))), r"sigma is \(1,\), expected two numbers above 0"),
+        (lambda: RandomErasing(ratio=cast("Any", (1, 2, 3))), r"ratio is \(1, 2, 3\), expected two numbers above 0"),
+        (lambda: RandomErasing(scale=cast("Any", 0.1)), r"scale is 0.1, expected two numbers above 0"),
+        (lambda: RandomErasing(value=()), r"value is \(\), expected a number, or one per channel"),
+        (lambda: RandomErasing(value=(0, 0))(noise(), draws_of(noise())), r"3 channels, expected 2 as in value=\(0, 0"),
+        (lambda: RandomErasing(value=(0, 0, 0))(noise()[..., :1], draws_of(noise())), "1 channels, expected 3 as in"),
+        (lambda: RandomErasing(value=256)(noise(), draws_of(noise())), "value is 256, expected 0 to 255 for images of"),
         (lambda: GaussianBlur(WRONG), "kernel_size is 'random', expected an odd number"),
         (lambda: ColorJitter(0.1)(noise().float(), draws_of(noise())), r"uint8, got 3 of torch.float32; put it before"),
         (lambda: Solarize()(noise()[..., :1], draws_of(noise())), "Solarize needs images with 3 channels of uint8"),

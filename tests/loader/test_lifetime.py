@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -20,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from decodeonce import Batch, Loader, StoreError, open_store
+from decodeonce.loader.buffers import Slots, page_aligned_slot
 from decodeonce.loader.delivery import make_delivery
 from decodeonce.loader.epoch import Epoch, Filler, LoaderThread, Positions
 from decodeonce.loader.meter import Meter
@@ -68,6 +70,33 @@ def test_kept_batches_do_not_change(store: Path, images: NDArray[np.uint8]) -> N
         assert np.array_equal(part, images[rows.numpy()][1:, :2].transpose(0, 3, 1, 2))
     for batch in batches:
         assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
+
+
+def make_slots(size: int) -> Slots:
+    return Slots(lambda: page_aligned_slot((3, 5, 7, 3)), size)
+
+
+def test_slots_are_reused_if_the_user_always_holds_more_of_them_than_are_kept() -> None:
+    free = make_slots(2)
+    held = [free.lend_rows(free.take(), 2) for _ in range(5)]
+    for _ in range(20):
+        del held[0]
+        held.append(free.lend_rows(free.take(), 2))
+    assert free.made == 5
+
+
+def test_lent_slots_free_memory_if_closed_or_surplus() -> None:
+    free = make_slots(1)
+    lent = [free.lend_rows(free.take(), 2) for _ in range(3)]
+    pixels = [weakref.ref(array.base) for array in lent]
+    while lent:
+        lent.pop()
+    assert [array() is None for array in pixels] == [False, True, True]
+    last = free.lend_rows(free.take(), 2)
+    free.clear()
+    assert pixels[0]() is not None
+    del last
+    assert pixels[0]() is None
 
 
 def join_dropped() -> None:

@@ -138,8 +138,8 @@ def test_batches_larger_and_smaller_than_a_group() -> None:
 @pytest.mark.parametrize(
     ("count", "kind", "batch_size", "world_size", "tail", "message"),
     [
-        (10, "global", 4, 3, "drop", r"batch_size is 4, but a rank gets only 3 rows \(10 rows, 3 ranks\)"),
-        (10, "range", 4, 3, "drop", r"batch_size is 4, but a rank gets only 3 rows \(10 rows, 3 ranks\)"),
+        (10, "global", 4, 3, "drop", r"batch_size is 4, but a rank gets only 3 rows \(10 rows in all, world_size 3\)"),
+        (10, "range", 4, 3, "drop", r"batch_size is 4, but a rank gets only 3 rows \(10 rows in all, world_size 3\)"),
         (2, "range", 1, 3, "keep", r"2 rows are too few for 3 ranks"),
         (0, "global", 1, 1, "keep", r"no rows"),
     ],

@@ -94,7 +94,7 @@ def test_rows_can_be_in_any_order_or_a_mask(store: Path, rows: Any) -> None:
         (7, r"rows has shape \(\) of int64"),
         ([], "there are no rows to load"),
         (np.zeros(60, bool), "there are no rows to load"),
-        ([0, 1], r"batch_size is 3, but a rank gets only 2 rows \(2 rows, 1 ranks\)"),
+        ([0, 1], r"batch_size is 3, but a rank gets only 2 rows \(2 rows in all, world_size 1\)"),
     ],
 )
 def test_invalid_subsets_are_rejected(store: Path, rows: Any, message: str) -> None:

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
-from decodeonce.prep.building import finish, make_plan
-from decodeonce.prep.building.journal import Journal
+from decodeonce.prep.building.build import make_plan
+from decodeonce.prep.building.finish import finish
+from decodeonce.prep.building.journal import BlockRecord, Journal
+from decodeonce.prep.building.plan import Block, Plan
 from decodeonce.prep.building.worker import BlockDecoder, write_block
 from decodeonce.prep.processes.child import Heartbeat
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import Source
+from decodeonce.prep.sources.base import Source
 from decodeonce.store.shard_file import page_aligned_buffer
 
 
@@ -17,8 +19,14 @@ def build_in_process(source: Source, out: Path, recipe: Recipe) -> Path:
     decoder = BlockDecoder(plan, Heartbeat(), fail_on_bad=False)
     journal = Journal(plan.paths.journals, 0, 1)
     for block in map(plan.blocks.__getitem__, range(len(plan.blocks))):
-        buffer = page_aligned_buffer(block.rows * plan.recipe.row_bytes)
-        report = write_block(plan, journal.path, block, decoder.decode(block, {}, buffer), buffer)
+        report = write_block(plan, journal.path, block, *decoded(plan, decoder, block))
         journal.append_line(report["line"].encode())
     finish(out, "99%")
     return out
+
+
+def decoded(plan: Plan, decoder: BlockDecoder, block: Block) -> tuple[BlockRecord, memoryview]:
+    """Return the record and the rows of a block."""
+    buffer = page_aligned_buffer(block.rows * plan.recipe.row_bytes)
+    reads = decoder.reads(plan.samples.entries(block.first, block.last))
+    return decoder.decode(block, {}, buffer, reads), buffer

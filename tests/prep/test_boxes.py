@@ -18,7 +18,8 @@ from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Box, Entry
 from decodeonce.prep.pixels.geometry import pixel_box
 from decodeonce.prep.recipe import BoxRules
-from decodeonce.prep.sources import FolderSource, Source, files, open_source
+from decodeonce.prep.sources import files, open_source
+from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.boxed import (
     NOT_ANNOTATED,
     Annotation,
@@ -28,6 +29,7 @@ from decodeonce.prep.sources.boxed import (
     usable_box,
 )
 from decodeonce.prep.sources.files import file_entry, read_file
+from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.prep.sources.safe_open import Links
 from decodeonce.store import ImageClass
 
@@ -101,6 +103,10 @@ class AnnotatedTree:
         return list(TreeSource(self.src).entries())
 
 
+def annotations_of(top: Path, *, follow: bool = False) -> Annotations:
+    return Annotations(top, Links(top, follow=follow), None)
+
+
 def boxed(entry: Entry, *boxes: Box, names: Sequence[str] = (), keep: int = 0) -> Entry:
     """Return the entry as a BoxedSource yields it with these boxes and names."""
     edges: list[float] = [*itertools.chain(*boxes), *[math.nan] * 4 * ((keep or 1) - len(boxes))]
@@ -144,19 +150,19 @@ def test_linked_folders_are_listed_once(annotated: AnnotatedTree, tmp_path: Path
     annotated.annotate(f"{FISH}_1.xml", xml(INSIDE))
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "train").symlink_to(annotated.boxes)
-    followed = Annotations(tmp_path / "links", Links(tmp_path / "links", follow=True))
+    followed = annotations_of(tmp_path / "links", follow=True)
     assert followed.read(b"n01440764_1.JPEG").objects
-    assert "--follow-links" in Annotations(tmp_path / "links").read(b"n01440764_1.JPEG").problem
+    assert "--follow-links" in annotations_of(tmp_path / "links").read(b"n01440764_1.JPEG").problem
     for name in ("round", "again"):
         (annotated.boxes / name).symlink_to(annotated.boxes)
-    assert Annotations(annotated.boxes).read(b"n01440764_1.JPEG").objects
+    assert annotations_of(annotated.boxes).read(b"n01440764_1.JPEG").objects
 
 
 def test_hidden_and_other_files_are_not_annotations(annotated: AnnotatedTree) -> None:
     annotated.annotate(f"{FISH}_1.xml", xml(INSIDE))
     for other in (f"._{FISH}_1.xml", f".old/{FISH}_1.xml", f"{FISH}_1.txt"):
         annotated.annotate(other, b"\0")
-    assert Annotations(annotated.boxes).files_except(set()) == [f"{FISH}_1.xml"]
+    assert annotations_of(annotated.boxes).files_except(set()) == [f"{FISH}_1.xml"]
 
 
 @pytest.mark.parametrize(
@@ -480,6 +486,6 @@ def test_names_that_are_not_utf8_are_matched(tmp_path: Path) -> None:
     (tmp_path / "src/train" / FISH / os.fsdecode(name + b".JPEG")).write_bytes(b"an image")
     annotated.annotate(os.fsdecode(name + b".xml"), xml(INSIDE))
     assert [len(entry.facts) for entry in listed(annotated)[0]] == [1]
-    assert Annotations(annotated.boxes).read(b"other.JPEG") is NOT_ANNOTATED
+    assert annotations_of(annotated.boxes).read(b"other.JPEG") is NOT_ANNOTATED
     annotated.annotate(os.fsdecode(name + b".xml"), "<")
     assert listed(annotated)[0][0].problem.startswith("\udcff\n1.xml: not well-formed")

@@ -14,13 +14,16 @@ import h5py
 import numpy as np
 import pytest
 
-from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.building import WorkSettings, build, finish, make_plan, work
+from decodeonce.errors import BuildError
+from decodeonce.prep.building import build as build_module
+from decodeonce.prep.building.build import build, make_plan
+from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.journal import FACTS, Journal, Journals
 from decodeonce.prep.building.plan import Plan
+from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import open_imagenet
+from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.layout import ContainerName
 from decodeonce.store.table import read_rejects
@@ -118,53 +121,8 @@ def decode_all(tree: Path, out: Path) -> Plan:
     return plan
 
 
-def test_finish_killed_after_manifest_is_completed(tree: Path, reference: Bytes, tmp_path: Path) -> None:
-    out = tmp_path / "store"
-    plan = decode_all(tree, out)
-    kept = tree_bytes(out / ".build")
-    finish(out, ALL)
-    for name, data in kept.items():  # as after a kill right after store.json: shards not cut, .build not removed
-        path = out / ".build" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    with open(out / "images-00006.npy", "ab") as shard:
-        shard.write(b"x" * plan.recipe.row_bytes)
-    (out / "images-00007.npy").write_bytes(b"left over")
-    finish(out, ALL)
-    work(out)  # a requeued task has nothing to do after finish
-    assert tree_bytes(out) == reference
-
-
-def test_block_written_again_after_finish_changes_no_row(tree: Path, reference: Bytes, tmp_path: Path) -> None:
-    from decodeonce.prep.building.worker import BlockDecoder, write_block
-    from decodeonce.prep.processes.child import Heartbeat
-    from decodeonce.store.shard_file import page_aligned_buffer
-
-    out = tmp_path / "store"
-    plan = decode_all(tree, out)
-    decoder = BlockDecoder(plan, Heartbeat(), fail_on_bad=False)
-    journal = Journal(plan.paths.journals, 0, 1)
-    plan_file = StorePaths(out).plan
-    late = {}
-    for index in range(len(plan.blocks)):
-        buffer = page_aligned_buffer(plan.recipe.row_bytes)
-        late[index] = (decoder.decode(plan.blocks[index], {}, buffer), buffer)
-    finish(out, ALL)
-    plan_file.parent.mkdir()
-    plan_file.touch()  # the race: the task checked for the plan just before finish removed it
-    journal.path.parent.mkdir()
-    journal.path.touch()
-    for index, (record, buffer) in late.items():
-        if plan.paths.shard(plan.blocks[index].shard, ".npy").exists():
-            with pytest.raises(Stopped, match="another process finished the build"):
-                write_block(plan, journal.path, plan.blocks[index], record, buffer)
-    assert verify_store(out).ok
-    assert {name: data for name, data in tree_bytes(out).items() if ".build" not in name} == reference
-
-
 def test_second_of_two_plans_finds_the_first(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, source, recipe = tmp_path / "store", open_imagenet(tree), Recipe(**LARGE_ROWS)
-    build_module = sys.modules["decodeonce.prep.building.build"]  # as an attribute, this name is the function
     write, plans = vars(build_module)["write_plan"], ThreadPoolExecutor(2)
     later: list[Future[Plan]] = []
 
@@ -223,6 +181,16 @@ def test_too_many_rejects_fail_and_higher_limit_resumes(tree: Path, reference: B
 def test_on_bad_fail_names_first_reject(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"n0000000\d_\d.JPEG: .*--on-bad reject"):
         build(open_imagenet(tree), tmp_path / "store", Recipe(**LARGE_ROWS), WorkSettings(on_bad="fail", max_bad="2"))
+
+
+def test_on_bad_fail_keeps_all_blocks_before_the_first_reject(tree: Path, tmp_path: Path) -> None:
+    plan = make_plan(open_imagenet(tree), tmp_path / "store", Recipe(**LARGE_ROWS))
+    names = [plan.samples.entry(row).name for row in range(plan.count)]  # each row is a block
+    bad = [row for row, name in enumerate(names) if name.endswith((b"n00000000_1.JPEG", b"n00000002_3.JPEG"))]
+    assert bad[0] > 1
+    with pytest.raises(BuildError, match="--on-bad reject"):
+        work(plan.paths.root, WorkSettings(workers=1, on_bad="fail"))
+    assert Journals(plan.paths.journals).blocks() == list(range(bad[0]))
 
 
 def test_on_bad_fail_counts_rejects_of_plan_and_journals(tree: Path, tmp_path: Path) -> None:

@@ -12,19 +12,22 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.building import WorkSettings, build, make_plan
+from decodeonce.prep.building.build import build, make_plan
 from decodeonce.prep.building.plan import block_rows_for, shuffled
+from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.convert.convert import Conversion, convert, open_conversion, smaller_size
 from decodeonce.prep.convert.source import converted_recipe
 from decodeonce.prep.recipe import BoxRules, Filter, Recipe
-from decodeonce.prep.sources import BoxedSource, FolderSource, open_imagenet
+from decodeonce.prep.sources.boxed import BoxedSource
+from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import open_store, stage_store, verify_store
 from decodeonce.store.select import Selection
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, read_rejects, sample_line
 from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
 from tests.prep.test_boxes import xml
-from tests.store.signing import replace_file, resign
+from tests.store.signing import flip, replace_file, resign
 from tests.stores import make_store, random_images
 
 # A row has 1.2 MB and is a block of its own. A shard of NPY holds two rows, one of HDF5 holds one.
@@ -353,13 +356,12 @@ def test_output_inside_an_input_store_is_refused(npy: Path, tmp_path: Path) -> N
 def test_conversion_stops_at_damaged_row_and_resumes_after_repair(npy: Path, hdf5: Path, tmp_path: Path) -> None:
     damaged = shutil.copytree(npy, tmp_path / "damaged")
     path = damaged / "images-00003.npy"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
+    flip(path, path.stat().st_size - 5)
     with pytest.raises(StoreError, match=r"damaged: row 7 does not match its checksum; run `prep verify"):
         convert([damaged], tmp_path / "out", HDF5, workers=1)
     with pytest.raises(StoreError, match="unfinished store"):
         open_store(tmp_path / "out")
-    path.write_bytes(whole)
+    flip(path, path.stat().st_size - 5)
     os.rename(damaged, tmp_path / "moved")
     convert([tmp_path / "moved"], tmp_path / "out", HDF5, workers=1)
     assert tree_bytes(tmp_path / "out") == tree_bytes(hdf5)
@@ -368,8 +370,7 @@ def test_conversion_stops_at_damaged_row_and_resumes_after_repair(npy: Path, hdf
 @pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy", "labels.npy", "rejects.tsv", "weights.npy"])
 def test_damaged_small_file_is_found_before_anything_is_written(tmp_path: Path, name: str) -> None:
     store = small_store(tmp_path / "a", ["a", "b", "c"], columns={"weights": np.ones(9, "<f4")})
-    data = (store / name).read_bytes()
-    (store / name).write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
+    flip(store / name, (store / name).stat().st_size - 2)
     with pytest.raises(StoreError, match=name):
         convert([store], tmp_path / "out")
     assert not (tmp_path / "out").exists()

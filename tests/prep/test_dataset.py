@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.building import make_plan
+from decodeonce.prep.building.build import make_plan
 from decodeonce.prep.entry import Entry, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import DatasetSource, FolderSource, open_dataset
-from decodeonce.prep.sources.dataset import encoded
+from decodeonce.prep.sources.dataset import DatasetSource, encoded, open_dataset
+from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.table import read_rejects
@@ -278,7 +278,7 @@ def test_crash_while_listing_is_named(write: Write) -> None:
     )
     module = write(f"{DATASET}{crashing}def make(): return Crashing([0, 1])")
     source = DatasetSource(f"{module}:make")
-    with pytest.raises(BuildError, match=r":make: a worker process died \(exit status 9\) while it listed the dataset"):
+    with pytest.raises(BuildError, match=r":make: a process that lists the dataset crashed \(exit status 9\); see the"):
         list(source.entries())
 
 

@@ -13,7 +13,7 @@ from decodeonce.prep.entry import Entry, Row
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.pixels.geometry import fit_to
 from decodeonce.prep.recipe import Recipe
-from tests.images import encoded, jpeg, reference_row
+from tests.images import encoded, exif, jpeg, reference_row
 
 
 def decode(data: bytes, name: str = "x.JPEG", **options: Any) -> Row:
@@ -103,9 +103,7 @@ def test_large_image_leaves_no_large_buffer() -> None:
 
 @pytest.mark.parametrize("turn", [1, 6])
 def test_scaled_decode_keeps_twice_the_size_of_rotated_images_and_boxes(turn: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = turn
-    data = jpeg(1600, 400, exif=exif)
+    data = jpeg(1600, 400, exif=exif(turn))
     decoder = Decoder(Recipe(height=32, width=96, scaled_decode=True, exif="apply"))
     image = decoder.decode(data).image
     assert image.size in ((400, 100), (200, 800))  # upright it is 1600x400 or 400x1600; the row is 96 wide

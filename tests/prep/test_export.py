@@ -14,15 +14,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from decodeonce.errors import DecodeonceError, Stopped, StoreError
-from decodeonce.prep.building import WorkSettings, build
+from decodeonce.errors import BuildError, DecodeonceError, Stopped, StoreError
+from decodeonce.prep.building.build import build
+from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.export.export import ExportPaths, ExportSettings, export_store
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import FolderSource, open_webdataset
+from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.store import Store, disk, open_store, part_rows, stage_store
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
 from tests.images import make_image, tree_bytes
-from tests.store.signing import replace_file, resign
+from tests.store.signing import flip, replace_file, resign
 from tests.stores import make_store, random_images
 
 FOLDER = ExportSettings("folder")
@@ -179,9 +181,7 @@ def test_class_name_that_cannot_be_a_folder_is_refused(tmp_path: Path, name: str
 def damaged_copy(store: Path, dest: Path) -> Store:
     """Copy the store and overwrite row 270."""
     shutil.copytree(store, dest)
-    with open(dest / "images-00001.npy", "r+b") as shard:
-        shard.seek(4096 + 20 * 144)
-        shard.write(bytes(144))
+    flip(dest / "images-00001.npy", 4096 + 20 * 144)
     return open_store(dest)
 
 
@@ -206,9 +206,7 @@ def test_read_error_stops_the_export(store: Path, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy", "labels.npy"])
 def test_damaged_small_file_is_refused(store: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(store, tmp_path / "store")
-    data = bytearray((tmp_path / "store" / name).read_bytes())
-    data[-2] ^= 1
-    (tmp_path / "store" / name).write_bytes(data)
+    flip(tmp_path / "store" / name, (store / name).stat().st_size - 2)
     with pytest.raises(StoreError, match=f"{name}: damaged: xxh3_64 is"):
         export_store(open_store(tmp_path / "store"), tmp_path / "out", FOLDER)
     assert not (tmp_path / "out").exists()
@@ -261,19 +259,19 @@ def export_until_last_row(store: Path, dest: Path, settings: ExportSettings) -> 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (FOLDER, "--as was webdataset, now folder; --shard-rows was 100, now absent"),
-        (replace(TARS, shard_rows=60), "--shard-rows was 100, now 60"),
-        (replace(TARS, quality=90), r"--quality was none \(PNG\), now 90"),
+        (FOLDER, "--as is folder, the unfinished export says webdataset; --shard-rows is absent, .* 100"),
+        (replace(TARS, shard_rows=60), "--shard-rows is 60, the unfinished export says 100"),
+        (replace(TARS, quality=90), r"--quality is 90, the unfinished export says none \(PNG\)"),
     ],
 )
 def test_export_is_not_resumed_with_other_settings(
     store: Path, tmp_path: Path, settings: ExportSettings, message: str
 ) -> None:
     export_until_last_row(store, tmp_path / "out", TARS)
-    with pytest.raises(DecodeonceError, match=f"settings is unfinished: {message}; .* or remove .*/.out.export"):
+    with pytest.raises(DecodeonceError, match=f"out: {message}; run it .* settings, or remove .*/.out.export"):
         export_store(open_store(store), tmp_path / "out", settings)
     other = open_store(make_store(tmp_path / "other", random_images(COUNT, seed=1)))
-    with pytest.raises(DecodeonceError, match=f"unfinished: store was [0-9a-f]{{16}}, now {other.manifest.digest};"):
+    with pytest.raises(DecodeonceError, match=f"out: store is {other.manifest.digest}, .* says [0-9a-f]{{16}};"):
         export_store(other, tmp_path / "out", TARS)
 
 
@@ -296,13 +294,18 @@ def test_resumed_export_keeps_finished_blocks(
 
 
 def test_export_stops_if_a_worker_dies(store: Path, uninterrupted: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
-    def kill_one(rows: int) -> None:
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        if rows:
-            os.kill(int(children[-1]), signal.SIGKILL)
+    def export_with(number: signal.Signals) -> None:
+        def kill_one(rows: int) -> None:
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            if rows:
+                os.kill(int(children[-1]), number)
 
-    with pytest.raises(Stopped, match=r"a worker process died \(exit status -9\); fewer --workers.*; finished blocks"):
         export_store(open_store(store), tmp_path / "out", TARS, workers=2, progress=kill_one)
+
+    with pytest.raises(BuildError, match=r"out: a worker process crashed \(exit status -11\); see the messages above"):
+        export_with(signal.SIGSEGV)
+    with pytest.raises(Stopped, match=r"out: a worker process was killed \(SIGKILL\); run .* more memory or fewer"):
+        export_with(signal.SIGKILL)
     export_store(open_store(store), tmp_path / "out", TARS)
     assert tree_bytes(tmp_path / "out") == uninterrupted["webdataset"]
 
@@ -332,3 +335,41 @@ def test_class_list_and_columns_are_exported(tmp_path: Path) -> None:
     build(again, tmp_path / "again", Recipe(height=8, width=6), WorkSettings(workers=1))
     assert [cls.name for cls in open_store(tmp_path / "again").classes] == [cls.name for cls in source.classes]
     np.testing.assert_array_equal(open_store(tmp_path / "again").labels, source.labels)
+
+
+def exported_json(store: Path, dest: Path, row: int) -> bytes:
+    """Export a store as tars and return the json of a row."""
+    export_store(open_store(store), dest, TARS)
+    with tarfile.open(dest / "shard-000000.tar") as tar:
+        return tar.extractfile(f"{row:08d}.json").read()  # type: ignore[union-attr]
+
+
+def test_columns_named_like_facts_of_a_row_are_exported_and_so_are_the_facts(tmp_path: Path) -> None:
+    columns = {name: np.arange(6) * 10 for name in ("width", "class", "class_")}
+    make_store(tmp_path / "store", random_images(6), columns=columns)
+    facts = json.loads(exported_json(tmp_path / "store", tmp_path / "tars", 2))
+    assert (facts["width"], facts["width_"], facts["height"]) == (20, 9, 9)
+    assert (facts["class"], facts["class_"], facts["class__"]) == (20, 20, "class2")
+    source = open_webdataset(str(tmp_path / "tars"), column=list(columns))
+    assert [entry.values for entry in source.entries()] == [(10 * row, 10 * row, 10 * row) for row in range(6)]
+
+
+def test_numbers_that_json_cannot_hold_are_exported_as_null(tmp_path: Path) -> None:
+    columns = {"score": np.array([0.5, np.nan, -np.inf]), "pair": np.array([[1, np.inf]] * 3, np.float32)}
+    make_store(tmp_path / "store", random_images(3), columns=columns)
+    encoded = exported_json(tmp_path / "store", tmp_path / "tars", 1)
+    facts = json.loads(encoded, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert (facts["score"], facts["pair"]) == (None, [1.0, None])
+    for name, found in (("score", "found nothing"), ("pair", r"found \[1\.0, None\]")):
+        with pytest.raises(BuildError, match=f"shard-000000.tar: .*: column '{name}': {found}, expected"):
+            list(open_webdataset(str(tmp_path / "tars"), column=[name]).entries())
+
+
+@pytest.mark.parametrize("name", ["m" * 100, "é" * 50])
+def test_masks_with_long_names_are_exported_and_read_again(tmp_path: Path, name: str) -> None:
+    masks = np.arange(3 * 8 * 6, dtype=np.uint8).reshape(3, 8, 6)
+    store = open_store(make_store(tmp_path / "store", random_images(3), paired={name: masks}))
+    export_store(store, tmp_path / "tars", TARS)
+    source = open_webdataset(str(tmp_path / "tars"), paired={"mask": f"{name}.png"})
+    read = [pixels(source.read_all(entry)[1]) for entry in source.entries()]
+    np.testing.assert_array_equal(read, masks)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources import FolderSource, ListSource, open_list, open_source
-from decodeonce.prep.sources.file_list import find_layout, path_below
-from decodeonce.prep.sources.folder import ClassList, read_class_list
+from decodeonce.prep.sources import open_source
+from decodeonce.prep.sources.file_list import ListSource, find_layout, open_list, path_below
+from decodeonce.prep.sources.folder import ClassList, FolderSource, read_class_list
 from tests.forms.listed import write_list
 
 NAMES = [b"cat/1.jpg", b"dog/2.jpg", b"cat/3, 4.jpg"]
@@ -272,7 +272,7 @@ def test_absolute_paths_are_found_in_every_locale(tmp_path: Path) -> None:
     (folder / "1.jpg").write_bytes(b"x")
     (tmp_path / "list.txt").write_text(f"{folder}/1.jpg\n", encoding="utf-8")
     script = (
-        "import os, sys; from pathlib import Path; from decodeonce.prep.sources import open_list; "
+        "import os, sys; from pathlib import Path; from decodeonce.prep.sources.file_list import open_list; "
         "root = Path(os.fsdecode(os.environb[b'ROOT'])); "
         "print([entry.problem for entry in open_list(root.parent / 'list.txt', root=root).entries()])"
     )

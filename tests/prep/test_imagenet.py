@@ -13,16 +13,18 @@ import pytest
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Undecodable
-from decodeonce.prep.sources import Source, files, open_imagenet
+from decodeonce.prep.sources import files
 from decodeonce.prep.sources import imagenet as imagenet_forms
 from decodeonce.prep.sources.archives import clean_name, list_tar, sort_members
+from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.holders import Holder, Member, open_holder
-from decodeonce.prep.sources.imagenet import AnySplit
+from decodeonce.prep.sources.imagenet import AnySplit, open_imagenet
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
 from tests.forms import imagenet as forms
 from tests.forms.form import Pic
 from tests.forms.imagenet import CLS_LOC, DEVKIT, TRAIN_TAR, VAL_TAR, ZIP, Files, tar_bytes, write, zip_bytes
+from tests.forms.webdataset import write_tar
 from tests.fuzz.zip import Pipe
 from tests.images import jpeg
 
@@ -130,6 +132,7 @@ UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
     (FLAT, "", "auto", "LOC_val_solution.csv, ILSVRC2012_valid.*; looked in .*{root}, "),
     (FLAT | {TRUTH: b"1\n1001\n"}, "", "auto", f"{TRUTH}: line 2: expected an ILSVRC2012_ID, 1 to 1000"),
     (FLAT | {TRUTH: b"1\nx\n"}, "", "auto", f"{TRUTH}: line 2: expected"),
+    (FLAT | {TRUTH: b"9" * 5000}, "", "auto", f"{TRUTH}: line 1: expected"),
     (FLAT | {"LOC_val_solution.csv": b"ImageId,P\nx,\n"}, "", "auto", "solution.csv: line 2: expected an image name"),
     (
         FLAT | {f"{DEVKIT}.tar.gz": tar_bytes({"readme.txt": b"read"}, "w:gz")},
@@ -196,8 +199,8 @@ def test_missing_classes_of_train_cause_a_warning(tmp_path: Path) -> None:
     write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS)), "LOC_synset_mapping.txt": forms.mapping(wnids)})
     source = open_imagenet(tmp_path)
     message = (
-        "3 of 4 classes of LOC_synset_mapping.txt are present (first missing n01440764a); labels follow the 3 "
-        "classes present; pass --classes FILE to define the label order"
+        "the 3 classes present are not the 4 of LOC_synset_mapping.txt (first difference: n01440764a); "
+        "labels follow the classes present; pass --classes FILE to define the label order"
     )
     assert warnings(source) == [message]
     assert [(cls.name, cls.description) for cls in source.classes()] == [(w, f"word of {w}, another") for w in WNIDS]
@@ -210,7 +213,7 @@ def test_extra_class_folder_causes_a_warning(tmp_path: Path) -> None:
     write(tmp_path, train_tree() | {"train/cache/x.JPEG": jpeg(), "LOC_synset_mapping.txt": forms.mapping(WNIDS)})
     [message] = warnings(open_imagenet(tmp_path))
     assert message.startswith(
-        "1 classes present are not in LOC_synset_mapping.txt (first cache); labels follow the 4 classes present"
+        "the 4 classes present are not the 3 of LOC_synset_mapping.txt (first difference: cache); labels follow the "
     )
 
 
@@ -220,7 +223,7 @@ def test_val_without_train_has_labels_of_list(tmp_path: Path) -> None:
     source = open_imagenet(tmp_path)
     assert {entry.label for entry in source.entries()} == {1, 2}
     assert warnings(source) == [
-        "2 of 3 classes of LOC_synset_mapping.txt are present (first missing n01440764); "
+        "the 2 classes present are not the 3 of LOC_synset_mapping.txt (first difference: n01440764); "
         "labels follow LOC_synset_mapping.txt"
     ]
     write(tmp_path, {"val/n99999999/x.JPEG": jpeg()})
@@ -254,7 +257,7 @@ def test_development_kit_is_found_in_all_its_places(tmp_path: Path, where: str) 
     assert labels(source) == EXPECTED
     assert [(cls.name, cls.description) for cls in source.classes()] == sorted(ilsvrc2012().items())
     assert warnings(source) == [
-        "3 of 1000 classes of ILSVRC2012 are present (first missing n01491361); labels follow ILSVRC2012",
+        "the 3 classes present are not the 1000 of ILSVRC2012 (first difference: n01491361); labels follow ILSVRC2012",
         "9 of the 50,000 images of ILSVRC2012 val are present",
     ]
 
@@ -264,8 +267,8 @@ def test_train_has_descriptions_if_development_kit_is_present(tmp_path: Path) ->
     source = open_imagenet(tmp_path)
     assert [cls.description for cls in source.classes()] == [ilsvrc2012()[wnid] for wnid in WNIDS]
     assert warnings(source) == [
-        "3 of 1000 classes of ILSVRC2012 are present (first missing n01491361); labels follow the 3 classes present; "
-        "pass --classes FILE to define the label order"
+        "the 3 classes present are not the 1000 of ILSVRC2012 (first difference: n01491361); labels follow the classes "
+        "present; pass --classes FILE to define the label order"
     ]
 
 
@@ -369,13 +372,8 @@ def test_sparse_file_in_tar_is_a_problem(tmp_path: Path, format: str) -> None:
 
 
 def test_later_of_two_members_with_same_name_counts(tmp_path: Path) -> None:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for data in (b"first", b"later one"):
-            info = tarfile.TarInfo("n01440764_0.JPEG")
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    source = open_imagenet(write(tmp_path, {TRAIN_TAR: tar_bytes({"n01440764.tar": out.getvalue()})}))
+    twice = write_tar(tmp_path / "twice", [("n01440764_0.JPEG", data) for data in (b"first", b"later one")])
+    source = open_imagenet(write(tmp_path, {TRAIN_TAR: tar_bytes({"n01440764.tar": twice.read_bytes()})}))
     one, two = source.entries()
     assert (one.problem, two.problem) == ("twice in the tar: the later one counts", "")
     assert source.read(two) == b"later one"

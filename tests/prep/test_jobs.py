@@ -12,10 +12,11 @@ import pytest
 
 from decodeonce.errors import BuildError
 from decodeonce.launch import launch_variables
-from decodeonce.prep.jobs import Chain, Site, read_site, site_names, write_scripts
+from decodeonce.prep.jobs.base import Chain
+from decodeonce.prep.jobs.chain import write_scripts
 from decodeonce.prep.jobs.pbs import PBS as PBSCommands
 from decodeonce.prep.jobs.pbs import current_umask
-from decodeonce.prep.jobs.site import parse_site
+from decodeonce.prep.jobs.site import Site, parse_site, read_site, site_names
 from decodeonce.prep.jobs.slurm import Slurm
 from tests.command import prep
 from tests.images import make_tree, tree_bytes
@@ -193,6 +194,7 @@ def test_states_that_squeue_and_qstat_print() -> None:
     states = [f"1[{index}].pbs  array  me  00:00:01 {letter} workq\n" for index, letter in enumerate("BXRQ")]
     assert PBSCommands().parse_states(head + "".join(states)) == ["running", "pending"]
     assert PBSCommands().parse_states(f"{head}2.pbs  finish  me  0 H workq\n") == ["waiting"]
+    assert PBSCommands().parse_states(f"{head}\n2.pbs  finish  me  0 H workq\n\nnote\n") == ["waiting"]
 
 
 @pytest.mark.parametrize("name", site_names())

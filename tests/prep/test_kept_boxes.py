@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.building import WorkSettings, build, make_plan
+from decodeonce.prep.building.build import build, make_plan
+from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.recipe import BoxRules, Recipe
-from decodeonce.prep.sources import BoxedSource, FolderSource
+from decodeonce.prep.sources.boxed import BoxedSource
+from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import Store, open_store, verify_store
 from tests.command import prep
-from tests.images import encoded, reference_row
+from tests.images import encoded, exif, reference_row
 from tests.prep.test_boxes import xml
 
 RED = (250, 10, 10)
@@ -170,9 +172,7 @@ def test_store_without_usable_boxes_has_no_box_classes(with_boxes: Path) -> None
 def test_kept_boxes_rotate_with_their_image(with_boxes: Path, fit: str, width: int) -> None:
     image, drawn = Image.open(with_boxes / "src/thing/a.png"), (with_boxes / "xml/a.xml").read_text()
     for turn in range(1, 9):
-        exif = Image.Exif()
-        exif[0x0112] = turn
-        (with_boxes / f"src/thing/turn{turn}.png").write_bytes(encoded(image, "PNG", exif=exif))
+        (with_boxes / f"src/thing/turn{turn}.png").write_bytes(encoded(image, "PNG", exif=exif(turn)))
         (with_boxes / f"xml/turn{turn}.xml").write_text(drawn)
     store = built(with_boxes, BoxRules(keep=1), exif="apply", fit=fit, width=width)
     rotated = [row for row, sample in enumerate(store.samples) if "turn" in sample.source]

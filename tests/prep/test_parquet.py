@@ -12,9 +12,9 @@ import pytest
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Undecodable
-from decodeonce.prep.sources import ParquetSource, open_parquet, open_source
+from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources import parquet as tables
-from decodeonce.prep.sources.parquet import reading
+from decodeonce.prep.sources.parquet import ParquetSource, open_parquet, reading
 from tests.forms.parquet import images, write_table
 from tests.images import jpeg
 

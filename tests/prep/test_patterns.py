@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources import FolderSource
+from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.prep.sources.patterns import check_one_split, find_files
 from tests.command import assert_fails, prep
 from tests.images import make_tree

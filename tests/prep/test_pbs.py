@@ -6,13 +6,17 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from decodeonce.prep.jobs import Chain, read_site, write_scripts
+from decodeonce.prep.jobs.base import Chain
+from decodeonce.prep.jobs.chain import write_scripts
+from decodeonce.prep.jobs.site import read_site
 from tests import pbs
 from tests.cluster.until import until
+from tests.command import prep_process
 from tests.images import make_tree, tree_bytes
 
 PREP = [sys.executable, "-m", "decodeonce.cli"]
@@ -119,24 +123,21 @@ def test_queued_chain_is_shown_and_not_submitted_again_until_it_is_cancelled(tmp
     held = script.read_text().replace('qrls "$plan"', "")
     script.write_text(held)
     assert submit(tmp_path / "pbs", script).returncode == 0
-    environ = {**os.environ, "PATH": f"{tmp_path}/pbs/bin:{os.environ['PATH']}"}
-
-    def prep(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*PREP, *words, "OUT"], cwd=tmp_path, env=environ, capture_output=True, text=True)
-
+    path = f"{tmp_path}/pbs/bin:{os.environ['PATH']}"
+    prep = partial(prep_process, cwd=tmp_path, PATH=path)
     waiting = (
         "array 2[].pbs: 2 of 2 waiting; round 2 3[].pbs: 2 of 2 waiting; finish 4.pbs: waiting; then 5.pbs: waiting"
     )
-    assert f"plan 1.pbs: waiting; {waiting}\n" in prep("status").stdout
-    again = subprocess.run(["bash", script], env=environ, capture_output=True, text=True)
+    assert f"plan 1.pbs: waiting; {waiting}\n" in prep("status", "OUT").stdout
+    again = subprocess.run(["bash", script], env={**os.environ, "PATH": path}, capture_output=True, text=True)
     advice = f"plan 1.pbs is still in the queue; to cancel this chain, run: prep cancel {tmp_path}/OUT\n"
     assert (again.returncode, again.stderr) == (1, advice)
-    assert prep("cancel").stdout.splitlines() == [
+    assert prep("cancel", "OUT").stdout.splitlines() == [
         f"{job}: cancelled" for job in ("then 5.pbs", "finish 4.pbs", "round 2 3[].pbs", "array 2[].pbs", "plan 1.pbs")
     ]
     assert pbs.queued(tmp_path / "pbs") == []
-    assert prep("cancel").stdout == "OUT: all jobs have ended\n"
-    assert "no plan here" in prep("status").stderr
+    assert prep("cancel", "OUT").stdout == "OUT: all jobs have ended\n"
+    assert "no plan here" in prep("status", "OUT").stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -146,19 +147,15 @@ def test_server_that_does_not_answer_is_not_a_sign_that_the_jobs_ended(tmp_path:
     for name in ("qstat", "qdel"):
         (tmp_path / name).write_text('#!/bin/sh\necho "cannot connect to server" >&2\nexit 111\n')
         (tmp_path / name).chmod(0o755)
-    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-
-    def prep(command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*PREP, command, "OUT"], cwd=tmp_path, env=environ, capture_output=True, text=True)
-
-    assert "plan 1.pbs: unknown\n" in prep("status").stdout
-    done = prep("cancel")
+    prep = partial(prep_process, cwd=tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert "plan 1.pbs: unknown\n" in prep("status", "OUT").stdout
+    done = prep("cancel", "OUT")
     assert (done.returncode, done.stdout) == (1, "")
     assert "plan 1.pbs: not cancelled: cannot connect to server" in done.stderr
 
 
 def test_build_without_a_submission_has_no_jobs_to_cancel(tmp_path: Path) -> None:
-    done = subprocess.run([*PREP, "cancel", "OUT"], cwd=tmp_path, capture_output=True, text=True)
+    done = prep_process("cancel", "OUT", cwd=tmp_path)
     assert (done.returncode, "this build was not submitted with `prep submit`" in done.stderr) == (1, True)
 
 

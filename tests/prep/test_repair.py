@@ -25,7 +25,11 @@ from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.repair.reasons import COPY
 from decodeonce.prep.repair.repair import NO_CHECKSUM, NO_SOURCE, Repair, repair_store
-from decodeonce.prep.sources import BoxedSource, FolderSource, Source, open_imagenet, open_webdataset
+from decodeonce.prep.sources.base import Source
+from decodeonce.prep.sources.boxed import BoxedSource
+from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.prep.sources.imagenet import open_imagenet
+from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.store import disk, open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
@@ -35,7 +39,7 @@ from tests.forms.all_forms import FORMS, PICS
 from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic
 from tests.forms.webdataset import sample, write_tar
-from tests.images import jpeg, make_image, tree_bytes
+from tests.images import exif, jpeg, tree_bytes
 from tests.prep.building import build_in_process
 from tests.prep.test_boxes import xml
 from tests.store.signing import flip, replace_file, resign
@@ -175,9 +179,7 @@ def test_every_recipe_is_repaired(options: dict[str, Any], tmp_path: Path, monke
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, "rolling_map", raising=False)
         options = {**options, "map": find_map("rolling_map:f")}
-    exif = make_image(1, 1).getexif()
-    exif[0x0112] = 6
-    pics = [Pic(f"c{k % 2}", f"p{k}", jpeg(97 + 40 * k, 91 + 11 * k, seed=k, exif=exif)) for k in range(4)]
+    pics = [Pic(f"c{k % 2}", f"p{k}", jpeg(97 + 40 * k, 91 + 11 * k, seed=k, exif=exif(6))) for k in range(4)]
     tree = write_folder(tmp_path / "src", pics)
     (tmp_path / "xml").mkdir()
     rng = random.Random(7)

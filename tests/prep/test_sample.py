@@ -8,6 +8,7 @@ from PIL import Image
 
 from decodeonce.prep import sample
 from decodeonce.prep.sample import write_sample_tree
+from tests.images import tree_bytes
 
 COUNT = 300
 
@@ -20,10 +21,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[int, int
 
 def image_paths(root: Path) -> list[Path]:
     return sorted((root / "train").glob("*/*.JPEG"))
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def test_totals_match_the_tree(tree: tuple[Path, tuple[int, int]]) -> None:
@@ -91,12 +88,12 @@ def kind(path: Path) -> str:
 def test_bytes_do_not_depend_on_workers(tmp_path: Path) -> None:
     reports = [write_sample_tree(tmp_path / str(n), count=50, classes=7, seed=5, workers=n) for n in (1, 2)]
     assert reports[0] == reports[1]
-    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+    assert tree_bytes(tmp_path / "1") == tree_bytes(tmp_path / "2")
 
 
 def test_different_seed_draws_a_different_tree(tree: tuple[Path, tuple[int, int]], tmp_path: Path) -> None:
     write_sample_tree(tmp_path, count=50, classes=12, seed=1)
-    assert not set(contents(tmp_path).values()) & set(contents(tree[0]).values())
+    assert not set(tree_bytes(tmp_path).values()) & set(tree_bytes(tree[0]).values())
 
 
 def test_folder_in_use_is_an_error(tmp_path: Path) -> None:
@@ -104,4 +101,16 @@ def test_folder_in_use_is_an_error(tmp_path: Path) -> None:
     for dest in (tmp_path, tmp_path / "mine.txt"):
         with pytest.raises(FileExistsError, match="exists and is not an empty folder"):
             write_sample_tree(dest, count=50, classes=1)
-    assert contents(tmp_path) == {"mine.txt": b"keep"}
+    assert tree_bytes(tmp_path) == {"mine.txt": b"keep"}
+
+
+def test_interrupted_tree_is_made_anew(tmp_path: Path) -> None:
+    def stop(images: int) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        write_sample_tree(tmp_path / "a", count=60, classes=3, progress=stop)
+    assert image_paths(tmp_path / "a")
+    for name in "ab":
+        write_sample_tree(tmp_path / name, count=50, classes=2)
+    assert tree_bytes(tmp_path / "a") == tree_bytes(tmp_path / "b")

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.building import WorkSettings, build, make_plan
+from decodeonce.prep.building.build import build, make_plan
 from decodeonce.prep.building.plan import read_plan, scan
+from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import SOURCES, Source, open_source
-from decodeonce.prep.sources.base import WITH_BOXES
+from decodeonce.prep.sources import SOURCES, open_source
+from decodeonce.prep.sources.base import WITH_BOXES, Source
 from decodeonce.store import open_store
 from tests.forms.all_forms import FORMS, PICS
 from tests.forms.form import Form, Pic

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodeonce.prep.building import WorkSettings, finish, make_plan, work
+from decodeonce.prep.building.build import make_plan
+from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.journal import FACTS, Author, BlockRecord, Journal, Journals, journal_line
+from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import open_imagenet
+from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import StorePaths
 from tests.images import jpeg, make_tree
 from tests.open_files import open_files

@@ -17,18 +17,20 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps, features
 
-from decodeonce.prep.building import WorkSettings, build
+from decodeonce.prep.building.build import build
+from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.entry import Entry, Row, Undecodable
 from decodeonce.prep.pixels import failure_reasons
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import FolderSource
+from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
 from decodeonce.store.table import read_rejects
 from tests.hostile.bombs import BOMBS
 from tests.images import (
     crc,
     encoded,
+    exif,
     jpeg,
     lossless_jpeg,
     make_image,
@@ -171,12 +173,6 @@ def same_as(data: Callable[[], bytes]) -> Callable[[], Pixels]:
 
 def drawn(seed: int = 0) -> Pixels:
     return np.asarray(make_image(32, 32, seed=seed))
-
-
-def exif(orientation: int) -> bytes:
-    tags = Image.Exif()
-    tags[0x0112] = orientation
-    return tags.tobytes()
 
 
 def cmyk_mpo() -> bytes:

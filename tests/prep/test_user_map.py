@@ -11,12 +11,13 @@ from PIL import Image
 from decodeonce import host
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.host import limited_memory
-from decodeonce.prep.building import WorkSettings, build, make_plan, work
+from decodeonce.prep.building.build import build, make_plan
+from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.entry import Entry, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.recipe import BoxRules, Recipe
-from decodeonce.prep.sources import FolderSource
+from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
 from decodeonce.store.table import Reject, read_rejects
 from tests.images import encoded, jpeg, make_image, reference_row
@@ -170,11 +171,8 @@ def test_changed_map_is_an_error(module: Path, src: Path, tmp_path: Path) -> Non
         ("maps_of_a_user.:inverted", "expected package.module:function"),
         ("../x:f", "expected package.module:function"),
         ("maps_of_a_user:a b", "expected package.module:function"),
-        ("maps_of_a_user:invert", "has no function invert; expected one of .*, such as inverted, [a-z_]+, [a-z_]+$"),
-        (
-            "maps_of_a_user:not_callable",
-            "has no function not_callable; expected one of its functions or classes, such as ",
-        ),
+        ("maps_of_a_user:invert", "has no function invert; expected a function or class, such as inverted$"),
+        ("maps_of_a_user:not_callable", "has no function not_callable; expected a function or class$"),
         ("maps_empty:f", "has no function f; expected a function or class$"),
         ("missing_maps:f", "No module named 'missing_maps'; run from the folder that contains missing_maps"),
         ("maps_broken:f", "importing maps_broken raised ZeroDivisionError"),

@@ -12,11 +12,13 @@ import pytest
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Entry
-from decodeonce.prep.sources import open_source, open_webdataset, webdataset
+from decodeonce.prep.sources import open_source, webdataset
 from decodeonce.prep.sources.files import STAT_THREADS
 from decodeonce.prep.sources.holders import GzipStream, open_holder
+from decodeonce.prep.sources.webdataset import open_webdataset
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
+from tests.store.signing import flip
 
 IMAGE = jpeg(20, 10)
 
@@ -57,6 +59,12 @@ def test_label_is_in_cls_txt_or_json(tmp_path: Path, parts: dict[str, object], l
         ([("k.jpg", IMAGE), ("k.json", b"{")], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b'{"label": true}')], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b'["label"]')], b"k.jpg", "no label"),
+        ([("k.jpg", IMAGE), ("k.json", b'{"label": ' + b"[" * 60_000)], b"k.jpg", "no label"),
+        ([("k.jpg", IMAGE), ("k.json", b'{"label": ' + b"9" * 5000 + b"}")], b"k.jpg", "no label"),
+        ([("k.jpg", IMAGE), ("k.json", b'{"label": "\\ud800"}')], b"k.jpg", "no label"),
+        ([("k.jpg", IMAGE), ("k.json", b"\xff\xfe\x00")], b"k.jpg", "no label"),
+        ([("k.jpg", IMAGE), ("k.json", b'{"label": 1e999}')], b"k.jpg", "no label"),
+        ([("k.jpg", IMAGE), ("k.json", b'{"label": "k"' + b" " * (1 << 16) + b"}")], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.txt", b"x" * (1 << 17))], b"k.jpg", "no label"),
         ([("k.cls", b"1"), ("k.mask.png", IMAGE)], b"k.cls", "no jpg, jpeg or png in the sample"),
         ([("k.jpg", IMAGE), ("k.jpg", IMAGE), ("k.cls", b"1")], b"k.jpg", "two images in the sample"),
@@ -173,12 +181,6 @@ def corrupt(path: Path) -> None:
     path.write_bytes(data)
 
 
-def flip_bit_of_checksum(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-6] ^= 1  # a bit of the CRC-32 at the end of the stream
-    path.write_bytes(data)
-
-
 def truncate_inside(path: Path) -> None:
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:3000]))
 
@@ -188,7 +190,7 @@ def truncate_inside(path: Path) -> None:
     [
         (lambda path: os.truncate(path, path.stat().st_size // 2), "cannot be unpacked at byte .*end-of-stream marker"),
         (corrupt, "(cannot be unpacked at byte|damaged: no tar header)"),
-        (flip_bit_of_checksum, "cannot be unpacked at byte .*CRC check failed"),
+        (lambda path: flip(path, path.stat().st_size - 6), "cannot be unpacked at byte .*CRC check failed"),
         (truncate_inside, "truncated: ends at byte 3000, expected at least"),
     ],
 )

@@ -1,25 +1,35 @@
 """Workers that die, hang or are asked to stop, with real processes and signals."""
 
 import errno
-import io
 import os
 import signal
-import tarfile
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from decodeonce.errors import Stopped
-from decodeonce.prep.building import WorkSettings, finish, make_plan, work
 from decodeonce.prep.building import pool as pool_module
+from decodeonce.prep.building.build import make_plan
+from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.journal import Journal, Journals
-from decodeonce.prep.building.pool import BlockQueue, UnitQueue, Worker, WorkerPool, processor_seconds
+from decodeonce.prep.building.pool import (
+    BlockQueue,
+    UnitQueue,
+    Worker,
+    WorkerPool,
+    WorkSettings,
+    processor_seconds,
+    work,
+)
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.processes.child import Child, Parent, run_workers
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import open_imagenet, open_webdataset
+from decodeonce.prep.sources.imagenet import open_imagenet
+from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.store.table import read_rejects
+from tests.forms.webdataset import sample, write_tar
 from tests.images import encoded, jpeg, make_image, make_tree
 
 
@@ -153,13 +163,8 @@ def test_closing_the_loop_ends_all_workers(slow_tree: Path, tmp_path: Path) -> N
 
 
 def test_workers_that_could_only_read_twice_are_dismissed(tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
-    with tarfile.open(tmp_path / "src/all.tar.gz", "w:gz") as tar:
-        for number in range(12):
-            for suffix, data in (("jpg", jpeg(40, 30, seed=number)), ("cls", b"0")):
-                info = tarfile.TarInfo(f"{number:02d}.{suffix}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+    images = [sample(f"{number:02d}", jpeg(40, 30, seed=number), cls=0) for number in range(12)]
+    write_tar(tmp_path / "src/all.tar.gz", chain(*images), "w:gz")
     plan = make_plan(open_webdataset(str(tmp_path / "src")), tmp_path / "out", Recipe(height=512, width=512))
     assert len(plan.blocks) == 12
     work(tmp_path / "out", WorkSettings(workers=4))
@@ -173,18 +178,32 @@ def test_workers_that_could_only_read_twice_are_dismissed(tmp_path: Path) -> Non
 
 
 def main(arguments: list[str]) -> int:
-    """Fail each order like a file system that lost its server."""
+    """Report an order, and fail like a file system that lost its server."""
     with Parent(arguments) as parent:
         parent.receive()
         for path in parent.orders():
+            parent.report(path)
             raise ConnectionAbortedError(errno.ECONNABORTED, "Software caused connection abort", path)
     return 0
 
 
 def test_lost_file_server_is_not_mistaken_for_ended_parent() -> None:
     with pytest.raises(OSError, match="Software caused connection abort") as caught:
-        run_workers(__name__, 1, {}, iter(["a.png"]), lambda report: None)
+        run_workers(__name__, 1, {}, iter(["a.png"]), lambda report: None, "a process")
     assert (caught.value.errno, caught.value.filename) == (errno.ECONNABORTED, "a.png")
+
+
+def test_reports_before_a_failure_are_received() -> None:
+    child = Child(__name__)
+    child.send({})
+    child.send("a.png")
+    child.process.wait()  # all messages arrive at once
+    messages = child.receive()
+    assert messages is not None
+    assert [next(messages), next(messages)] == [{"ready": True}, {"report": "a.png"}]
+    with pytest.raises(OSError, match="Software caused connection abort"):
+        next(messages)
+    child.end()
 
 
 @pytest.mark.parametrize(

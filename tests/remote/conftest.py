@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
@@ -60,6 +61,43 @@ def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     client.delete_bucket(Bucket="images")
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Answers HEAD as GET, but without the body, and prints nothing."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    @abstractmethod
+    def do_GET(self) -> None:
+        """Answer a request."""
+
+    def answer(self, status: int, body: bytes, **headers: str) -> int:
+        """Send an answer; return the number of bytes of the body that were sent. In names, _ stands for -."""
+        self.send_response_only(status)
+        for name, value in {"Content_Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        return self.wfile.write(body) if self.command != "HEAD" else 0
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@contextmanager
+def serving(server: ThreadingHTTPServer) -> Iterator[str]:
+    """Run a server; yield its URL."""
+    with server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 class Proxy(ThreadingHTTPServer):
     """Passes GET and HEAD on to the S3 server, late, and answers some requests with an error instead.
 
@@ -85,10 +123,9 @@ class Proxy(ThreadingHTTPServer):
         self.lock, self.arrived = Lock(), Event()
 
 
-class Forwarder(BaseHTTPRequestHandler):
+class Forwarder(Handler):
     """Handles a connection to the proxy."""
 
-    protocol_version = "HTTP/1.1"
     server: Proxy
 
     def do_GET(self) -> None:
@@ -99,7 +136,7 @@ class Forwarder(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if status is not None:
-            self._answer(status, {}, b"")
+            self.answer(status, b"")
             return
         self.server.requests.append((self.path, self.headers["Range"]))
         self.server.arrived.set()
@@ -107,22 +144,9 @@ class Forwarder(BaseHTTPRequestHandler):
         with closing(connection):
             connection.request(self.command, self.path, headers=dict(self.headers))
             answer = connection.getresponse()
-            self._answer(answer.status, dict(answer.getheaders()), answer.read())
-
-    do_HEAD = do_GET
-
-    def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.send_response_only(status)
-        for name, value in headers.items():
-            if name.lower() not in ("connection", "content-length", "transfer-encoding"):
-                self.send_header(name, value)
-        self.send_header("Content-Length", headers.get("Content-Length", str(len(body))))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
+            own = ("connection", "transfer-encoding")
+            headers = {name.title(): value for name, value in answer.getheaders() if name.lower() not in own}
+            self.answer(answer.status, answer.read(), **{name.replace("-", "_"): headers[name] for name in headers})
 
 
 @pytest.fixture
@@ -135,14 +159,10 @@ def proxy(s3: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 @contextmanager
 def running(server: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """Run a proxy as the endpoint of S3."""
-    with server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-        forget_server()
-        thread = Thread(target=server.serve_forever)
-        thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    forget_server()
+    with serving(server):
         yield server
-        server.shutdown()
-        thread.join()
     forget_server()
 
 
@@ -151,3 +171,4 @@ def forget_server() -> None:
     remote._file_system.cache_clear()
     remote._signers.clear()
     remote._refused.clear()
+    remote._has_proxy.cache_clear()

@@ -16,7 +16,7 @@ from decodeonce import remote
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.worker import MOST_READS, read_ahead
 from decodeonce.prep.entry import Entry
-from decodeonce.prep.sources import open_webdataset
+from decodeonce.prep.sources.webdataset import open_webdataset
 from tests.command import assert_fails, prep
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg, tree_bytes

@@ -8,20 +8,23 @@ from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources import Source, open_folder, open_imagenet, open_list, open_source
+from decodeonce.prep.sources import open_source
+from decodeonce.prep.sources.base import Source
+from decodeonce.prep.sources.file_list import open_list
+from decodeonce.prep.sources.folder import open_folder
+from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.remote import QUERY, source_path
 from tests.command import assert_fails, prep
 from tests.forms import folder, imagenet, listed, parquet, webdataset
 from tests.forms.all_forms import PICS, PLAIN_FORMS
 from tests.forms.folder import write_folder
 from tests.images import tree_bytes
-from tests.remote.conftest import Proxy
+from tests.remote.conftest import Proxy, serving
 
 OPENERS = [
     (imagenet, "open_imagenet"),
@@ -112,14 +115,13 @@ def test_downloaded_tar_and_list_are_read_from_a_web_server(tmp_path: Path, s3: 
 
 def test_tree_is_read_from_a_web_server_that_lists_folders(tmp_path: Path) -> None:
     local = open_imagenet(write_folder(tmp_path / "imagenet/train", PICS).parent)
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        source = open_imagenet(f"http://127.0.0.1:{server.server_port}/imagenet")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as address:
+        source = open_imagenet(f"{address}/imagenet")
         here, there = list(local.entries()), list(source.entries())
         assert [replace(entry, mtime_ns=0) for entry in there] == [replace(entry, mtime_ns=0) for entry in here]
         worker = open_source(source.kind, source.root, source.facts())
         assert [worker.read(entry) for entry in there] == [local.read(entry) for entry in here]
-        server.shutdown()
 
 
 def test_tree_is_listed_with_few_requests(tmp_path: Path, s3: Any, proxy: Proxy) -> None:
@@ -155,18 +157,37 @@ def test_image_of_a_tree_that_changes_is_noticed(tmp_path: Path, s3: Any) -> Non
         ("imagenet", "s3://images/a.tar", "s3://images/a.tar: no such object or bucket; look for it"),
         ("list", "s3://images/a.txt", "s3://images/a.txt: no such object or bucket; look for it with `aws s3 ls"),
         ("folder", "https://me:hush@host/set", "https://host/set: the URL also has a password or a query"),
+        ("webdataset", "s3://images/none*.tar", "s3://images/none*.tar: no such file; expected *.tar or"),
+        ("webdataset", "s3://images/a.tar", "s3://images/a.tar: no such object or bucket; look for it with `aws s3 ls"),
+        ("webdataset", "s3://nowhere/", "s3://nowhere/: no such object or bucket"),
+        ("webdataset", "s3://", "s3://: names no host or bucket; expected a URL such as s3://NAME/..."),
+        ("webdataset", "https://", "https://: names no host or bucket; expected a URL such as https://NAME/..."),
+        ("webdataset", "http://host:99999/a.tar", "/host:99999/a.tar: ValueError: Port out of range 0-65535; test"),
+        ("webdataset", "http://a..b/*.tar", "http://a..b/*.tar: "),
+        ("webdataset", "az://a/b.tar", "reading az:// requires another package: Install adlfs to access Azure"),
+        ("webdataset", "zz://a/b.tar", "zz://: unsupported scheme; expected s3, gs, hf or https"),
+        ("webdataset", "gs://a/b.tar", "reading gs:// requires gcsfs; run: pip install gcsfs"),
+        (
+            "webdataset",
+            "{endpoint}/images/private.tar",
+            "/private.tar: access denied (403); test your credentials with",
+        ),
+        ("webdataset", "https://me:hush@host/a.tar?sig=hush", "https://host/a.tar: the URL also has a password or a"),
     ],
 )
-@pytest.mark.usefixtures("s3")
-def test_url_that_cannot_be_read_is_one_line(tmp_path: Path, kind: str, src: str, message: str) -> None:
-    done = prep("build", kind, src, tmp_path / "out", "--log", tmp_path / "log")
+def test_url_that_cannot_be_read_is_one_line(
+    tmp_path: Path, s3: Any, endpoint: str, kind: str, src: str, message: str
+) -> None:
+    s3.put_object(Bucket="images", Key="private.tar", Body=b"")
+    done = prep("build", kind, src.format(endpoint=endpoint), tmp_path / "out", "--log", tmp_path / "log")
     assert_fails(done, 1, message)
     assert "hush" not in done.stdout + done.stderr + (tmp_path / "log").read_text()
 
 
-def test_list_of_urls_with_queries_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "list.txt").write_text("https://host/cat/1.jpg?signature=hush\n")
-    with pytest.raises(BuildError, match=r"^https://host/cat/1\.jpg: the URL also has a password or a query") as failed:
+@pytest.mark.parametrize("url", ["https://host/cat/1.jpg", "https://host/a cat/1.jpg"])
+def test_list_of_urls_with_queries_is_refused(tmp_path: Path, url: str) -> None:
+    (tmp_path / "list.txt").write_text(f"{url}?signature=hush\n")
+    with pytest.raises(BuildError, match=f"^{url}: the URL also has a password or a query") as failed:
         list(open_list(tmp_path / "list.txt").entries())
     assert "hush" not in str(failed.value)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -17,14 +16,14 @@ from tests.forms.parquet import write_table
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg, tree_bytes
 from tests.packages import NOT_DEV
+from tests.remote.conftest import Handler, serving
 
 REPO = "/datasets/me/photos"
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Handler):
     """Answers for the branch main of REPO, whose files are in the folder `root`."""
 
-    protocol_version = "HTTP/1.1"
     root: Path
     read: list[int]  # lengths of the ranges
 
@@ -43,13 +42,7 @@ class Hub(BaseHTTPRequestHandler):
             self.read.append(len(data))
         else:
             status = 404
-        self.send_response_only(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
+        self.answer(status, data)
 
 
 @pytest.fixture
@@ -58,10 +51,8 @@ def hub(tmp_path: Path) -> Iterator[str]:
     pytest.importorskip("huggingface_hub", reason=NOT_DEV.format("huggingface_hub"))
     (tmp_path / "hub").mkdir()
     Hub.root, Hub.read = tmp_path / "hub", []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Hub)) as url:
+        yield url
 
 
 @pytest.mark.parametrize(("kind", "name"), [("webdataset", "train-0.tar"), ("parquet", "photos.parquet")])

@@ -9,24 +9,11 @@ import pyarrow as pa
 import pytest
 
 from decodeonce.prep.building.worker import read_units_ahead
-from decodeonce.prep.sources import open_parquet, open_source, parquet
-from tests.command import prep
-from tests.forms.all_forms import PICS
-from tests.forms.parquet import FORMS, write_table
-from tests.images import jpeg, tree_bytes
+from decodeonce.prep.sources import open_source, parquet
+from decodeonce.prep.sources.parquet import open_parquet
+from tests.forms.parquet import write_table
+from tests.images import jpeg
 from tests.remote.conftest import Proxy, credentials
-
-FLAGS = ("--size", 16, "--workers", 2)
-
-
-def test_store_from_parquet_files_equals_local_one(tmp_path: Path, s3: Any) -> None:
-    FORMS[0].make(tmp_path / "data", PICS)
-    for path in (tmp_path / "data").rglob("*.parquet"):
-        s3.upload_file(str(path), "images", f"data/{path.name}")
-    for src, out in ((tmp_path / "data", "local"), ("s3://images/data", "out")):
-        done = prep("build", "parquet", src, tmp_path / out, *FLAGS)
-        assert done.returncode == 0, done.stderr
-    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "local")
 
 
 def test_process_that_lists_files_may_be_older_than_the_credentials(

@@ -8,24 +8,27 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from itertools import repeat
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 import pytest
 
 from decodeonce import remote
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources import open_folder, open_list, open_parquet, open_webdataset
+from decodeonce.prep.sources.file_list import open_list
+from decodeonce.prep.sources.folder import open_folder
+from decodeonce.prep.sources.parquet import open_parquet
+from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.remote import read_object, stat_object
 from tests.command import prep
 from tests.forms.all_forms import PICS
 from tests.forms.folder import write_folder
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
-from tests.remote.conftest import Proxy
+from tests.remote.conftest import Handler, Proxy, serving
 
 WHOLE = bytes(range(256)) * 4096  # 1 MB
 
@@ -83,12 +86,21 @@ def test_expired_signature_is_renewed(s3: Any, proxy: Proxy, monkeypatch: pytest
     assert [span for path, span in proxy.requests if "Signature=" in path] == ["bytes=5-14"]
 
 
+def test_other_objects_are_read_without_s3fs_after_an_empty_one(s3: Any, proxy: Proxy) -> None:
+    s3.put_object(Bucket="images", Key="empty.jpg", Body=b"")
+    s3.put_object(Bucket="images", Key="a.jpg", Body=WHOLE)
+    assert stat_object("s3://images/empty.jpg").size == 0
+    proxy.requests.clear()
+    facts = stat_object("s3://images/a.jpg")
+    assert read_object("s3://images/a.jpg", facts, 5, 10) == WHOLE[5:15]
+    assert ["Signature=" in path for path, _ in proxy.requests] == [True, True]
+
+
 class Web(ThreadingHTTPServer):
     """A web server with one object, WHOLE.
 
     Attributes:
         agents: The client of each request.
-        sent: Bytes of bodies that were sent.
         ranges: Whether ranges are answered.
         redirects: Whether /a redirects to /b.
     """
@@ -99,38 +111,22 @@ class Web(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), WebHandler)
         self.ranges, self.redirects = ranges, redirects
         self.agents: list[str] = []
-        self.sent = 0
         self.url = f"http://127.0.0.1:{self.server_port}/a"
 
 
-class WebHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class WebHandler(Handler):
     server: Web
 
     def do_GET(self) -> None:
         self.server.agents.append(self.headers["User-Agent"])
-        body, status = WHOLE, 200
         if self.server.redirects and self.path == "/a":
-            body, status = b"", 302
+            self.answer(302, b"", Location="/b")
         elif self.server.ranges and self.headers["Range"]:
             first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-            body, status = WHOLE[first : last + 1], 206
-        self.send_response_only(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", '"1"')
-        if status == 302:
-            self.send_header("Location", "/b")
-        if status == 206:
-            self.send_header("Content-Range", f"bytes {first}-{last}/{len(WHOLE)}")
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-            self.server.sent += len(body)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
+            found = f"bytes {first}-{last}/{len(WHOLE)}"
+            self.answer(206, WHOLE[first : last + 1], Content_Range=found, ETag='"1"')
+        else:
+            self.answer(200, WHOLE, ETag='"1"')
 
 
 def test_wait_for_a_server_is_reported_once(tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,10 +141,8 @@ def test_wait_for_a_server_is_reported_once(tmp_path: Path, proxy: Proxy, monkey
 
 @contextmanager
 def web(*, ranges: bool = True, redirects: bool = False) -> Iterator[Web]:
-    with Web(ranges=ranges, redirects=redirects) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+    with serving(server := Web(ranges=ranges, redirects=redirects)):
         yield server
-        server.shutdown()
     remote._refused.clear()
 
 
@@ -207,36 +201,24 @@ def test_paths_of_a_list_are_relative_to_a_url(tmp_path: Path, s3: Any) -> None:
         list(open_list(tmp_path / "list.txt", root=Path("s3://images/set")).entries())
 
 
-class Apache(BaseHTTPRequestHandler):
+class Apache(Handler):
     """Lists folders as Apache does, with links that sort the page."""
 
     root: Path
 
     def do_GET(self) -> None:
         path = self.root / self.path.partition("?")[0].strip("/")
-        if path.is_dir():
-            names = [f"{item.name}/" if item.is_dir() else item.name for item in sorted(path.iterdir())]
-            body = "".join(f'<a href="{name}">x</a>\n' for name in ["?C=N;O=D", "?C=S;O=A", *names]).encode()
-        else:
-            body = path.read_bytes()
-        self.send_response_only(200)
-        self.send_header("Content-Type", "text/html" if path.is_dir() else "image/jpeg")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
+        if not path.is_dir():
+            self.answer(200, path.read_bytes(), Content_Type="image/jpeg")
+            return
+        names = [f"{item.name}/" if item.is_dir() else item.name for item in sorted(path.iterdir())]
+        body = "".join(f'<a href="{name}">x</a>\n' for name in ["?C=N;O=D", "?C=S;O=A", *names]).encode()
+        self.answer(200, body, Content_Type="text/html")
 
 
 def test_links_that_sort_a_page_are_no_images(tmp_path: Path) -> None:
     local = open_folder(write_folder(tmp_path / "set", PICS))
     handler = type("Handler", (Apache,), {"root": tmp_path})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        source = open_folder(f"http://127.0.0.1:{server.server_port}/set")
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+        source = open_folder(f"{url}/set")
         assert [entry.text for entry in source.entries()] == [entry.text for entry in local.entries()]
-        server.shutdown()

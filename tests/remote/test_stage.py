@@ -148,13 +148,6 @@ def test_store_that_cannot_be_read_is_one_line(tmp_path: Path, url: str, message
     assert not (tmp_path / "part").exists()
 
 
-@pytest.mark.usefixtures("whole")
-def test_denied_access_is_one_line(tmp_path: Path, proxy: Proxy) -> None:
-    proxy.answers = repeat(403)
-    done = prep("stage", URL, tmp_path / "part")
-    assert_fails(done, 1, f"{URL}/store.json: access denied (403); test your credentials with `aws s3 ls {URL}/")
-
-
 def test_local_store_that_is_missing_is_looked_for_with_ls(tmp_path: Path) -> None:
     with pytest.raises(
         StoreError, match=rf"no such object or bucket; look for it with `ls -l {tmp_path}/a/store.json`"
@@ -171,14 +164,6 @@ def test_missing_object_is_named(tmp_path: Path, s3: Any, whole: Path) -> None:
     upload(s3, whole)
     stage_store(RemoteStore(URL), tmp_path / "part", rows=HELD)
     assert tree_bytes(tmp_path / "part") == stage_locally(whole)
-
-
-@pytest.mark.usefixtures("proxy")
-def test_wrong_endpoint_stops_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "PAUSES", (0.001,) * 2)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # the port "discard", where nothing listens
-    done = prep("stage", URL, tmp_path / "part")
-    assert_fails(done, 75, f"{URL}/store.json: ", "3 times; the server may be down or its address wrong; run the same")
 
 
 def test_object_replaced_meanwhile_is_noticed(tmp_path: Path, s3: Any, whole: Path) -> None:

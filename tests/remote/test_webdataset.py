@@ -12,8 +12,9 @@ import pytest
 
 from decodeonce import remote
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources import holders, open_source, open_webdataset
+from decodeonce.prep.sources import holders, open_source
 from decodeonce.prep.sources.holders import FEW, MANY
+from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.remote import ObjectFacts
 from tests.command import assert_fails, prep
 from tests.forms.webdataset import sample, write_tar
@@ -123,34 +124,6 @@ def test_passing_errors_are_repeated(
         assert_fails(done, code, message, "run the same command again")
     else:
         assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("src", "message"),
-    [
-        ("s3://images/none*.tar", "s3://images/none*.tar: no such file; expected *.tar or"),
-        ("s3://images/a.tar", "s3://images/a.tar: no such object or bucket; look for it with `aws s3 ls"),
-        ("s3://nowhere/", "s3://nowhere/: no such object or bucket"),
-        ("s3://", "s3://: names no host or bucket; expected a URL such as s3://NAME/..."),
-        ("https://", "https://: names no host or bucket; expected a URL such as https://NAME/..."),
-        ("http://host:99999/a.tar", "http://host:99999/a.tar: ValueError: Port out of range 0-65535; test the URL"),
-        ("http://a..b/*.tar", "http://a..b/*.tar: "),
-        ("az://a/b.tar", "reading az:// requires another package: Install adlfs to access Azure"),
-        ("zz://a/b.tar", "zz://: unsupported scheme; expected s3, gs, hf or https"),
-        ("gs://a/b.tar", "reading gs:// requires gcsfs; run: pip install gcsfs"),
-        (
-            "{endpoint}/images/private.tar",
-            "/images/private.tar: access denied (403); test your credentials with `curl -I",
-        ),
-        ("https://me:hush@host/a.tar?sig=hush", "https://host/a.tar: the URL also has a password or a query"),
-    ],
-)
-def test_url_that_cannot_be_read_is_one_line(tmp_path: Path, s3: Any, endpoint: str, src: str, message: str) -> None:
-    s3.put_object(Bucket="images", Key="private.tar", Body=b"")
-    log = tmp_path / "log"
-    done = prep("build", "webdataset", src.format(endpoint=endpoint), tmp_path / "out", "--log", log)
-    assert_fails(done, 1, message)
-    assert "hush" not in done.stdout + done.stderr + log.read_text()
 
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

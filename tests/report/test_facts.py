@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from decodeonce.cli.report import charts
 from decodeonce.cli.report import page as page_module
-from decodeonce.cli.report.charts import Axis, short, y_axis
+from decodeonce.cli.report.charts import Axis, y_axis
 from decodeonce.cli.report.page import _quantiles, enlarged, environment, read_sizes
 from decodeonce.cli.rows import evenly_spaced
 from decodeonce.prep.pixels.geometry import fit_to
@@ -245,18 +245,3 @@ def test_axis_ticks_are_few_sorted_and_in_range(low: float, span: float) -> None
     assert all(low * 0.999 <= tick <= high * 1.001 for tick in ticks)
     assert len(ticks) <= 8
     assert all(-0.1 <= axis.at(tick) <= 100.1 for tick in ticks)
-
-
-def test_very_frequent_level_does_not_flatten_the_others() -> None:
-    shares = np.full((1, 256), 0.1 / 255)
-    shares[0, 0] = 0.9
-    [line] = shapes(charts.levels(shares), "path", "line")
-    heights = [y for _, y in corners(line["d"])[1::2]]
-    up = y_axis("", 1)
-    assert min(heights) == heights[0] == pytest.approx(up.end, abs=0.06)
-    assert heights[1:] == pytest.approx([up.at(1 / 1.15)] * 255, abs=0.06)
-
-
-def test_axis_numbers_are_short() -> None:
-    texts = {0: "0", 0.25: "0.25", 1300: "1300", 9999: "9999", 10000: "10k", 250000: "250k", 1.2e6: "1.2M"}
-    assert {value: short(value) for value in texts} == texts

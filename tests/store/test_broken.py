@@ -424,9 +424,7 @@ def test_box_labels_without_class_are_refused(tmp_path: Path, label: int, found:
 
 
 def test_flipped_bit_in_labels_is_found_before_training(store: Path) -> None:
-    content = bytearray((store / "labels.npy").read_bytes())
-    content[-8] ^= 1
-    (store / "labels.npy").write_bytes(content)
+    flip(store / "labels.npy", (store / "labels.npy").stat().st_size - 8, 0)
     with pytest.raises(StoreError, match=r"labels\.npy: damaged: xxh3_64 is"):
         _ = open_store(store).labels
 

@@ -24,6 +24,7 @@ from decodeonce.store import ImageClass, StorePaths
 from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.manifest import DATA_OFFSET, parse_manifest, read_manifest
 from decodeonce.store.writer import seal_store, trim_shards, virtual_bytes
+from tests.images import tree_bytes
 from tests.stores import make_store
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -41,10 +42,6 @@ def write_golden(root: Path, container: str) -> Path:
     return make_store(root, IMAGES, LABELS, container=container, shard_rows=SHARD_ROWS, columns={"weights": WEIGHTS})
 
 
-def file_bytes(root: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in root.iterdir()}
-
-
 @pytest.fixture(params=CONTAINER_NAMES)
 def container(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -59,14 +56,14 @@ def store(tmp_path: Path, container: str) -> Path:
 
 
 def test_npy_store_matches_golden_bytes(tmp_path: Path) -> None:
-    written, golden = file_bytes(write_golden(tmp_path / "tiny.store", "npy")), file_bytes(GOLDEN / "npy")
+    written, golden = tree_bytes(write_golden(tmp_path / "tiny.store", "npy")), tree_bytes(GOLDEN / "npy")
     assert written.keys() == golden.keys() == NAMES | {"images-00000.npy", "images-00001.npy"}
     for name in golden:
         assert written[name] == golden[name], name
 
 
 def test_hdf5_store_matches_golden_bytes_outside_hdf5_metadata(tmp_path: Path) -> None:
-    written, golden = file_bytes(write_golden(tmp_path / "tiny.store", "hdf5")), file_bytes(GOLDEN / "hdf5")
+    written, golden = tree_bytes(write_golden(tmp_path / "tiny.store", "hdf5")), tree_bytes(GOLDEN / "hdf5")
     assert written.keys() == golden.keys() == NAMES | {"images-00000.h5", "images-00001.h5", "store.h5"}
     for name in NAMES - {"store.json"}:
         assert written[name] == golden[name], name
@@ -224,8 +221,8 @@ def test_manifest_is_utf8_for_any_class_name(names: list[str]) -> None:
 def test_bytes_do_not_depend_on_folder_or_repetition(tmp_path: Path, container: str) -> None:
     first = write_golden(tmp_path / "a", container)
     second = write_golden(tmp_path / "a much longer name" / "b", container)
-    before = file_bytes(first)
-    assert before == file_bytes(second)
+    before = tree_bytes(first)
+    assert before == tree_bytes(second)
     draft = read_manifest(first / "store.json")
     (first / "store.json").unlink()
     (tmp_path / "scratch").mkdir()
@@ -237,14 +234,14 @@ def test_bytes_do_not_depend_on_folder_or_repetition(tmp_path: Path, container: 
         files=draft.files,
         labels=[np.load(first / "labels.npy")],
     )
-    assert file_bytes(first) == before
+    assert tree_bytes(first) == before
 
 
 def test_trimming_leaves_only_rows(store: Path, container: str) -> None:
-    before, paths, suffix = file_bytes(store), StorePaths(store), CONTAINERS[container].suffix
+    before, paths, suffix = tree_bytes(store), StorePaths(store), CONTAINERS[container].suffix
     with open(paths.shard(1, suffix), "ab") as file:
         file.write(b"past the last row")
     shutil.copy(paths.shard(0, suffix), paths.shard(2, suffix))
     shutil.copy(paths.shard(0, suffix), paths.shard(3, suffix))
     trim_shards(paths, read_manifest(paths.manifest))
-    assert file_bytes(store) == before
+    assert tree_bytes(store) == before

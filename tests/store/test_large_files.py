@@ -11,16 +11,17 @@ import pytest
 from numpy.typing import NDArray
 
 from decodeonce import open_store
-from decodeonce.prep.convert import Conversion, convert
+from decodeonce.prep.convert.convert import Conversion, convert
 from decodeonce.store import stage_store, verify_store
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import ContainerName, StorePaths
-from decodeonce.store.manifest import DATA_OFFSET, ImageClass, Manifest
+from decodeonce.store.manifest import DATA_OFFSET
 from decodeonce.store.select import Selection
-from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
-from decodeonce.store.writer import seal_store, shard_ranges, write_array, write_small
+from decodeonce.store.writer import shard_ranges
 from tests.packages import needs_torch
+from tests.store.signing import flip
+from tests.stores import seal
 
 SHAPE = (1024, 1024, 3)
 ROW_BYTES = 3 << 20  # does not divide a power of two, so rows cross the boundaries
@@ -83,30 +84,14 @@ def make_large_store(root: Path, container: ContainerName, shard_rows: int) -> L
                     file.write(image.data)
                     sums[row] = row_checksum(image.data)
     labels = np.arange(COUNT) % CLASSES
-    samples = (
-        Sample(row, int(label), f"{label}", f"{row}", 9, 9, "", f"{row:016x}") for row, label in enumerate(labels)
-    )
-    files = {
-        "labels.npy": write_array(paths.labels, (COUNT,), np.dtype("<i8"), [labels]),
-        "checksums.npy": write_array(paths.checksums, (COUNT,), np.dtype("<u8"), [sums]),
-        "samples.tsv": write_small(paths.samples, [line(SAMPLE_COLUMNS), *map(sample_line, samples)]),
-        "rejects.tsv": write_small(paths.rejects, [line(REJECT_COLUMNS)]),
+    facts: dict[str, Any] = {
+        "shape": SHAPE,
+        "container": container,
+        "block_rows": 8,
+        "pixel_mean": (1.0,) * 3,
+        "pixel_std": (1.0,) * 3,
     }
-    draft = Manifest(
-        count=COUNT,
-        shape=SHAPE,
-        container=container,
-        block_rows=8,
-        shards=(),
-        classes=tuple(ImageClass(f"{label}") for label in range(CLASSES)),
-        pixel_mean=(1.0,) * 3,
-        pixel_std=(1.0,) * 3,
-        recipe={"size": list(SHAPE[:2])},
-        source={"kind": "test", "digest": "0" * 16},
-        columns=(),
-        files={},
-    )
-    seal_store(paths, draft, shard_rows=shard_rows, scratch=root, files=files, labels=[labels])
+    seal(root, labels, sums, shard_rows=shard_rows, classes=CLASSES, **facts)
     return Large(root, numbers, images)
 
 
@@ -117,7 +102,7 @@ def test_store_reads_right_rows(large: Large) -> None:
         assert np.array_equal(store.images[row], image)
         assert np.array_equal(store.images[row : row + 1], image[None])
         assert store.labels[row] == row % CLASSES
-        assert store.samples[row].source == f"{row}"
+        assert store.samples[row].source == f"class{row % CLASSES}/{row}.jpg"
 
 
 @needs_torch
@@ -142,9 +127,7 @@ def test_staged_rows_are_verified(large: Large, tmp_path: Path, boundary: int) -
     stage_store(open_store(large.root), part, rows=held)
     assert verify_store(part).ok
     shard = open_store(part).manifest.shard_of(row)
-    with open(part / shard.file, "r+b") as file:
-        file.seek(shard.offset(row) + ROW_BYTES // 2)
-        file.write(bytes(64))
+    flip(part / shard.file, shard.offset(row) + ROW_BYTES // 2)
     report = verify_store(part)
     assert (report.rows, report.bad_rows, report.bad_files) == (3, [(row, row)], [])
 
@@ -155,4 +138,4 @@ def test_rows_past_boundary_are_converted(large: Large, tmp_path: Path) -> None:
     convert([large.root], tmp_path / "out", Conversion(selection=selection), workers=1)
     store = open_store(tmp_path / "out")
     assert np.array_equal(store.images[:], large.images[[large.rows.index(row) for row in rows]])
-    assert [sample.source for sample in store.samples] == [f"{row}" for row in rows]
+    assert [sample.source for sample in store.samples] == [f"class{row % CLASSES}/{row}.jpg" for row in rows]

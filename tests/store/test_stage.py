@@ -7,8 +7,6 @@ import fcntl
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -30,7 +28,7 @@ from decodeonce.store import Report, Store, StorePaths, open_store, part_rows, s
 from decodeonce.store import stage as stage_module
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import reserve
-from decodeonce.store.manifest import DATA_OFFSET, part_bytes, read_part
+from decodeonce.store.manifest import DATA_OFFSET, part_bytes
 from decodeonce.store.shard_file import PAGE, pieces
 from tests import disks
 from tests.open_files import open_files
@@ -220,21 +218,6 @@ def test_bytes_of_stage_json() -> None:
     assert part_bytes("0123456789abcdef", range(20, 40)) == GOLDEN
 
 
-@pytest.mark.parametrize("whole", ["npy"], indirect=True)
-def test_flipped_bits_in_stage_json_are_found(part: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(part, tmp_path / "p"))
-    encoded, manifest = (part / "stage.json").read_bytes(), open_store(part).manifest
-    for bit in range(0, 8 * len(encoded), 3):
-        damaged = bytearray(encoded)
-        damaged[bit // 8] ^= 1 << bit % 8
-        (copy / "stage.json").write_bytes(damaged)
-        with pytest.raises(StoreError, match=r"stage\.json: .* remove .*p and stage it again"):
-            read_part(copy / "stage.json", manifest)
-    with pytest.raises(StoreError, match=r"stage\.json: "):
-        open_store(copy)
-    assert verify_store(copy).bad_files == ["stage.json"]
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -370,68 +353,6 @@ def test_damage_before_resuming_is_repaired(
     damage(unfinished)
     assert stage_store(open_store(large), unfinished, rows=LARGE_HELD).copied == copied
     assert_part(unfinished, large, LARGE, LARGE_HELD)
-
-
-# --- kills
-
-SCRIPT = """
-import os, signal, sys
-from decodeonce.store import open_store, stage_store
-
-source, dest, first, last, event, number = sys.argv[1:]
-left = int(number)
-
-def count(rows=1):
-    global left
-    left -= rows
-    if left <= 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def audit(name, args):
-    if name == event:
-        count()
-
-sys.addaudithook(audit)
-stage_store(
-    open_store(source), dest, rows=range(int(first), int(last)), progress=count if event == "rows" else None, threads=3
-)
-"""
-
-
-def stage_and_kill(source: Path, dest: Path, rows: range, event: str, number: int) -> int:
-    """Stage in a process that kills itself at event `number` of this kind, and return its exit code.
-
-    `event` is an audit event of Python, or "rows" to count copied rows.
-    """
-    arguments = [str(source), str(dest), str(rows.start), str(rows.stop), event, str(number)]
-    return subprocess.run([sys.executable, "-c", SCRIPT, *arguments], check=False).returncode
-
-
-def test_stage_resumes_after_kill(large: Path, tmp_path: Path) -> None:
-    dest = tmp_path / "p"
-    for number in (1, 9, 16, 20):
-        assert stage_and_kill(large, dest, LARGE_HELD, "rows", number) == -9
-        with pytest.raises(StoreError, match="an unfinished part"):
-            open_store(dest)
-    left = stage_store(open_store(large), dest, rows=LARGE_HELD).copied
-    assert left <= 4
-    assert_part(dest, large, LARGE, LARGE_HELD)
-
-
-def test_kill_leaves_unfinished_or_complete_part(tmp_path: Path) -> None:
-    whole = make_store(tmp_path / "s", IMAGES, shard_rows=SHARD_ROWS)
-    for number in range(1, 30):
-        dest = tmp_path / str(number)
-        code = stage_and_kill(whole, dest, HELD, "os.rename", number)
-        if code == 0:
-            break
-        assert code == -9
-        with pytest.raises(StoreError, match="an unfinished part"):
-            open_store(dest)
-        stage_store(open_store(whole), dest, rows=HELD)
-        assert_part(dest, whole, IMAGES, HELD)
-    renames = 1 + len(open_store(whole).manifest.files) + 2  # the claim, small files, stage.json, store.json
-    assert number == renames + 1
 
 
 # --- folders that are refused

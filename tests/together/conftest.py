@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep.building import WorkSettings, build
+from decodeonce.prep.building.build import build
+from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import open_imagenet
+from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import verify_store
 from tests.images import make_tree, tree_bytes
 from tests.together.processes import MAP, RECIPE

@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 
 from decodeonce.errors import BuildError, Stopped, StoreError
-from decodeonce.prep.building import Progress, WorkSettings, build, finish, is_built, make_plan, plan_unless_built, work
+from decodeonce.prep.building import build as build_module
+from decodeonce.prep.building.build import build, make_plan, plan_unless_built
+from decodeonce.prep.building.finish import finish
+from decodeonce.prep.building.output_dir import is_built
+from decodeonce.prep.building.pool import Progress, WorkSettings, work
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import open_imagenet
+from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import StorePaths, open_store, stage_store, verify_store
 from tests.command import prep
 from tests.images import make_tree, tree_bytes
@@ -188,11 +192,14 @@ def test_repeated_job_after_the_end_has_nothing_to_do(tree: Path, store: Path) -
 
 
 def test_repeated_build_cleans_up_a_killed_finish(tree: Path, store: Path, expected_files: dict[str, bytes]) -> None:
-    (store / ".build/journals").mkdir(parents=True)
-    os.truncate(store / "images-00006.npy", 4096 + 2 * ROW)
-    assert prep(*build_arguments(tree, store)).returncode == 0
-    assert tree_bytes(store) == expected_files
-    assert not (store / ".build").exists()
+    for command in (build_arguments(tree, store), ["finish", store]):
+        (store / ".build/journals").mkdir(parents=True)
+        (store / ".build/plan.json").touch()
+        os.truncate(store / "images-00006.npy", 4096 + 2 * ROW)
+        (store / "images-00007.npy").write_bytes(b"left over")
+        assert prep(*command).returncode == 0
+        assert tree_bytes(store) == expected_files
+        assert not (store / ".build").exists()
 
 
 def test_error_names_differences_from_finished_store(
@@ -218,8 +225,8 @@ def test_error_names_differences_from_finished_store(
 def test_plan_does_not_touch_store_finished_meanwhile(
     tree: Path, recipe: Recipe, expected_files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, source = sys.modules["decodeonce.prep.building.build"], open_imagenet(tree)
-    check, out, calls = vars(module)["check_output_dir"], tmp_path / "store", 0
+    source = open_imagenet(tree)
+    check, out, calls = vars(build_module)["check_output_dir"], tmp_path / "store", 0
 
     def check_then_finish(*arguments: Any) -> None:
         nonlocal calls
@@ -233,7 +240,7 @@ def test_plan_does_not_touch_store_finished_meanwhile(
         make_plan(source, out, recipe)
         work(out, WorkSettings(workers=2, max_bad="2"))
         with monkeypatch.context() as patched:
-            patched.setattr(module, "check_output_dir", check_then_finish)
+            patched.setattr(build_module, "check_output_dir", check_then_finish)
             assert plan_unless_built(source, out, recipe) is None
         assert calls >= at
         assert tree_bytes(out) == expected_files

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from decodeonce import Loader, open_store
-from decodeonce.prep.building import WorkSettings, make_plan, work
+from decodeonce.prep.building.build import make_plan
+from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import open_imagenet
+from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import stage_store
 from tests import disks
 from tests.command import prep

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from decodeonce.errors import DecodeonceError, Stopped, failure_from
+from decodeonce.formatting import without_secrets
 
 if TYPE_CHECKING:
     from decodeonce.cli.log import JsonLog
@@ -61,6 +62,7 @@ def _run() -> int | None:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # file names may not be UTF-8
     failure: DecodeonceError
     try:
+        _refuse_secrets_with_spaces(sys.argv[1:])
         with _worker_started(sys.argv[1:]):
             return _run_command()
     except DecodeonceError as error:
@@ -74,6 +76,15 @@ def _run() -> int | None:
     if isinstance(failure, Stopped):
         return _print_error(f"prep: stopped: {failure}", EXIT_STOPPED)
     return _print_error(f"prep: error: {failure}", EXIT_FAILED)
+
+
+def _refuse_secrets_with_spaces(words: list[str]) -> None:
+    """Raise DecodeonceError if a web address has a secret and a space; messages remove a secret only up to it."""
+    for word in words:
+        if len(word.split()) > 1 and (cut := without_secrets(word, word=True)) != word:
+            raise DecodeonceError(
+                f"{cut}: the URL also has a password or a query, and a space; write %20 for the space"
+            )
 
 
 def _run_command() -> int | None:
@@ -128,7 +139,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     _call_imported("prep.processes.child", "kill_children")
     _call_imported("cli.bench.build", "remove_scratch")
     name = signal.Signals(number).name
-    message = f"prep: stopped: {name}; completed work is kept; run the same command again to resume"
+    message = f"prep: stopped: {name}; run the same command again; builds, exports and staging then resume"
     if json_log:
         json_log.end(EXIT_STOPPED, message)
     write_error(f"{chr(10) if os.isatty(2) else ''}{message}")
@@ -150,7 +161,7 @@ def _call_imported(module: str, name: str) -> bool:
 
 
 def _print_error(message: str, code: int) -> int:
-    line = " ".join(message.splitlines())
+    line = without_secrets(" ".join(message.splitlines()))
     print(fitted(line, sys.stderr), file=sys.stderr)
     if json_log:
         json_log.message(line)

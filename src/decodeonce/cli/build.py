@@ -26,7 +26,7 @@ from decodeonce.store.layout import StorePaths
 from decodeonce.store.sharing import patient, patient_if_there
 
 if TYPE_CHECKING:
-    from decodeonce.prep.building import Progress
+    from decodeonce.prep.building.pool import Progress
     from decodeonce.store import Manifest
 
 Planned = Annotated[Path, typer.Argument(metavar="OUT", help="Planned store.")]
@@ -34,7 +34,7 @@ Planned = Annotated[Path, typer.Argument(metavar="OUT", help="Planned store.")]
 
 def run_build(request: BuildRequest) -> None:
     """Plan, decode and finish a build, and print a summary."""
-    from decodeonce.prep import building
+    from decodeonce.prep.building.build import build
 
     check_alone(SHARED)
     say_found(request)
@@ -50,7 +50,7 @@ def run_build(request: BuildRequest) -> None:
             show(now)
 
         args = (request.source, request.out, request.recipe, request.work, progress, request.expect)
-        manifest = patient(request.out, building.build, *args)
+        manifest = patient(request.out, build, *args)
     if was_finished:
         return say_built(request.out)
     seconds = time.monotonic() - start
@@ -59,14 +59,14 @@ def run_build(request: BuildRequest) -> None:
 
 def run_plan(request: BuildRequest) -> None:
     """Write the plan, reserve the space and print the next command."""
-    from decodeonce.prep import building
+    from decodeonce.prep.building.build import plan_unless_built
 
     check_alone(SHARED)
     say_found(request)
     if request.dry_run:
         return say_dry_run(request)
     say_storage(request.out)
-    plan = patient(request.out, building.plan_unless_built, request.source, request.out, request.recipe, request.expect)
+    plan = patient(request.out, plan_unless_built, request.source, request.out, request.recipe, request.expect)
     if plan is None:
         return say_built(request.out)
     found = f"{counted(plan.candidates, 'image')} found in {counted(len(plan.classes), 'class', 'classes')}"
@@ -111,7 +111,7 @@ def say_storage(out: Path) -> None:
 def say_dry_run(request: BuildRequest, time: Callable[[int, float], str] | None = None) -> None:
     """Print the bytes, files, space and time of a build (default: on this machine), and write nothing."""
     from decodeonce.cli.dryrun import dry_run, time_here
-    from decodeonce.prep.building import is_built
+    from decodeonce.prep.building.output_dir import is_built
 
     if is_built(request.source, request.out, request.recipe, request.expect):
         return say_built(request.out)
@@ -148,19 +148,19 @@ def work(
     all blocks that are not done, which also completes the work of lost tasks. On SIGUSR1, it finishes its current
     blocks and exits with code 75.
     """
-    from decodeonce.prep import building
+    from decodeonce.prep.building import pool
 
     share = _share(task, tasks)
     with parse.usage_errors():
-        how = building.WorkSettings(workers=workers, task=share.task, tasks=share.tasks, max_bad=max_bad, on_bad=on_bad)
+        how = pool.WorkSettings(workers=workers, task=share.task, tasks=share.tasks, max_bad=max_bad, on_bad=on_bad)
     if StorePaths(out).manifest.exists():
         return say_built(out)
-    if StorePaths(out).plan.exists():  # otherwise `building.work` reports what is missing
+    if StorePaths(out).plan.exists():  # otherwise `pool.work` reports what is missing
         say(f"{out}: {share}")
     if task is None and (idle := find_idle_hosts()):
         say(f"warning: {idle}", err=True)
     with build_progress() as progress:
-        patient_if_there(out, building.work, out, how, progress)
+        patient_if_there(out, pool.work, out, how, progress)
     if StorePaths(out).manifest.exists():
         return say_built(out)
     say(f"{out}: task {share.task} of {share.tasks} is done; after all tasks, run: prep finish {quoted(str(out))}")
@@ -179,12 +179,13 @@ def _share(task: int | None, tasks: int | None) -> Task:
 
 def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
     """Finish a store whose blocks are all decoded: fill the rows of rejected images and write the manifest."""
-    from decodeonce.prep import building
+    from decodeonce.prep.building.finish import finish as finish_build
+    from decodeonce.prep.building.pool import WorkSettings
 
     with parse.usage_errors():
-        building.WorkSettings(max_bad=max_bad)
+        WorkSettings(max_bad=max_bad)
     was_finished = StorePaths(out).manifest.exists()
-    manifest = patient_if_there(out, building.finish, out, max_bad)  # this also completes a finish that was killed
+    manifest = patient_if_there(out, finish_build, out, max_bad)  # this also completes a finish that was killed
     if was_finished:
         return say_built(out)
     _say_finished(out, manifest)

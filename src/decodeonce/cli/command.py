@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from decodeonce import cli
+from decodeonce.cli import parse
 from decodeonce.cli.examples import examples
 from decodeonce.errors import Stopped
 
@@ -67,11 +68,13 @@ def parameters(function: Callable[..., object]) -> list[Parameter]:
 def with_options(function: Callable[..., None], options: type, more: Iterable[Parameter] = ()) -> Callable[..., None]:
     """Return a function whose signature gives Typer a flag for each field of the dataclass `options`.
 
-    `function` is called with an instance of the dataclass as `options`. The flags `more` come first in the help.
+    `function` is called with an instance of the dataclass as `options`; a ValueError of the dataclass is a usage error.
+    The flags `more` come first in the help.
     """
 
     def wrapped(**given: Any) -> None:
-        made = options(**{field.name: given.pop(field.name) for field in fields(options)})
+        with parse.usage_errors():
+            made = options(**{field.name: given.pop(field.name) for field in fields(options)})
         function(options=made, **given)
 
     own = [p for p in parameters(function) if p.name != "options" and p.kind is not Parameter.VAR_KEYWORD]

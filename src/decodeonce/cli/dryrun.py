@@ -27,11 +27,10 @@ from decodeonce.prep.building.plan import (
     plan_facts,
     read_plan,
 )
-from decodeonce.prep.jobs import Chain
-from decodeonce.prep.jobs.base import clock
+from decodeonce.prep.jobs.base import Chain, clock
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import Source
+from decodeonce.prep.sources.base import Source
 from decodeonce.store import StorePaths
 
 SECONDS = 2.5  # spent building a sample

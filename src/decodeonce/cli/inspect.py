@@ -165,8 +165,8 @@ def _status_facts(out: Path, status: Status) -> Json:
     if status.state == "working":
         left = "unknown" if status.seconds_left is None else duration_text(status.seconds_left)
         return {**facts, "rows_per_s": round(status.rows_per_s), "time_left": left}
-    from decodeonce.prep.building import WorkSettings
     from decodeonce.prep.building.plan import allowed_rejects
+    from decodeonce.prep.building.pool import WorkSettings
 
     # With too many rejects, `work` and `finish` fail unless --max-bad allows them.
     too_many = len(status.rejects) > allowed_rejects(WorkSettings().max_bad, status.rows)

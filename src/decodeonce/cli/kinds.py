@@ -21,8 +21,8 @@ from decodeonce.prep.sources import KINDS, find_opener, plugin_errors, plugins
 from decodeonce.store.layout import ContainerName
 
 if TYPE_CHECKING:
-    from decodeonce.prep.building import WorkSettings
-    from decodeonce.prep.sources import Source
+    from decodeonce.prep.building.pool import WorkSettings
+    from decodeonce.prep.sources.base import Source
 
 OnBadOption = Annotated[
     OnBad,
@@ -166,7 +166,7 @@ class BuildOptions:
 
     def request(self, src: str, out: Path, opener: Callable[..., Source]) -> BuildRequest:
         """Check all flags, then open SRC."""
-        from decodeonce.prep.building import WorkSettings
+        from decodeonce.prep.building.pool import WorkSettings
         from decodeonce.prep.sources.folder import read_class_list
 
         if not src:
@@ -182,7 +182,7 @@ class BuildOptions:
             opener = partial(open_with_paired, opener, paired=paired)
         source = opener(src, classes=names, follow_links=self.follow_links)
         if self.boxes is not None and recipe.boxes is not None:
-            from decodeonce.prep.sources import BoxedSource
+            from decodeonce.prep.sources.boxed import BoxedSource
 
             source = BoxedSource(
                 source, self.boxes, recipe.boxes, origin=self.box_origin, follow_links=self.follow_links

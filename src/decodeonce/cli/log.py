@@ -13,6 +13,7 @@ from pathlib import Path
 
 from decodeonce import __version__, cli
 from decodeonce.cli import EXIT_STOPPED, program, write_error
+from decodeonce.formatting import without_secrets
 
 PROGRESS_SECONDS = 30.0
 LINE_START = b'{"'  # of each line
@@ -82,16 +83,17 @@ class JsonLog:
 
     def _give_up(self, error: OSError) -> None:
         self._fd = None
-        write_error(f"prep: --log {self._path}: {error.strerror or error}; continuing without a log")
+        write_error(
+            f"prep: --log {without_secrets(self._path, word=True)}: {error.strerror or error}; continuing without a log"
+        )
 
 
 def begin(path: str) -> None:
     """Start the log of this command in `path`."""
     from decodeonce.launch import JOB_IDS, find_rank, find_task
-    from decodeonce.remote import without_secrets
 
     cli.json_log = log = JsonLog(path)
-    command = [program(), *map(without_secrets, sys.argv[1:])]
+    command = [program(), *(without_secrets(word, word=True) for word in sys.argv[1:])]
     job = next((os.environ[name] for name in JOB_IDS if os.environ.get(name)), None)
     log.write(
         "start", version=__version__, command=command, launcher=_found(find_rank), task=_found(find_task), job=job

@@ -21,10 +21,10 @@ import typer
 
 from decodeonce import cli
 from decodeonce.cli import fitted
-from decodeonce.formatting import counted
+from decodeonce.formatting import counted, without_secrets
 
 if TYPE_CHECKING:
-    from decodeonce.prep.building import Progress
+    from decodeonce.prep.building.pool import Progress
     from decodeonce.store import Store
 
 Bar = Any  # a bar of tqdm, which is imported only for a bar
@@ -33,6 +33,7 @@ PROGRESS_SECONDS = 15.0
 
 def say(text: str, *, err: bool = False) -> None:
     """Print a line above a bar, escaped and wrapped for terminals, and log it. Errors (`err`) ignore --quiet."""
+    text = without_secrets(text)
     if cli.json_log:
         cli.json_log.message(text)
     if err or not cli.quiet:

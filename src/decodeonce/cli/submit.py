@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,9 @@ import typer
 from decodeonce.cli import STOPPING, parse, program
 from decodeonce.cli.build import say_dry_run, say_found, say_storage
 from decodeonce.cli.command import Command, Group, LoggedCommand, new_app, with_options
+from decodeonce.cli.examples import examples
 from decodeonce.cli.kinds import BuildRequest, kinds_app
+from decodeonce.cli.kubernetes import Pods, build_jobs
 from decodeonce.cli.options import option
 from decodeonce.cli.output import say, write_out
 from decodeonce.errors import BuildError, Stopped
@@ -25,9 +27,9 @@ from decodeonce.formatting import quoted
 from decodeonce.store.layout import StorePaths
 
 if TYPE_CHECKING:
-    from decodeonce.prep.jobs import Chain, Site
+    from decodeonce.prep.jobs.base import Chain
+    from decodeonce.prep.jobs.site import Site
 
-EXAMPLE = "prep submit {} build imagenet SRC OUT --tasks 16 --cpus 32 --time 4:00:00"
 BuildCommand = Annotated[
     list[str],
     typer.Argument(metavar="build KIND SRC OUT [FLAGS]", help="A `prep build` command with any of its flags."),
@@ -85,7 +87,7 @@ class JobOptions:
 
     def profile(self, scheduler: str) -> Site:
         """Return the profile of the site."""
-        from decodeonce.prep.jobs import read_site
+        from decodeonce.prep.jobs.site import read_site
 
         profile = read_site(self.site or f"generic-{scheduler}")
         if profile.scheduler != scheduler:
@@ -96,13 +98,13 @@ class JobOptions:
 
     def chain(self, site: Site) -> Chain:
         """Return the chain of jobs; flags that were not given take their values from the site."""
-        from decodeonce.prep.jobs import Chain
+        from decodeonce.prep.jobs.base import Chain
 
         given = {name: value for name, value in vars(self).items() if value is not None}
         settings: dict[str, Any] = {**site.defaults, **given}
         if missing := [name for name in ("cpus", *site.needs) if name not in settings]:
             flag = missing[0].replace("_", "-")
-            raise typer.BadParameter(f"--{flag} is required ({site.name}), as in {EXAMPLE.format(site.scheduler)}")
+            raise typer.BadParameter(f"--{flag} is required ({site.name}), as in {_example(site.scheduler)}")
         if self.then is not None and not self.then.is_file():
             raise typer.BadParameter(f"--then {self.then}: no such file; expected a job script")
         settings |= {"seconds": _seconds(settings.get("time")), "mem": _memory(settings.get("mem"))}
@@ -110,51 +112,46 @@ class JobOptions:
             return Chain(**{name: value for name, value in settings.items() if name not in ("time", "site", "submit")})
 
 
-@dataclass(frozen=True, kw_only=True)
-class PodOptions:
-    """The flags of `prep submit kubernetes`."""
+def _submit_to_kubernetes(words: BuildCommand, options: Pods) -> None:
+    from decodeonce.prep.jobs.base import no_option
 
-    tasks: Annotated[int, option("Run the build as an Indexed Job of N pods.", "N", min=1)]
-    cpus: Annotated[int, option("Request N cores per pod.", "N", min=1)]
-    image: Annotated[str, option("Use this container image, which must contain decodeonce.", "IMAGE")]
-    claim: Annotated[str, option("Mount this PersistentVolumeClaim, which holds SRC and OUT, in all pods.", "NAME")]
-    mount: Annotated[str, option("Mount the claim at this folder.", "DIR")] = "/data"
-    mem: Annotated[str | None, option("Limit each pod to this memory, such as 64Gi. (default: no limit)", "BYTES")] = (
-        None
-    )
-    max_running: Annotated[
-        int | None, option("Run at most N pods at the same time. (default: no limit)", "N", min=1)
-    ] = None
-
-
-def _submit_to_kubernetes(words: BuildCommand, options: PodOptions) -> None:
-    from decodeonce.prep.jobs import no_option
-    from decodeonce.prep.jobs.kubernetes import Pods, build_jobs
-
-    with parse.usage_errors():
-        pods = Pods(**asdict(options))
+    words = _build_words(words, "kubernetes")
     flags = parsed_build(words)
     if flags["dry_run"]:
         raise typer.BadParameter("--dry-run reads the source; run it in a pod")
     out, allowed = no_option(flags["out"]), ["--max-bad", flags["max_bad"]]
-    work = ["prep", "work", out, "--tasks", str(pods.tasks), "--workers", str(flags["workers"] or pods.cpus)]
+    work = ["prep", "work", out, "--tasks", str(options.tasks), "--workers", str(flags["workers"] or options.cpus)]
     work += [*allowed, "--on-bad", flags["on_bad"]]
     path = Path(f"{Path(flags['out']).name}.yaml")  # a str with typer 0.19
-    commands = [["prep", "plan", *words[1:]], work, ["prep", "finish", out, *allowed]]
-    write_out(path, build_jobs(out, pods, commands).encode("utf-8", "surrogateescape"))
+    commands = [["prep", "plan", *words], work, ["prep", "finish", out, *allowed]]
+    write_out(path, build_jobs(out, options, commands).encode("utf-8", "surrogateescape"))
     start = f"kubectl apply -f {quoted(str(path))}"
-    say(f"{path}: wrote plan, an Indexed Job of {pods.tasks} and finish; to submit them, run: {start}")
+    say(f"{path}: wrote plan, an Indexed Job of {options.tasks} and finish; to submit them, run: {start}")
 
 
 def _submit_command(scheduler: str) -> Callable[..., None]:
     def command(words: BuildCommand, options: JobOptions) -> None:
+        words = _build_words(words, scheduler)
         profile = options.profile(scheduler)
         chain = options.chain(profile)
-        if words[0] != "build":
-            raise typer.BadParameter(f"expected a build command, as in {EXAMPLE.format(scheduler)}")
-        parse_build(words[1:], lambda request: _write(request, words[1:], profile, chain, submit=options.submit))
+        parse_build(words, lambda request: _write(request, words, profile, chain, submit=options.submit))
 
     return with_options(command, JobOptions)
+
+
+def _build_words(words: Sequence[str], scheduler: str) -> list[str]:
+    """Return the words after "build". They go into job scripts, so URLs with a password or a query are refused."""
+    from decodeonce.remote import check_url
+
+    if words[0] != "build":
+        raise typer.BadParameter(f"expected a build command, as in {_example(scheduler)}")
+    for word in words:
+        check_url(word)
+    return list(words[1:])
+
+
+def _example(scheduler: str) -> str:
+    return examples(f"submit {scheduler}")[0]
 
 
 def _seconds(text: str | None) -> int | None:
@@ -176,17 +173,13 @@ def _memory(text: str | None) -> str | None:
 
 
 def parse_build(words: Sequence[str], then: Callable[[BuildRequest], None]) -> None:
-    """Parse the words as `prep build` does, and call `then` with the build. Its scripts must not have a secret."""
-    from decodeonce.remote import check_url
-
-    for word in words:
-        check_url(word)
+    """Parse the words as `prep build` does, and call `then` with the build."""
     kinds_app(then, "", Command)(list(words), prog_name="prep build", standalone_mode=False)
 
 
 def parsed_build(words: Sequence[str]) -> dict[str, Any]:
     """Return the flags of a `prep build` command by name, without opening the source."""
-    given = list(words[1:])
+    given = list(words)
     kinds = typer.main.get_group(kinds_app(lambda request: None, "", Command))
     name, command, rest = kinds.resolve_command(kinds.make_context("prep build", given), given)
     assert command is not None  # resolve_command fails for an unknown kind
@@ -194,7 +187,7 @@ def parsed_build(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _write(request: BuildRequest, words: Sequence[str], site: Site, chain: Chain, *, submit: bool) -> None:
-    from decodeonce.prep.jobs import write_scripts
+    from decodeonce.prep.jobs.chain import write_scripts
 
     if request.dry_run:
         from decodeonce.cli.dryrun import time_in_jobs
@@ -217,7 +210,7 @@ def _write(request: BuildRequest, words: Sequence[str], site: Site, chain: Chain
 
 def _commands(request: BuildRequest, words: Sequence[str], chain: Chain) -> list[list[str]]:
     """Return the commands of plan, array and finish."""
-    from decodeonce.prep.jobs import no_option
+    from decodeonce.prep.jobs.base import no_option
 
     prep, out = _program_command(), no_option(request.out)
     log = ["--log", f"{StorePaths(request.out).jobs}/logs/"]
@@ -263,7 +256,7 @@ app.command(
     cls=LoggedCommand,
     context_settings={"ignore_unknown_options": True},
     help="Write the jobs of a build into OUT.yaml: plan, an Indexed Job, finish. SRC and OUT are paths in the pods.",
-)(with_options(_submit_to_kubernetes, PodOptions))
+)(with_options(_submit_to_kubernetes, Pods))
 for _scheduler in ("slurm", "pbs"):
     app.command(
         _scheduler,

@@ -494,7 +494,7 @@ def _find_accelerator(device: torch.device) -> torch.device:
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if found is None or found.type != device.type:
         available = f"torch {torch.__version__} finds only {found or 'cpu'} here"
-        raise ValueError(f'device "{device}" is not available: {available}')
+        raise ValueError(f'device "{device}" is not available: {available}; pass device="cpu"')
     index = torch.accelerator.current_device_index() if device.index is None else device.index
     if index >= (count := torch.accelerator.device_count()):
         last = f"{device.type}:{count - 1}"

@@ -140,14 +140,15 @@ def make_partition(
     """Create the partition of one rank, or raise ValueError if a rank would have no row or no step."""
     count = len(rows)
     if count == 0:
-        raise ValueError("there are no rows to load, expected at least one")
+        raise ValueError("there are no rows to load; expected rows= to select at least one")
     partition = Partition(rows, count, count, batch_size, rank, world_size, tail)
     if kind == "range":
         partition = _own_range(partition)
     if not partition.steps():
         raise ValueError(
-            f"batch_size is {batch_size}, but a rank gets only {count // world_size} rows ({count} rows, {world_size} "
-            'ranks), and tail="drop" skips incomplete batches; use a smaller batch_size, or tail="pad" or "keep"'
+            f"batch_size is {batch_size}, but a rank gets only {count // world_size} rows ({count} rows in all, "
+            f'world_size {world_size}), and tail="drop" skips incomplete batches; use a smaller batch_size, or '
+            'tail="pad" or "keep"'
         )
     return partition
 

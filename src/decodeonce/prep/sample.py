@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageDraw
 
 from decodeonce.store import disk
-from decodeonce.store.files import append, make_folder
+from decodeonce.store.files import append, make_folder, remove_file, remove_tree
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -53,7 +53,7 @@ def write_sample_tree(
     JPEG is truncated at 60 %. The bytes depend on the arguments and the library versions, but not on `workers`.
 
     Args:
-        dest: Folder to create; it must not exist or be empty.
+        dest: Folder to create; it must not exist or be empty. What an interrupted call left there is replaced.
         count: Number of images, at least 50, because every tree has one of each unusual file.
         classes: Number of classes, 1 to 1000, at most `count`.
         seed: Seed of the random numbers.
@@ -64,10 +64,15 @@ def write_sample_tree(
         The total size of the images in bytes, and their total number of pixels.
 
     Raises:
-        FileExistsError: If `dest` is not an empty folder.
+        FileExistsError: If `dest` is not empty, unless an interrupted call left it.
     """
-    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+    unfinished = dest / ".prep-sample-unfinished"
+    if unfinished.exists():
+        remove_tree(dest / "train")
+    elif dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise FileExistsError(errno.EEXIST, "exists and is not an empty folder; choose a new one", str(dest))
+    make_folder(dest)
+    _write(unfinished, b"")
     rng = np.random.default_rng([seed, count])  # images use [seed, index]
     looks = _looks(rng, classes)
     for wnid in looks:
@@ -79,6 +84,7 @@ def write_sample_tree(
         for image in threads.map(partial(_write_image, dest / "train", seed), _orders(rng, looks, count)):
             done.append(image)
             progress(1)
+    remove_file(unfinished)
     return sum(nbytes for nbytes, _ in done), sum(pixels for _, pixels in done)
 
 
@@ -119,7 +125,7 @@ def _write_image(train: Path, seed: int, order: Order) -> tuple[int, int]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    fd = disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    fd = disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         append(fd, data)
     finally:

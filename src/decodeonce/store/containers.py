@@ -1,4 +1,7 @@
-"""The file formats of shards. To add one, write a class with the members of `Container` and extend `CONTAINERS`."""
+"""The file formats of shards: a header, then the rows. In every format the rows are contiguous from `data_offset`.
+
+To add one, write a class like `NpyContainer`, and extend `Container` and `CONTAINERS`.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,10 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Protocol
 
 from decodeonce.errors import StoreError
 
 NPY_MAGIC = b"\x93NUMPY\x01\x00"
-
-
-class Container(Protocol):
-    """A shard's file format: a header, then the rows. In every format the rows are contiguous from `data_offset`.
-
-    Attributes:
-        suffix: End of a shard's file name.
-        magic: First bytes of every shard.
-    """
-
-    suffix: str
-    magic: bytes
-
-    def head(self, shape: tuple[int, ...], *, size: int, scratch: Path) -> bytes:
-        """Return the header of a shard with `shape` (rows, H, W, C): the `size` bytes before its first row."""
 
 
 def npy_header(shape: tuple[int, ...], descr: str, *, size: int = 128) -> bytes:
@@ -39,7 +26,12 @@ def npy_header(shape: tuple[int, ...], descr: str, *, size: int = 128) -> bytes:
 
 
 class NpyContainer:
-    """Shards as .npy files: a header page, then the rows. `numpy.load(path, mmap_mode="r")` can read them."""
+    """Shards as .npy files: a header page, then the rows. `numpy.load(path, mmap_mode="r")` can read them.
+
+    Attributes:
+        suffix: End of a shard's file name.
+        magic: First bytes of every shard.
+    """
 
     suffix = ".npy"
     magic = NPY_MAGIC
@@ -94,4 +86,5 @@ class Hdf5Container:
             template.unlink()
 
 
+Container = NpyContainer | Hdf5Container
 CONTAINERS: dict[str, Container] = {"npy": NpyContainer(), "hdf5": Hdf5Container()}

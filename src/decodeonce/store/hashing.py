@@ -40,10 +40,10 @@ def hexdigest(data: bytes | memoryview) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
-def file_chunks(path: Path, size: int = 1 << 22) -> Iterator[bytes]:
-    """Yield the bytes of a file in pieces of `size`."""
+def file_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file in pieces of 4 MiB."""
     with reading(path) as file:
-        while chunk := file.read(size):
+        while chunk := file.read(1 << 22):
             yield chunk
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from decodeonce.errors import StoreError
-from decodeonce.formatting import quoted
+from decodeonce.formatting import quoted, without_secrets
 from decodeonce.host import network_file_system
 
 ContainerName = Literal["npy", "hdf5"]  # defined here because recipe and command line need it without NumPy
@@ -126,9 +126,7 @@ class StorePaths:
 
 
 def _url_error(url: str) -> StoreError:
-    from decodeonce.remote import without_secrets
-
-    url = without_secrets(re.sub(":/+", "://", url, count=1))
+    url = without_secrets(re.sub(":/+", "://", url, count=1), word=True)
     command = f"`prep stage {quoted(url)} FOLDER`"
     return StoreError(f"{url}: a URL, expected a local folder; to use a store that is there, stage it first: {command}")
 

@@ -22,14 +22,14 @@ from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, duration_text
 from decodeonce.host import free_space, is_in_memory, network_file_system, usable_cores
-from decodeonce.prep.building import Progress, WorkSettings, make_plan, work
+from decodeonce.prep.building.build import make_plan
 from decodeonce.prep.building.output_dir import check_output_dir
 from decodeonce.prep.building.plan import Listing, row_order, scan
+from decodeonce.prep.building.pool import Progress, WorkSettings, work
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import Source
-from decodeonce.prep.sources.base import SourceWrapper
+from decodeonce.prep.sources.base import Source, SourceWrapper
 from decodeonce.store import StorePaths
 from decodeonce.store.files import make_folder, remove_tree
 from decodeonce.store.layout import Json

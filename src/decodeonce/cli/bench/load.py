@@ -53,7 +53,7 @@ def measure_load(path: Path, how: Mapping[str, Any], gpu_rate: float, seconds: f
         cold = timed(rows, seconds=2 * seconds, epochs=1)
         limits.append(int(cold.samples_per_s * row_bytes * 2 * seconds))
         if cold.stats["threads"]["cold_share"] < COLD and not network_file_system(path):
-            cold, why_warm = None, "rows stayed in memory, probably because another process uses them"
+            cold, why_warm = None, "rows stayed in memory, or the file system does not tell whether they did"
     kept = rows[: max(2 * how["batch_size"], min(limits) // row_bytes)]
     timed(kept, seconds=np.inf, epochs=1)  # reads them into memory
     warm = timed(kept, seconds=seconds, skip=WARM_UP_BATCHES)

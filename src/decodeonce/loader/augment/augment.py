@@ -159,15 +159,21 @@ class LabelStep(Step, Protocol):
         """
 
 
-@runtime_checkable
-class RowStep(Step, Protocol):
-    """A step that can also work row by row on a CPU, as all steps of this package do that need one row at a time."""
+class RowStep:
+    """Base of steps that need one row at a time: they work row by row on a CPU, and on a whole batch on a device."""
+
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        if images.device.type == "cpu" and (rows := self.on_rows(Rows.of(images), draws)):
+            return rows.done()
+        return self.on_device(images, draws)
 
     def on_rows(self, rows: Rows, draws: Draws, /) -> Rows | None:
-        """Return `rows` with the work of this step added, which gives the same images as a call of the step.
+        """Return `rows` with the work of this step added; None if it has no work for rows of this dtype."""
+        raise NotImplementedError
 
-        The result is None if the step has no work for rows of this dtype.
-        """
+    def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:
+        """Return the new images, made from all images at once. This works on every device."""
+        raise NotImplementedError
 
 
 class Augment:
@@ -292,7 +298,8 @@ class Augment:
 def _check_step(step: object) -> None:
     """Raise ValueError if a step cannot be called as one."""
     if isinstance(step, type) or not callable(step):
-        raise ValueError(f"a step is {step!r}, expected a callable object such as RandomFlip()")
+        advice = "; pass Augment(*steps)" if isinstance(step, (list, tuple)) else ""
+        raise ValueError(f"a step is {step!r}, expected a callable object such as RandomFlip(){advice}")
     name, library = name_of(step), type(step).__module__.partition(".")[0]
     if library in ("albumentations", "kornia", "torchvision"):
         raise ValueError(f"the step {name} is of {library}; use PerImage({name}(...)) or PerBatch({name}(...))")

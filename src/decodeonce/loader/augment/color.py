@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import check_probability
-from decodeonce.loader.augment.augment import Draws, StillStep, constant
-from decodeonce.loader.augment.crop import RandomResizedCrop
+from decodeonce.loader.augment.augment import Draws, RowStep, StillStep, constant
+from decodeonce.loader.augment.crop import RandomResizedCrop, check_range
 from decodeonce.loader.augment.rows import Rows
 
 Range = tuple[float, float]
@@ -26,7 +26,7 @@ Plan = tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class _Change(StillStep):
+class _Change(StillStep, RowStep):
     """Base of the steps: change an image with probability `p`. No pixel moves."""
 
     p: float = field(default=1.0, kw_only=True)
@@ -34,16 +34,20 @@ class _Change(StillStep):
     def __post_init__(self) -> None:
         check_probability(self.p)
 
-    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        if images.device.type == "cpu":
-            return self.on_rows(Rows.of(images), draws).done()
-        change, uniform, drawn = self._plan(Rows.of(images), draws)
-        return by_batch(change, images, uniform < self.p, *drawn)
-
     def on_rows(self, rows: Rows, draws: Draws, /) -> Rows:
-        """Change the images that ``__call__`` changes, row by row."""
+        """Change the chosen images, one at a time."""
         change, uniform, drawn = self._plan(rows, draws)
-        return by_row(change, rows, uniform < self.p, *drawn)
+        chosen = (uniform < self.p).tolist()
+
+        def apply(image: Tensor, row: int, place: Tensor | None) -> Tensor:
+            return change(image[None], *(each[row : row + 1] for each in drawn))[0] if chosen[row] else image
+
+        return rows.then(apply, rows.shape, rows.dtype)
+
+    def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:
+        """Change all images of a batch at once, and choose afterwards."""
+        change, uniform, drawn = self._plan(Rows.of(images), draws)
+        return torch.where((uniform < self.p)[:, None, None, None], change(images, *drawn), images)
 
     def _plan(self, rows: Rows, draws: Draws) -> Plan:
         """Draw for images of the shape and dtype of `rows`."""
@@ -54,21 +58,6 @@ class _Change(StillStep):
             found = f"{rows.shape[2]} of {rows.dtype}"
             name = type(self).__name__
             raise ValueError(f"{name} needs images with 3 channels of uint8, got {found}; put it before Normalize")
-
-
-def by_batch(change: Callable[..., Tensor], images: Tensor, chosen: Tensor, *drawn: Tensor) -> Tensor:
-    """Apply `change` to all images at once, and choose afterwards."""
-    return torch.where(chosen[:, None, None, None], change(images, *drawn), images)
-
-
-def by_row(change: Callable[..., Tensor], rows: Rows, chosen: Tensor, *drawn: Tensor) -> Rows:
-    """The same on a CPU: apply `change` to chosen images, one at a time."""
-    is_chosen = chosen.tolist()
-
-    def apply(image: Tensor, row: int, place: Tensor | None) -> Tensor:
-        return change(image[None], *(each[row : row + 1] for each in drawn))[0] if is_chosen[row] else image
-
-    return rows.then(apply, rows.shape, rows.dtype)
 
 
 @dataclass(frozen=True)
@@ -125,10 +114,10 @@ class ColorJitter(_Change):
 
 
 def _range(name: str, value: float | Range, middle: float, least: float, most: float) -> Range:
-    low, high = value if isinstance(value, (tuple, list)) else (max(middle - value, least), middle + value)
-    if not least <= low <= high <= most or math.isinf(high):
+    ends = tuple(value) if isinstance(value, (tuple, list)) else (max(middle - value, least), middle + value)
+    if len(ends) != 2 or not least <= ends[0] <= ends[1] <= most or math.isinf(ends[1]):
         raise ValueError(f"{name} is {value!r}, expected a number or a range (low, high) within {least} to {most}")
-    return low, high
+    return ends
 
 
 def _adjust(planes: Tensor, factors: Tensor, kind: Tensor, used: list[int]) -> Tensor:
@@ -266,9 +255,7 @@ class GaussianBlur(_Change):
         super().__post_init__()
         if not isinstance(self.kernel_size, int) or self.kernel_size < 1 or self.kernel_size % 2 == 0:
             raise ValueError(f"kernel_size is {self.kernel_size!r}, expected an odd number above 0")
-        low, high = self._sigmas
-        if not 0 < low <= high < math.inf:
-            raise ValueError(f"sigma is {self.sigma!r}, expected two numbers above 0, the larger one second")
+        check_range("sigma", self._sigmas, math.inf)
 
     @property
     def _sigmas(self) -> Range:
@@ -317,7 +304,7 @@ class RandomErasing(_Change):
             mean after ``Normalize``.
 
     Raises:
-        ValueError: If an argument is not valid.
+        ValueError: If an argument is not valid or, at the first batch, if `value` does not fit the images.
 
     Example:
         >>> augment = Augment(RandomResizedCrop(224), Normalize("imagenet"), RandomErasing(p=0.25))
@@ -332,9 +319,8 @@ class RandomErasing(_Change):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
-            raise ValueError(f"ratio is {self.ratio!r}, expected two numbers above 0, the larger one second")
-        if not all(isinstance(value, Real) for value in self._values):
+        check_range("ratio", self.ratio, math.inf)
+        if not self._values or not all(isinstance(value, Real) for value in self._values):
             raise ValueError(f"value is {self.value!r}, expected a number, or one per channel")
         _ = self._crop
 
@@ -348,6 +334,11 @@ class RandomErasing(_Change):
         return RandomResizedCrop(1, scale=self.scale, ratio=(1 / self.ratio[1], 1 / self.ratio[0]))
 
     def _plan(self, rows: Rows, draws: Draws) -> Plan:
+        if len(self._values) not in (1, rows.shape[2]):
+            expected = f"expected {len(self._values)} as in value={self.value!r}"
+            raise ValueError(f"images have {rows.shape[2]} channels, {expected}; pass one number, or one per channel")
+        if rows.dtype == torch.uint8 and not all(0 <= value <= 255 for value in self._values):
+            raise ValueError(f"value is {self.value!r}, expected 0 to 255 for images of uint8")
         fill = constant(tuple(map(float, self._values)), rows.dtype, rows.images.device)
 
         def erase(images: Tensor, windows: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from decodeonce.loader.arguments import whole
-from decodeonce.loader.augment.augment import Draws, Resampling, constant, map_boxes
+from decodeonce.loader.augment.augment import Draws, Resampling, RowStep, constant, map_boxes
 from decodeonce.loader.augment.rows import Rows
 
 FixedSize = int | tuple[int, int]
@@ -97,7 +97,7 @@ class _Ramp:
 
 
 @dataclass(frozen=True)
-class _Crop:
+class _Crop(RowStep):
     """Base of crops that do not resize."""
 
     size: Size
@@ -131,9 +131,6 @@ class _Crop:
         """Subtract the corner of each window from its `boxes` (see ``BoxStep``)."""
         top, left, _, _ = self._window(draws, height, width)
         return map_boxes(boxes, lambda x: x - left, lambda y: y - top)
-
-    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        raise NotImplementedError
 
     def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
         """Crop the `maps` like the images (see ``MapStep``)."""
@@ -195,7 +192,7 @@ class RandomCrop(_Crop):
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop:
+class RandomResizedCrop(RowStep):
     """Crop a window of random area and aspect ratio from each image and resize it, as torchvision does.
 
     Resizing is bilinear with antialiasing, like Pillow's ``crop(box).resize(size, BILINEAR)``. uint8 images stay uint8;
@@ -223,8 +220,8 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         check_size(self.size)
-        _check_range("scale", self.scale, 1)
-        _check_range("ratio", self.ratio, math.inf)
+        check_range("scale", self.scale, 1)
+        check_range("ratio", self.ratio, math.inf)
 
     def windows(self, draws: Draws, height: int, width: int) -> Tensor:
         """Return the windows that are cropped, one per row of the batch.
@@ -261,17 +258,16 @@ class RandomResizedCrop:
         corner = _whole(torch.where(first == _TRIES, spare / 2, uniform[:, -2:] * (spare + 1)))
         return torch.cat([corner, size], 1)
 
-    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        if images.device.type == "cpu" and (rows := self.on_rows(Rows.of(images), draws)):
-            return rows.done()
-        windows = self.windows(draws, images.shape[1], images.shape[2])
-        return resize_on_device(images, windows, *size_at(self.size, draws.epoch))
-
     def on_rows(self, rows: Rows, draws: Draws, /) -> Rows | None:
         """Crop and resize uint8 images row by row."""
         if rows.dtype != torch.uint8:
             return None
         return resize_rows(rows, self.windows(draws, *rows.shape[:2]), *size_at(self.size, draws.epoch))
+
+    def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:
+        """Crop and resize the images of a batch."""
+        windows = self.windows(draws, images.shape[1], images.shape[2])
+        return resize_on_device(images, windows, *size_at(self.size, draws.epoch))
 
     def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Subtract the corner of each window from its `boxes` and scale them to the new size (see ``BoxStep``)."""
@@ -298,8 +294,10 @@ def _whole(numbers: Tensor) -> Tensor:
     return numbers.to(torch.int64).to(numbers.dtype)
 
 
-def _check_range(name: str, values: tuple[float, float], most: float) -> None:
-    if len(values) != 2 or not 0 < values[0] <= values[1] <= most or math.isinf(values[1]):
+def check_range(name: str, values: tuple[float, float], most: float) -> None:
+    """Raise ValueError unless these are two numbers above 0 and at most `most`, in order."""
+    two = isinstance(values, Sized) and len(values) == 2
+    if not two or not 0 < values[0] <= values[1] <= most or math.isinf(values[1]):
         bound = "" if math.isinf(most) else f" of at most {most}"
         raise ValueError(f"{name} is {values!r}, expected two numbers above 0{bound}, the larger one second")
 

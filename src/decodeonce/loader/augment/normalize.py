@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import StoreLike, as_store
-from decodeonce.loader.augment.augment import Draws, StillStep, constant
+from decodeonce.loader.augment.augment import Draws, RowStep, StillStep, constant
 from decodeonce.loader.augment.rows import Rows
 
 IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
@@ -24,7 +24,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Statistics = tuple[Sequence[float], Sequence[float]] | list[list[float]]
 
 
-class Normalize(StillStep):
+class Normalize(StillStep, RowStep):
     """Normalize each channel: (value - mean) / std, computed in float32.
 
     Args:
@@ -68,16 +68,28 @@ class Normalize(StillStep):
         mean, std = (tuple(round(value / 255, 4) for value in values) for values in (self.mean, self.std))
         return f"Normalize(({mean}, {std}), dtype={self.dtype})"
 
-    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        if images.device.type == "cpu" and (rows := self.on_rows(Rows.of(images), draws)):
-            return rows.done()
-        return normalize_on_device(images, *self._factors(images.shape[3], images.device), self.dtype)
-
     def on_rows(self, rows: Rows, draws: Draws, /) -> Rows | None:
         """Normalize uint8 images row by row."""
         if rows.dtype != torch.uint8:
             return None
-        return normalize_rows(rows, *self._factors(rows.shape[2], rows.images.device), self.dtype)
+        scale, shift = self._factors(rows.shape[2], rows.images.device)
+        # A line with all channels is long enough for vector instructions.
+        scales, shifts, dtype = scale.repeat(rows.shape[1]), shift.repeat(rows.shape[1]), self.dtype
+
+        def normalize(image: Tensor, row: int, place: Tensor | None) -> Tensor:
+            if place is None or dtype != torch.float32:
+                place = torch.empty(image.shape, dtype=torch.float32)
+            place.flatten(1).copy_(image.flatten(1)).mul_(scales).add_(shifts)
+            return place if dtype == torch.float32 else place.to(dtype)
+
+        return rows.then(normalize, rows.shape, dtype)
+
+    def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:
+        """Normalize the images of a batch."""
+        scale, shift = self._factors(images.shape[3], images.device)
+        # One pass over memory: torch computes in float32, the common dtype of the inputs, and casts when it writes.
+        result = torch.empty(images.shape, dtype=self.dtype, device=images.device)
+        return torch.addcmul(shift, images, scale, out=result)
 
     def _factors(self, channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Scale and shift (C,): the normalized value is value * scale + shift."""
@@ -92,7 +104,8 @@ class Normalize(StillStep):
 
 def _levels(statistics: Statistics) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Convert (mean, std) from 0..1 to 0..255. ValueError if they are not in 0 to 1, or of different lengths."""
-    found = tuple(tuple(map(float, values)) for values in statistics)
+    numbers = all(isinstance(values, Iterable) for values in statistics)
+    found = tuple(tuple(map(float, values)) for values in statistics) if numbers else ()
     if (
         len(found) != 2
         or not len(found[0]) == len(found[1])
@@ -101,23 +114,3 @@ def _levels(statistics: Statistics) -> tuple[tuple[float, ...], tuple[float, ...
         raise ValueError(f"statistics are {statistics!r}, expected (mean, std), each a number per channel in 0 to 1")
     mean, std = (tuple(value * 255 for value in values) for values in found)
     return mean, std
-
-
-def normalize_on_device(images: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return images * scale + shift in `dtype`; scale and shift are (C,)."""
-    # A single pass over memory: torch computes in float32, the common dtype of the inputs, and casts when it writes.
-    return torch.addcmul(shift, images, scale, out=torch.empty(images.shape, dtype=dtype, device=images.device))
-
-
-def normalize_rows(rows: Rows, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Rows:
-    """The same for uint8 images on a CPU."""
-    # A line with all channels is long enough for vector instructions.
-    scales, shifts = scale.repeat(rows.shape[1]), shift.repeat(rows.shape[1])
-
-    def normalize(image: Tensor, row: int, place: Tensor | None) -> Tensor:
-        if place is None or dtype != torch.float32:
-            place = torch.empty(image.shape, dtype=torch.float32)
-        place.flatten(1).copy_(image.flatten(1)).mul_(scales).add_(shifts)
-        return place if dtype == torch.float32 else place.to(dtype)
-
-    return rows.then(normalize, rows.shape, dtype)

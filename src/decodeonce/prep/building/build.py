@@ -26,7 +26,7 @@ from decodeonce.prep.building.plan import (
 from decodeonce.prep.building.pool import Progress, WorkSettings, work
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import Source
+from decodeonce.prep.sources.base import Source
 from decodeonce.remote import absolute
 from decodeonce.store import Manifest, StorePaths
 from decodeonce.store.files import make_folder, sync_folder

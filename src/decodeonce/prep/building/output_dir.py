@@ -13,7 +13,7 @@ from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.plan import Listing, Plan, scan
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe, differences
-from decodeonce.prep.sources import Source
+from decodeonce.prep.sources.base import Source
 from decodeonce.store import Manifest, StorePaths, disk, open_store
 from decodeonce.store.columns import column_file
 from decodeonce.store.files import empty_folder, remove_file, reserve, sync_folder, writing

@@ -32,7 +32,8 @@ from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.journal import BlockRecord
 from decodeonce.prep.entry import Entry, name_text
 from decodeonce.prep.recipe import Recipe, differences
-from decodeonce.prep.sources import Source, open_source
+from decodeonce.prep.sources import open_source
+from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.labels import NumberColumn
 from decodeonce.remote import absolute, as_path
 from decodeonce.splitmix import GOLDEN, mix
@@ -77,11 +78,6 @@ def block_rows_for(count: int, row_bytes: int) -> int:
     unit = PAGE // math.gcd(row_bytes, PAGE)
     in_pages = math.ceil(rows / unit) * unit
     return in_pages if in_pages * row_bytes <= LARGEST_IN_PAGES else rows
-
-
-def overlap(one: range, other: range) -> bool:
-    """Whether two ranges of step 1 have a number in common."""
-    return max(one.start, other.start) < min(one.stop, other.stop)
 
 
 @dataclass(frozen=True)
@@ -517,14 +513,10 @@ def row_order(listing: Listing, seed: int | None, *, by_unit: bool) -> NDArray[n
 def check_matches_plan(plan: Plan, listing: Listing, facts: Json) -> None:
     """Raise BuildError unless `facts` match the plan; only the location of the source may differ."""
     out, planned, found = plan.paths.root, plan.facts["source"], facts["source"]
-    if plan.facts["recipe"] != facts["recipe"]:
-        changes = "; ".join(differences(facts["recipe"], plan.facts["recipe"]))
+    recipes = ({**some["recipe"], "columns": [one["name"] for one in some["columns"]]} for some in (facts, plan.facts))
+    if changes := "; ".join(differences(*recipes)):
         advice = "use the plan's settings, or remove OUT and build again"
         raise BuildError(f"{out}: planned with a different recipe: {changes}; {advice}")
-    asked, there = (", ".join(column["name"] for column in some["columns"]) or "none" for some in (facts, plan.facts))
-    if asked != there:
-        what = f"{out}: planned with the columns {there}, but this command asks for {asked}"
-        raise BuildError(f"{what}; pass the plan's --column, or remove OUT and build again")
     if planned["digest_with_times"] != found["digest_with_times"]:
         summary = plan.samples.changes_in(listing.samples)
         if planned["root"] != found["root"]:

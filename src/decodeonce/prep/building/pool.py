@@ -21,14 +21,15 @@ import numpy as np
 from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped
 from decodeonce.host import usable_cores
 from decodeonce.prep.building.journal import Journal, Journals
-from decodeonce.prep.building.plan import Plan, allowed_rejects, overlap, read_plan, reject_error
+from decodeonce.prep.building.plan import Plan, allowed_rejects, read_plan, reject_error
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.processes.child import child_of, wait_for
+from decodeonce.prep.processes.child import KILLED, child_of, wait_for
 from decodeonce.prep.recipe import OnBad, check_choice, differences
 from decodeonce.remote import shared
 from decodeonce.store import StorePaths
 from decodeonce.store.files import make_folder
 from decodeonce.store.layout import Json, missing_advice
+from decodeonce.store.manifest import overlap
 from decodeonce.store.reader import runs
 
 
@@ -162,7 +163,7 @@ def _check_decoders(plan: Plan) -> None:
 def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], None]) -> None:
     """Decode the missing blocks of a task's share; raises as `work`."""
     share = plan.blocks.of_task(how.task, how.tasks)
-    journals = Journals(plan.paths.journals, lambda task, tasks: overlap(share, plan.blocks.of_task(task, tasks)))
+    journals = Journals(plan.paths.journals, lambda task, tasks: bool(overlap(share, plan.blocks.of_task(task, tasks))))
     todo = [block for block in share if block not in journals.lines]
     known = [*plan.rejects, *plan.rejects_in(journals.records(share))]
     rejects, first = len(known), str(known[0]) if known else ""
@@ -287,7 +288,6 @@ IMAGE_SECONDS = 120.0
 HANGING_SECONDS = 3600.0  # by the clock, because a --map may wait forever without using a processor
 STRIKES = 2
 TICK_SECONDS = 1.0
-KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # an operator, the OOM killer, a limit
 # Signals from a library that crashes on damaged data, such as Parquet's. SIGBUS is not one of them: it means that a
 # mapped file was truncated or that its file system fails.
 READER_CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE)
@@ -424,11 +424,10 @@ class WorkerPool:
         self._queue.put_back(worker, worker.blocks)
         if status == 0 and not worker.blocks:
             return False
-        if row is None or (status in KILLED_FROM_OUTSIDE and not worker.limit_passed):
+        if row is None or (status in KILLED and not worker.limit_passed):
             self._idle_deaths += 1
             if self._idle_deaths > self._size + STRIKES:
-                outside = status in KILLED_FROM_OUTSIDE
-                advice = "pass fewer --workers if memory is short" if outside else "see the messages above"
+                advice = "pass fewer --workers if memory is short" if status in KILLED else "see the messages above"
                 raise Stopped(f"workers keep dying (exit status {status}); {advice}, then run the same command again")
             return True
         self._strikes[row] += 1

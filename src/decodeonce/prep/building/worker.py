@@ -25,7 +25,7 @@ from decodeonce.prep.building.plan import Block, Plan, read_plan, reject_error
 from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.processes.child import Heartbeat, Parent
-from decodeonce.prep.sources import Source
+from decodeonce.prep.sources.base import Source
 from decodeonce.remote import is_url, share
 from decodeonce.store import StorePaths
 from decodeonce.store.hashing import row_checksum
@@ -60,18 +60,14 @@ class BlockDecoder:
             return read_units_ahead(source, entries)
         return ((entry, partial(source.read_all, entry)) for entry in entries)
 
-    def decode(
-        self, block: Block, poison: dict[int, str], buffer: memoryview, reads: Iterable[Read] | None = None
-    ) -> BlockRecord:
+    def decode(self, block: Block, poison: dict[int, str], buffer: memoryview, reads: Iterable[Read]) -> BlockRecord:
         """Fill `buffer` with the block's rows and return the block's record; the bytes of rejects stay unchanged.
 
         `poison` has the rows whose images kill their decoder, with the reason to reject them. `reads` is the block's
-        part of what the method `reads` yields; None: nothing was read ahead.
+        part of what the method `reads` yields.
         """
         size, sums = self._plan.recipe.row_bytes, PixelSums(self._plan.recipe.shape)
         facts, rejects, boxes = np.zeros(block.rows, FACTS), [], []
-        if reads is None:
-            reads = self.reads(self._plan.samples.entries(block.first, block.last))
         for index, (entry, read) in enumerate(reads):
             number = block.first + index
             try:
@@ -195,17 +191,19 @@ def serve(parent: Parent, plan: Plan, decoder: BlockDecoder, journal: Path) -> N
 
     reads = decoder.reads(entries())
     with ThreadPoolExecutor(1) as flusher, limited_memory():
-        for first in reads:
-            order = orders.popleft()
-            block = plan.blocks[order["block"]]
-            poison = {int(row): reason for row, reason in order["poison"].items()}
-            record = decoder.decode(block, poison, buffers[0], chain([first], islice(reads, block.rows - 1)))
+        try:
+            for first in reads:
+                order = orders.popleft()
+                block = plan.blocks[order["block"]]
+                poison = {int(row): reason for row, reason in order["poison"].items()}
+                record = decoder.decode(block, poison, buffers[0], chain([first], islice(reads, block.rows - 1)))
+                if pending is not None:
+                    parent.report(pending.result())
+                pending = flusher.submit(write_block, plan, journal, block, record, buffers[0])
+                buffers.reverse()
+        finally:  # also if the next block raises an error
             if pending is not None:
                 parent.report(pending.result())
-            pending = flusher.submit(write_block, plan, journal, block, record, buffers[0])
-            buffers.reverse()
-        if pending is not None:
-            parent.report(pending.result())
 
 
 def main(arguments: list[str]) -> int:

@@ -10,24 +10,26 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import PIL
+from numpy.typing import NDArray
 from PIL import Image, features
 
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
 from decodeonce.prep.building.journal import BlockRecord, Journal, Journals
 from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.entry import name_bytes
-from decodeonce.prep.processes.child import ChildDied, Parent, run_workers
-from decodeonce.prep.recipe import ExportForm, check_choice
+from decodeonce.prep.processes.child import Parent, run_workers
+from decodeonce.prep.recipe import ExportForm, check_choice, differences
 from decodeonce.store import Sample, Store, disk, open_store
 from decodeonce.store.checks import check_file
 from decodeonce.store.files import make_folder, remove_file, remove_tree, sync_folder, write_atomic
@@ -126,8 +128,9 @@ def export_store(
     masks, the folders of the classes are in DEST/images and, for example, DEST/mask.
 
     The form "webdataset" writes DEST/shard-000000.tar and so on. A row has three members: <row>.png, <row>.cls with
-    its label, and <row>.json with its line of samples.tsv, its columns and the class names of its boxes. A mask is one
-    more member, such as <row>.mask.png.
+    its label, and <row>.json with its line of samples.tsv, its columns and the class names of its boxes. If a column
+    is called `width`, for example, the source's width is in `width_`. A NaN or infinity in a column is null. A mask is
+    one more member, such as <row>.mask.png.
 
     DEST/classes.txt lists the classes in label order, unless a name cannot be on a line of its own. PNG keeps every
     pixel. The bytes depend on the store, the settings and the encoder, not on `workers`.
@@ -146,9 +149,10 @@ def export_store(
         The number of images and classes.
 
     Raises:
-        DecodeonceError: If `dest` exists or is inside the store, or an export to it was begun with other settings.
+        DecodeonceError: If `dest` exists or is inside the store, an export to it was begun with other settings, or a
+            worker process crashed.
         StoreError: If the store is damaged, is a staged part, or has a class name that cannot be the name of a folder.
-        Stopped: If a worker process died, or the store cannot be read because of a temporary error.
+        Stopped: If a worker process was killed, or the store cannot be read because of a temporary error.
         OSError: If `dest` cannot be written.
 
     Example:
@@ -228,17 +232,9 @@ def _is_claimed(paths: ExportPaths, facts: dict[str, object]) -> bool:
     """Return whether this export was begun; raise DecodeonceError if one with other settings was."""
     if not paths.claim.exists():
         return False
-    found = json.loads(paths.claim.read_bytes())
-    differ = [
-        f"{key} was {found.get(key, 'absent')}, now {facts.get(key, 'absent')}"
-        for key in {**found, **facts}
-        if found.get(key) != facts.get(key)
-    ]
-    if differ:
+    if changes := differences(facts, json.loads(paths.claim.read_bytes()), of="unfinished export"):
         advice = f"run it with the original settings, or remove {paths.work}"
-        raise DecodeonceError(
-            f"{paths.dest}: an export with other settings is unfinished: {'; '.join(differ)}; {advice}"
-        )
+        raise DecodeonceError(f"{paths.dest}: {'; '.join(changes)}; {advice}")
     return True
 
 
@@ -275,11 +271,7 @@ def _write_blocks(
     progress(sum(min(size, len(source) - block * size) for block in done))
     if min(workers, len(left)) > 1:
         task = {"store": str(source.paths.root), "dest": str(paths.dest.absolute()), "settings": asdict(settings)}
-        try:
-            run_workers(__name__, min(workers, len(left)), task, iter(left), progress)
-        except ChildDied as died:
-            hint = "fewer --workers need less memory" if died.status == -signal.SIGKILL else "see above"
-            raise Stopped(f"{died}; {hint}; finished blocks are kept: run the same command again") from None
+        run_workers(__name__, min(workers, len(left)), task, iter(left), progress, f"{paths.dest}: a worker process")
     else:
         with closing(ImageWriter(source, paths, settings, progress)) as writer:
             for block in left:
@@ -347,12 +339,13 @@ class ImageWriter:
 
     def _tar(self, block: int) -> Iterator[bytes]:
         for sample, images in self._images(block):
-            facts = asdict(sample)
-            facts["class"] = facts.pop("class_name")
-            store = self._rows.store
-            facts |= {name: column[sample.row].tolist() for name, column in store.columns.items()}
+            own, store = asdict(sample), self._rows.store
+            own["class"] = own.pop("class_name")
+            columns = {name: _finite(column[sample.row]) for name, column in store.columns.items()}
+            facts = {_free_name(name, columns): value for name, value in own.items()} | columns
             if store.manifest.box_classes is not None:
-                facts["box_classes"] = [store.box_classes[label] for label in facts["box_labels"] if label >= 0]
+                found = [store.box_classes[label] for label in columns["box_labels"] if label >= 0]
+                facts[_free_name("box_classes", columns)] = found
             members = []
             for name, (suffix, image) in images.items():
                 part = "" if name == "images" else f".{name}"
@@ -389,11 +382,23 @@ def _encoded(image: Image.Image, quality: int | None) -> bytes:
     return file.getvalue()
 
 
+def _free_name(name: str, columns: Mapping[str, Any]) -> str:
+    while name in columns:
+        name += "_"
+    return name
+
+
+def _finite(values: np.generic | NDArray[np.generic]) -> Any:
+    """Return numbers as JSON can hold them: None for each NaN or infinity."""
+    return np.where(np.isfinite(values), values, None).tolist()  # type: ignore[call-overload]
+
+
 def _tar_member(name: str, data: bytes) -> bytes:
     """Return a tar member with the defaults of tarfile: mode 0644, user and group 0, time 0."""
     info = tarfile.TarInfo(name)
     info.size = len(data)
-    return info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+    # The name of a mask can make that of its member longer than the 100 bytes of a plain header.
+    return info.tobuf(tarfile.PAX_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
 
 
 def encoded_name(name: str) -> bytes:
@@ -411,5 +416,8 @@ def main(arguments: list[str]) -> int:
         paths, settings = ExportPaths(Path(task["dest"])), ExportSettings(**task["settings"])
         writer = ImageWriter(open_store(task["store"]), paths, settings, parent.report)
         for block in parent.orders():
-            writer.write(block)
+            try:
+                writer.write(block)
+            except MemoryError:
+                raise Stopped("out of memory; run the same command again with fewer --workers") from None
     return 0

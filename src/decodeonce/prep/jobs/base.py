@@ -1,4 +1,4 @@
-"""The request for the jobs of a build, and the protocol of a batch system that writes them."""
+"""The request for the jobs of a build, and a job script."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-from decodeonce.prep.jobs.site import Site
 
 # A block takes seconds. Slurm sends signals up to a minute early and looks at limits about every 30 s.
 LEAD_SECONDS = 120
@@ -81,38 +78,6 @@ class Job:
     nodes: int
     cpus: int
     array: bool = False
-
-
-class Scheduler(Protocol):
-    """The commands and options of a batch system. To add one, write a module and add a line to `SCHEDULERS`."""
-
-    suffix: str
-    submit: str  # prints the id of the job it submits
-    hold: str  # option that keeps a job from starting until `release`
-    release: str
-    show: str  # fails if the job is not in the queue
-    cancel: str
-    states: str  # prints a line for each element that has not ended, for `parse_states`
-    unknown_job: str  # what `states` prints about a job that has left the queue
-    again: str  # condition of a further round on the earlier rounds
-    with_store: str  # option that passes the variable STORE to a job
-    forbidden: str  # characters that the path of a log must not have
-    forbidden_in_script: str  # characters that the path of a script must not have
-
-    def head(self, job: Job, site: Site, chain: Chain) -> list[str]:
-        """Return the directives of a job script."""
-
-    def parse_states(self, printed: str) -> list[str]:
-        """Return the state of each element, such as "waiting" for another job, "pending" or "running"."""
-
-    def with_signal(self, command: str, chain: Chain) -> str:
-        """Return the shell command that runs a task and sends it SIGUSR1 shortly before its time limit."""
-
-    def after(self, condition: str) -> str:
-        """Return the options that make a job wait for a condition such as "afterok:1,afterany:2:3".
-
-        If the condition can no longer be met, the job never runs.
-        """
 
 
 def no_option(path: Path) -> str:

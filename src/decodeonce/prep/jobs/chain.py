@@ -10,7 +10,7 @@ from pathlib import Path
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.launch import launch_variables
-from decodeonce.prep.jobs.base import Chain, Job, Scheduler, no_option
+from decodeonce.prep.jobs.base import Chain, Job, no_option
 from decodeonce.prep.jobs.pbs import PBS
 from decodeonce.prep.jobs.site import Site
 from decodeonce.prep.jobs.slurm import Slurm
@@ -22,6 +22,7 @@ from decodeonce.store.files import make_folder, write_atomic
 FEW_CPUS = 4
 
 COMMANDS = ("submit", "hold", "release", "show", "cancel", "states")  # of a Scheduler, as submit.sh uses them
+Scheduler = Slurm | PBS
 SCHEDULERS: dict[str, Scheduler] = {"slurm": Slurm(), "pbs": PBS()}
 
 

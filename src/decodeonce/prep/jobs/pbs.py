@@ -57,7 +57,7 @@ class PBS:
 
     def parse_states(self, printed: str) -> list[str]:
         """Parse the table of qstat: the state is the letter in the last column but one."""
-        rows = [line.split() for line in printed.splitlines()[2:]]
+        rows = [words for line in printed.splitlines()[2:] if len(words := line.split()) > 1]  # no blank line or note
         rows = rows[1:] if len(rows) > 1 else rows  # the first line of an array is the array itself
         return [STATES.get(row[-2], row[-2]) for row in rows if row[-2] not in "FX"]
 

@@ -9,24 +9,34 @@ MAIL_TYPES = {"plan": "FAIL", "finish": "END,FAIL"}
 
 
 class Slurm:
-    """Slurm, see https://slurm.schedmd.com/sbatch.html."""
+    """The commands and options of Slurm, see https://slurm.schedmd.com/sbatch.html.
+
+    The comments say what the attributes mean for every batch system.
+    """
 
     suffix = ".slurm"
-    submit = "sbatch --parsable"
-    hold = "--hold"
+    submit = "sbatch --parsable"  # prints the id of the job it submits
+    hold = "--hold"  # option that keeps a job from starting until `release`
     release = "scontrol release"
-    show = "scontrol show job"
+    show = "scontrol show job"  # fails if the job is not in the queue
     cancel = "scancel"
-    states = "squeue -h -r -o %T,%r -j"
-    unknown_job = "Invalid job id"
-    again = "afternotok"  # an array is not ok if an element failed; Slurm then cancels a round that nothing needs
-    with_store = "--export=ALL "  # the default, but sites and scripts may change it
-    # Slurm replaces % patterns in the whole path of a log; with a backslash it replaces none, so all jobs share a log.
+    states = "squeue -h -r -o %T,%r -j"  # prints a line for each element that has not ended, for `parse_states`
+    unknown_job = "Invalid job id"  # what `states` prints about a job that has left the queue
+    # Condition of a further round on the earlier rounds. In Slurm, an array is not ok if an element failed. If no
+    # element did, nothing needs the round, and Slurm cancels it.
+    again = "afternotok"
+    # Option that passes the variable STORE to a job. ALL is the default, but sites and scripts may change it.
+    with_store = "--export=ALL "
+    # Characters that the path of a log must not have. Slurm replaces % patterns in the whole path; with a backslash it
+    # replaces none, so all jobs share a log.
     forbidden = "%\\"
-    forbidden_in_script = ""
+    forbidden_in_script = ""  # characters that the path of a script must not have
 
     def head(self, job: Job, site: Site, chain: Chain) -> list[str]:
-        """Return the #SBATCH lines. They contain no path, in which sbatch would interpret spaces, quotes and %."""
+        """Return the directives of a job script.
+
+        They contain no path, because sbatch would interpret spaces, quotes and % in it.
+        """
         options = [
             f"--job-name={job.shown_name}",
             f"--output={job.name}-%A_%a.log" if job.array else f"--output={job.name}-%j.log",
@@ -50,14 +60,20 @@ class Slurm:
         return [f"#SBATCH {option}" for option in (*options, *site.directives_of(job.array))]
 
     def parse_states(self, printed: str) -> list[str]:
-        """Parse the lines STATE,REASON."""
-        lines = printed.splitlines()  # a reason may have spaces
+        """Return the state of each element, such as "waiting" for another job, "pending" or "running"."""
+        lines = printed.splitlines()  # STATE,REASON; a reason may have spaces
         return ["waiting" if "PENDING,Dependency" in line else line.split(",")[0].lower() for line in lines]
 
     def with_signal(self, command: str, chain: Chain) -> str:
-        """Return the command itself, because the directives make Slurm send the signal."""
+        """Return the shell command that runs a task and sends it SIGUSR1 shortly before its time limit.
+
+        The directives already make Slurm send the signal.
+        """
         return command
 
     def after(self, condition: str) -> str:
-        """Cancel a job whose condition can no longer be met; by default it stays in the queue forever."""
+        """Return the options that make a job wait for a condition such as "afterok:1,afterany:2:3".
+
+        If the condition can no longer be met, the job never runs. By default, Slurm would keep it in the queue forever.
+        """
         return f'--dependency="{condition}" --kill-on-invalid-dep=yes'

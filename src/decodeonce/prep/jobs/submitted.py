@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.jobs.base import Scheduler
-from decodeonce.prep.jobs.chain import SCHEDULERS
+from decodeonce.prep.jobs.chain import SCHEDULERS, Scheduler
 from decodeonce.store import StorePaths
 
 

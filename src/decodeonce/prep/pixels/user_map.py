@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -117,21 +116,12 @@ def import_function(name: str, flag: str, folder: Path) -> Callable[..., Any]:
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        alike = _alike(module, function_name)
-        expected = f"one of its functions or classes, such as {', '.join(alike)}" if alike else "a function or class"
+        names = [key for key, value in vars(module).items() if callable(value)]
+        alike = difflib.get_close_matches(function_name, names)
+        expected = f"a function or class, such as {', '.join(alike)}" if alike else "a function or class"
         raise BuildError(f"{flag}{name}: {module_name} has no function {function_name}; expected {expected}")
     found: Callable[..., Any] = function
     return found
-
-
-def _alike(module: ModuleType, missing: str) -> list[str]:
-    """Return the names of up to three public functions and classes of a module, those most like `missing` first."""
-    own = [
-        name
-        for name, value in vars(module).items()
-        if name[0] != "_" and callable(value) and getattr(value, "__module__", "") == module.__name__
-    ]
-    return difflib.get_close_matches(missing, own, n=3, cutoff=0)
 
 
 class LoadedMap:

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from decodeonce import errors
-from decodeonce.errors import DecodeonceError
+from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.store.layout import Json
 
 # `python -m` would put the current folder first on the import path. With Python's default threshold of 700, garbage is
@@ -37,6 +37,7 @@ sys.path[:] = sys.argv[1].split("\\n")
 sys.exit(import_module(sys.argv[2]).main(sys.argv[3:]))
 """
 
+KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # by an operator, the OOM killer, or a limit
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _alive: set[int] = set()
@@ -90,14 +91,6 @@ def spawn(module: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
     )
 
 
-class ChildDied(Exception):
-    """A process ended with this exit status before it was asked to."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"a worker process died (exit status {status})")
-        self.status = status
-
-
 class ParentGone(Exception):
     """The process that started this one has ended or closed the socket."""
 
@@ -124,8 +117,11 @@ class Child:
         with suppress(ConnectionError):
             self.socket.sendall(_encoded(message))
 
-    def receive(self) -> list[Json] | None:
-        """Return the messages of a child that `wait_for` returned, or None if it has ended. Raise what it raised."""
+    def receive(self) -> Iterator[Json] | None:
+        """Return the messages of a child that `wait_for` returned, or None if it has ended.
+
+        If the child raised an error, the iterator raises it after the messages that the child sent before.
+        """
         try:
             chunk = self.socket.recv(1 << 20)
         except ConnectionError:
@@ -134,13 +130,9 @@ class Child:
             return None
         self._unread += chunk
         if b"\n" not in chunk:  # avoids splitting a long message again for each chunk
-            return []
+            return iter(())
         *lines, self._unread = self._unread.split(b"\n")
-        messages = [json.loads(line) for line in lines]
-        for message in messages:
-            if "failed" in message:
-                raise _raised(*message["failed"])
-        return messages
+        return map(_decoded, lines)
 
     def end(self) -> None:
         """Kill the process if it is still alive, and release everything."""
@@ -175,7 +167,23 @@ def wait_for(children: Collection[Child], seconds: float | None = None) -> list[
     return [child for child in children if child.socket.fileno() in ready]
 
 
-def run_workers(module: str, count: int, task: object, orders: Iterator[object], take: Callable[[Any], None]) -> None:
+def death(what: str, status: int, advice: str) -> BuildError | Stopped:
+    """Return the error for a process that ended with this exit status before it was asked to.
+
+    Args:
+        what: The process, as the subject of the sentence.
+        status: Its exit status.
+        advice: What to do if it crashed instead of being killed.
+    """
+    if status in (*KILLED, -signal.SIGBUS):  # SIGBUS: a mapped file was truncated, or its file system fails
+        again = "run the same command again with more memory or fewer workers"
+        return Stopped(f"{what} was killed ({signal.Signals(-status).name}); {again}")
+    return BuildError(f"{what} crashed (exit status {status}); {advice}")
+
+
+def run_workers(
+    module: str, count: int, task: object, orders: Iterator[object], take: Callable[[Any], None], what: str
+) -> None:
     """Give orders to `count` processes that run `main` of a module. All messages must be JSON-serializable.
 
     However this ends, all processes are killed and reaped.
@@ -186,10 +194,12 @@ def run_workers(module: str, count: int, task: object, orders: Iterator[object],
         task: The first message to each process.
         orders: The orders, in sequence.
         take: Called with each report of a process.
+        what: Name of a process for messages.
 
     Raises:
         DecodeonceError, OSError: What a process raised.
-        ChildDied: A process died.
+        BuildError: A process crashed.
+        Stopped: A process was killed.
     """
     children: list[Child] = []
     try:
@@ -203,7 +213,7 @@ def run_workers(module: str, count: int, task: object, orders: Iterator[object],
                 if messages is None:
                     running.remove(child)
                     if status := child.process.wait():
-                        raise ChildDied(status)
+                        raise death(what, status, "see the messages above")
                 for message in messages or ():
                     if "report" in message:
                         take(message["report"])
@@ -287,12 +297,17 @@ def _encoded(message: object) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
+def _decoded(line: bytearray) -> Json:
+    """Return the message of a child; raise the error that it reports instead."""
+    message: Json = json.loads(line)
+    if "failed" not in message:
+        return message
+    name, arguments = message["failed"]
+    raise OSError(*arguments) if name == "OSError" else getattr(errors, name)(*arguments)
+
+
 def _described(error: DecodeonceError | OSError) -> tuple[str, list[object]]:
     if isinstance(error, OSError):
         name = error.filename
         return "OSError", [error.errno, error.strerror or str(error), None if name is None else os.fsdecode(name)]
     return next(cls.__name__ for cls in type(error).__mro__ if cls.__module__ == errors.__name__), [str(error)]
-
-
-def _raised(name: str, arguments: list[object]) -> Exception:
-    return OSError(*arguments) if name == "OSError" else getattr(errors, name)(*arguments)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.processes.child import Child, Parent, wait_for
+from decodeonce.errors import Stopped
+from decodeonce.prep.processes.child import Child, Parent, death, wait_for
 
 MEMORY_BYTES = 8 << 30  # limit for such a process; labels and paths of a row group take megabytes
 ANSWER_SECONDS = 600.0  # the labels of a row group of 100,000 rows take less than one second
-KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # an operator, the OOM killer, a limit
 
 
 class Isolated:
@@ -58,9 +56,10 @@ class Isolated:
         while wait_for([self._child], self._seconds):
             messages = self._child.receive()
             if messages is None:
-                raise _death(path, self._child.process.wait())
-            if messages:
-                return messages[0]["report"]
+                advice = "the file is damaged: copy or download it again"
+                raise death(f"{path}: its reader", self._child.process.wait(), advice)
+            for message in messages:
+                return message["report"]
         raise Stopped(f"{path}: could not be read in {self._seconds:.4g} s; run the same command again")
 
     def close(self) -> None:
@@ -68,13 +67,6 @@ class Isolated:
         if self._child is not None:
             self._end()
             self._child = None
-
-
-def _death(path: str, status: int) -> BuildError | Stopped:
-    if status in KILLED:
-        name = signal.Signals(-status).name
-        return Stopped(f"{path}: its reader was killed ({name}); run the same command again with more memory")
-    return BuildError(f"{path}: damaged: its reader crashed (exit status {status}); copy or download the file again")
 
 
 def answer_questions(arguments: list[str], answer: Callable[..., object]) -> int:

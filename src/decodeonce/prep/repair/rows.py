@@ -20,8 +20,8 @@ from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Filter, Recipe, check_choice
 from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
-from decodeonce.prep.sources import KINDS, SOURCES, Source, find_opener, find_registered, has_opener
-from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED
+from decodeonce.prep.sources import KINDS, SOURCES, find_opener, find_registered, has_opener
+from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED, Source
 from decodeonce.prep.sources.paired import open_with_paired
 from decodeonce.remote import as_path, is_url, source_text
 from decodeonce.store.hashing import hexdigest

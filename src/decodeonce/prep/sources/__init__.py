@@ -14,27 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decodeonce.errors import BuildError
-from decodeonce.lazy import lazy_imports
 from decodeonce.store.layout import Json
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from decodeonce.prep.sources.base import Source as Source
-    from decodeonce.prep.sources.boxed import BoxedSource as BoxedSource
-    from decodeonce.prep.sources.dataset import DatasetSource as DatasetSource
-    from decodeonce.prep.sources.dataset import open_dataset as open_dataset
-    from decodeonce.prep.sources.file_list import ListSource as ListSource
-    from decodeonce.prep.sources.file_list import open_list as open_list
-    from decodeonce.prep.sources.folder import FolderSource as FolderSource
-    from decodeonce.prep.sources.folder import open_folder as open_folder
-    from decodeonce.prep.sources.imagenet import ImagenetSource as ImagenetSource
-    from decodeonce.prep.sources.imagenet import open_imagenet as open_imagenet
-    from decodeonce.prep.sources.paired import PairedSource as PairedSource
-    from decodeonce.prep.sources.parquet import ParquetSource as ParquetSource
-    from decodeonce.prep.sources.parquet import open_parquet as open_parquet
-    from decodeonce.prep.sources.webdataset import WebdatasetSource as WebdatasetSource
-    from decodeonce.prep.sources.webdataset import open_webdataset as open_webdataset
+    from decodeonce.prep.sources.base import Source
 
 
 class Registered(NamedTuple):
@@ -78,7 +63,6 @@ SOURCES = {
 }
 KINDS = tuple(kind for kind, registered in SOURCES.items() if registered.opener)  # those that have a command
 PLUGINS = "decodeonce.sources"  # the group of entry points
-__getattr__, __dir__ = lazy_imports(__name__, __file__)
 
 
 @cache

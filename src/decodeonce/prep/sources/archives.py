@@ -11,7 +11,6 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import IO, cast
 
 import numpy as np
 
@@ -81,26 +80,16 @@ def sort_members(members: Iterable[Member], archive: str) -> list[Member]:
     return [*earlier, *found[-1:]]
 
 
-class _HeaderReader:
+class _HeaderReader(HolderFile):
     """The file that tarfile reads. It allows at most MAX_HEADER_BYTES of headers per member.
 
-    tarfile reads the byte before a header, then the header. One read of the holder covers both. With io.BufferedReader
-    instead, a listing takes 5% longer.
+    tarfile reads the byte before a header, then the header. One read of the holder covers both: two take 5% longer.
     """
 
-    def __init__(self, holder: Holder) -> None:
-        self.left = MAX_HEADER_BYTES
-        self._holder = holder
-        self._at = 0
-        self._held = (0, b"")
+    left = MAX_HEADER_BYTES
+    _held = (0, b"")
 
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, at: int) -> None:
-        self._at = at
-
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = -1, /) -> bytes:
         """Read the next `size` bytes; raise tarfile.ReadError for an implausible header."""
         self.left -= size
         if not 0 <= size <= size + self.left:
@@ -124,8 +113,9 @@ def list_tar(holder: Holder) -> Iterator[Member]:
     _refuse_compressed(holder)
     headers, names = _HeaderReader(holder), _Names(holder.path)
     try:
-        tar = tarfile.TarFile(fileobj=cast(IO[bytes], headers), encoding="utf-8", errors="surrogateescape")
-        while (info := tar.next()) is not None:
+        tar = tarfile.TarFile(fileobj=headers, encoding="utf-8", errors="surrogateescape")
+        # At offset 0 the tar is empty, and Python 3.10 would seek to byte -1.
+        for info in iter(tar.next, None) if tar.offset else ():
             headers.left = MAX_HEADER_BYTES
             tar.members = []  # type: ignore[attr-defined]  # otherwise tarfile keeps all of them
             if tar.offset <= info.offset or info.size < 0 or info.offset_data < 0:

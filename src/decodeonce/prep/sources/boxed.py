@@ -312,7 +312,7 @@ class Annotations:
 
     Args:
         top: The folder.
-        links: Which links may be followed; default None: those that stay in `top`.
+        links: Which links may be followed.
         origin: What coordinates mean, as for `BoxedSource`.
 
     Raises:
@@ -321,8 +321,8 @@ class Annotations:
 
     names: tuple[str, ...] = ()  # of all classes in order, which XML does not say
 
-    def __init__(self, top: Path, links: Links | None = None, origin: BoxOrigin | None = None) -> None:
-        self._links, self._origin = links or Links(top), origin
+    def __init__(self, top: Path, links: Links, origin: BoxOrigin | None) -> None:
+        self._links, self._origin = links, origin
         self._folders: dict[bytes, bytes] = {}  # by stem: 130 bytes each, 70 MB for the 550,000 of ILSVRC
         for folder, names in self._links.walk():
             for name in (name for name in names if name.endswith(SUFFIX)):

@@ -21,12 +21,13 @@ from decodeonce.formatting import counted
 from decodeonce.host import limited_memory, usable_cores
 from decodeonce.prep.entry import Entry, Undecodable
 from decodeonce.prep.pixels.user_map import import_function
-from decodeonce.prep.processes.child import ChildDied, Parent, run_workers
+from decodeonce.prep.processes.child import Parent, run_workers
 from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.folder import ClassList, check_no_duplicates
 from decodeonce.prep.sources.labels import LabelledSource
 from decodeonce.prep.sources.parquet import class_names as names_in_schema
 from decodeonce.prep.sources.parquet import column, find_columns
+from decodeonce.remote import check_url
 from decodeonce.store.layout import Paired
 
 SAMPLES_AT_ONCE = 64  # that a process lists before it reports them
@@ -239,12 +240,8 @@ class DatasetSource(LabelledSource):
         step, found = self._dataset.samples_at_once, list[tuple[int, str]]()
         parts = [(first, min(first + step, self._length)) for first in range(0, self._length, step)]
         task = [str(self.root.absolute()), self._own_facts()]
-        try:
-            run_workers(
-                __name__, min(usable_cores(), len(parts)), task, iter(parts), lambda part: found.append((*part,))
-            )
-        except ChildDied as died:
-            raise BuildError(f"{self._name}: {died} while it listed the dataset; see the messages above") from None
+        count, what = min(usable_cores(), len(parts)), f"{self._name}: a process that lists the dataset"
+        run_workers(__name__, count, task, iter(parts), lambda part: found.append((*part,)), what)
         return found
 
     def listed(self, first: int, last: int) -> str:
@@ -408,6 +405,7 @@ def open_dataset(
         >>> build(source, Path("digits.store"), Recipe(height=8, width=8)).count
         10
     """
+    check_url(str(src))
     return DatasetSource(src, classes=classes, column=column, image_column=image_column, label_column=label_column)
 
 

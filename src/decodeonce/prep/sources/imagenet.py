@@ -268,11 +268,9 @@ class ImagenetSplit(Source):
         present, listed = self.present_classes(), self.companions.synsets()
         words = listed.words if listed is not None else {}
         names: Sequence[str] = present if given is None else given
-        known: Sequence[str] = present
-        owner, where = "", "present"
+        owner = ""
         if given is None and self.split == "val" and train is not None:
-            names, known = train, train
-            owner, where = "train", "in train"
+            names, owner = train, "train"
         elif given is None and self.split == "val" and listed is not None:
             names, owner = listed.classes, listed.origin
         check_classes(self.top, names, present if given is not None else [])
@@ -287,10 +285,14 @@ class ImagenetSplit(Source):
         if owner == "train" and (missing := sorted(set(names) - set(present), key=name_bytes)):
             found = f"{len(names) - len(missing)} of the {len(names)} classes of train"
             self._warnings.append(f"val has {found} (first missing {missing[0]})")
-        if listed is not None and given is None:
-            follow = owner if owner == listed.origin else f"the {len(known)} classes {where}; {ADVICE}"
-            if difference := listed.difference(known, where):
-                self._warnings.append(f"{difference}; labels follow {follow}")
+        known, where = (names, "of train") if owner == "train" else (present, "present")
+        if listed is not None and given is None and set(known) != words.keys():
+            first = min(set(known) - words.keys() or words.keys() - set(known), key=name_bytes)
+            follow = owner if owner == listed.origin else f"the classes {where}; {ADVICE}"
+            self._warnings.append(
+                f"the {len(known)} classes {where} are not the {len(words)} of {listed.origin} "
+                f"(first difference: {first}); labels follow {follow}"
+            )
 
     @property
     def keeps_order(self) -> bool:

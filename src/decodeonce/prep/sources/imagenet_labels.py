@@ -49,15 +49,6 @@ class Synsets(NamedTuple):
         """The wnids, sorted by their bytes."""
         return sorted(self.words, key=name_bytes)
 
-    def difference(self, known: Sequence[str], where: str) -> str:
-        """Return how the classes `known` differ from the list, or ""."""
-        if unknown := [name for name in known if name not in self.words]:
-            return f"{len(unknown)} classes {where} are not in {self.origin} (first {unknown[0]})"
-        if missing := sorted(self.words.keys() - set(known), key=name_bytes):
-            total = f"{len(self.words)} classes of {self.origin}"
-            return f"{len(known)} of {total} are {where} (first missing {missing[0]})"
-        return ""
-
 
 class ValLabels(NamedTuple):
     """The wnid of each image, by its name without suffix. `origin` is the name of the file with the labels."""

@@ -33,7 +33,7 @@ class PairedSource(SourceWrapper):
         follow_links: Whether links may lead out of a folder. Default False: the image of such a link is rejected.
 
     Raises:
-        BuildError: If a folder does not exist.
+        BuildError: If `folders` is empty. Listing raises it if a folder does not exist.
 
     Example:
         >>> source = PairedSource(open_imagenet("imagenet", split="val"), {"target:rgb": Path("imagenet")})
@@ -45,6 +45,8 @@ class PairedSource(SourceWrapper):
 
     def __init__(self, source: Source, folders: Mapping[str, Path], *, follow_links: bool = False) -> None:
         super().__init__(source, WITH_PAIRED)
+        if not folders:
+            raise BuildError(f"{self.root}: `folders` is empty, expected a mapping such as {{'mask': Path()}}")
         self._own = list(map(Paired.parse, folders))
         self.paired = (*source.paired, *self._own)
         self._folders = {one.name: Path(os.path.abspath(folders[one.text])) for one in self._own}

@@ -11,36 +11,32 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Annotated
 
+from decodeonce.cli import EXIT_STOPPED
+from decodeonce.cli.options import option
 from decodeonce.formatting import quoted
 
-EXIT_STOPPED = 75
 # A finish of a large store reads its journals, so look rarely.
 PLANNED = "until prep status {out} > /dev/null 2>&1; do sleep 10; done"
 DECODED = """until prep status {out} --json | grep -Eq '"state": "(decoded|finished)"'; do sleep 30; done"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pods:
-    """The pods of a build.
+    """The pods of a build: the flags of `prep submit kubernetes`."""
 
-    Args:
-        image: Container image with decodeonce.
-        claim: PersistentVolumeClaim that has source and store; it must allow access from several nodes.
-        mount: Folder at which the pods see it.
-        tasks: Pods that decode.
-        cpus: Cores of such a pod.
-        mem: Memory per pod, such as "64Gi"; None sets no limit.
-        max_running: Pods that decode at the same time; None sets no limit.
-    """
-
-    image: str
-    claim: str
-    mount: str
-    tasks: int
-    cpus: int
-    mem: str | None = None
-    max_running: int | None = None
+    tasks: Annotated[int, option("Run the build as an Indexed Job of N pods.", "N", min=1)]
+    cpus: Annotated[int, option("Request N cores per pod.", "N", min=1)]
+    image: Annotated[str, option("Use this container image, which must contain decodeonce.", "IMAGE")]
+    claim: Annotated[str, option("Mount this PersistentVolumeClaim, which holds SRC and OUT, in all pods.", "NAME")]
+    mount: Annotated[str, option("Mount the claim at this folder.", "DIR")] = "/data"
+    mem: Annotated[str | None, option("Limit each pod to this memory, such as 64Gi. (default: no limit)", "BYTES")] = (
+        None
+    )
+    max_running: Annotated[
+        int | None, option("Run at most N pods at the same time. (default: no limit)", "N", min=1)
+    ] = None
 
     def __post_init__(self) -> None:
         if self.mem is not None and not re.fullmatch("[0-9]+[KMGT]i?", self.mem):
