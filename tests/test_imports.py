@@ -22,9 +22,9 @@ SUBPACKAGES = {
 }
 PARTS = {
     "store": {"errors", "lazy", "formatting", "host", "remote"},
-    "loader": {"errors", "splitmix", "host", "launch", "store"},
-    "prep": {"errors", "formatting", "host", "launch", "remote", "splitmix", "store"},
-    "cli": {"errors", "formatting", "host", "remote", "splitmix", "launch", "store", "prep", "loader"},
+    "loader": {"errors", "host", "launch", "store"},
+    "prep": {"errors", "formatting", "host", "launch", "remote", "store"},
+    "cli": {"errors", "formatting", "host", "remote", "launch", "store", "prep", "loader"},
 }
 # Modules that only export the names of parts.
 PUBLIC = {"__init__", "augment", "build", "sources"}

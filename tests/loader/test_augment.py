@@ -37,7 +37,7 @@ from decodeonce.loader.augment import (
 from decodeonce.loader.augment.augment import mix_words
 from decodeonce.loader.order import derive_key
 from decodeonce.loader.partition import Tail
-from decodeonce.splitmix import mix
+from decodeonce.store.hashing import mix
 from tests.conftest import COUNT
 from tests.loader.augmenting import batch_of, by_row, draws_of, noise, run_on_device
 from tests.stores import make_store, pixel_statistics, random_images

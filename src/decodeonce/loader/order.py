@@ -13,8 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.splitmix import GOLDEN, mix
-from decodeonce.store.hashing import hexdigest
+from decodeonce.store.hashing import GOLDEN, hexdigest, mix
 
 Shuffle = Literal["full", "window", "none"]
 Rows = NDArray[np.int64]

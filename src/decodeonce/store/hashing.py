@@ -1,4 +1,4 @@
-"""xxh3_64, the hash of rows and small files, and JSON that is signed with it: store.json and stage.json."""
+"""Hash functions: xxh3_64 of rows and small files, JSON that is signed with it, and `mix` for shuffled orders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.store.files import reading
@@ -19,7 +21,22 @@ HASHED_AT_ONCE = 64 << 10
 
 MAX_SIGNED_BYTES = 64 << 20  # limit for reading a file into memory; 200,000 shards and 100,000 classes take 45 MB
 
+# The numbers of splitmix64, from Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+FACTOR_1, FACTOR_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+GOLDEN = 0x9E3779B97F4A7C15
+
 row_checksum = xxhash.xxh3_64_intdigest
+
+
+def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Mix each 64-bit word with the finaliser of splitmix64. It is a bijection, so different words stay different.
+
+    Every shuffled order is derived from it: the rows of a plan and the rows of an epoch.
+    """
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(FACTOR_1)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(FACTOR_2)
+    mixed: NDArray[np.uint64] = words ^ (words >> np.uint64(31))
+    return mixed
 
 
 def first_wrong_row(rows: memoryview, row_bytes: int, checksums: Iterable[int]) -> int | None:

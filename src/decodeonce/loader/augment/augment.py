@@ -21,7 +21,7 @@ from decodeonce.loader.arguments import whole
 from decodeonce.loader.augment.rows import Rows
 from decodeonce.loader.delivery import Batch, name_of
 from decodeonce.loader.order import derive_key
-from decodeonce.splitmix import FACTOR_1, FACTOR_2, GOLDEN
+from decodeonce.store.hashing import FACTOR_1, FACTOR_2, GOLDEN
 from decodeonce.store.manifest import Manifest
 
 _BITS = 24  # the precision of float32
@@ -366,7 +366,7 @@ def _as_maps(name: str, column: Tensor, images: Tensor) -> Tensor:
 
 
 def mix_words(words: Tensor) -> Tensor:
-    """Mix 64-bit words, held in int64, as ``decodeonce.splitmix.mix`` does, on any device."""
+    """Mix 64-bit words, held in int64, as ``mix`` of ``store/hashing.py`` does, on any device."""
     words = (words ^ _shift_right(words, 30)) * _signed(FACTOR_1)
     words = (words ^ _shift_right(words, 27)) * _signed(FACTOR_2)
     return words ^ _shift_right(words, 31)

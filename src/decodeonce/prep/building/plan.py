@@ -36,12 +36,11 @@ from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.labels import NumberColumn
 from decodeonce.remote import absolute, as_path
-from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import Column, ImageClass, Reject, StorePaths
 from decodeonce.store.columns import column_file
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import write_atomic
-from decodeonce.store.hashing import digest_of, sign
+from decodeonce.store.hashing import GOLDEN, digest_of, mix, sign
 from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.manifest import DATA_OFFSET, check_column
 from decodeonce.store.shard_file import PAGE
