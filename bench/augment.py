@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bench.conditions import conditions, heading
 from decodeonce import Batch
-from decodeonce.loader.augment import Augment, Draws, Normalize, RandomFlip, RandomResizedCrop
+from decodeonce.augment import Augment, Draws, Normalize, RandomFlip, RandomResizedCrop
 from decodeonce.loader.augment.normalize import IMAGENET
 from decodeonce.loader.buffers import Pool, recycle_from
 from tools.libraries import load

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bench.conditions import conditions, heading
-from decodeonce.loader.augment import (
+from decodeonce.augment import (
     ColorJitter,
     Draws,
     GaussianBlur,

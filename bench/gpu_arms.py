@@ -12,7 +12,7 @@ import torch
 from bench.copies import drain
 from bench.training import Run, Training
 from decodeonce import Batch, Loader, Store
-from decodeonce.loader.augment import Augment, Normalize, RandomFlip, RandomResizedCrop
+from decodeonce.augment import Augment, Normalize, RandomFlip, RandomResizedCrop
 
 
 class Bench:

@@ -133,7 +133,7 @@ def growth_messages(name: str, samples: UsageOverTime) -> list[str]:
 def stream(path: Path, seconds: float, batch_size: int) -> dict[str, int]:
     """Run epochs for `seconds`, using a Loader like training runs do; return counts of what was done."""
     from decodeonce import Loader, open_store
-    from decodeonce.loader.augment import Augment, RandomFlip
+    from decodeonce.augment import Augment, RandomFlip
 
     store = open_store(path)
     expected = int(store.labels.sum())

@@ -30,7 +30,7 @@ def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[
     import torch
 
     from decodeonce import Loader
-    from decodeonce.loader.augment import Augment, Normalize, RandomFlip, RandomResizedCrop
+    from decodeonce.augment import Augment, Normalize, RandomFlip, RandomResizedCrop
 
     torch.set_num_threads(source.workers)
     augment = Augment(RandomResizedCrop(source.crop), RandomFlip(), Normalize("imagenet")) if augmented else None

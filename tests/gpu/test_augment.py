@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decodeonce import Batch
-from decodeonce.loader.augment import (
+from decodeonce.augment import (
     Augment,
     CenterCrop,
     ColorJitter,

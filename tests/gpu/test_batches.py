@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.augment import Augment, RandomCrop, RandomFlip
+from decodeonce.augment import Augment, RandomCrop, RandomFlip
 from decodeonce.loader.delivery import CachedDelivery, Device
 from tests.conftest import COUNT
 from tests.gpu.conftest import ROWS

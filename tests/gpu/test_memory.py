@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from decodeonce import Loader
-from decodeonce.loader.augment import Augment, Normalize, RandomFlip, RandomResizedCrop
+from decodeonce.augment import Augment, Normalize, RandomFlip, RandomResizedCrop
 from tests.gpu.consumer import weigh
 
 BATCH = 128

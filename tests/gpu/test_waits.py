@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.augment import Augment, Normalize, RandomFlip
+from decodeonce.augment import Augment, Normalize, RandomFlip
 from decodeonce.loader.delivery import CachedDelivery, Device, StreamDelivery
 from tests.gpu.conftest import ROWS
 from tests.gpu.consumer import copied, delay, on_host, reserve_pinned

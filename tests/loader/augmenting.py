@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from decodeonce import Batch
-from decodeonce.loader.augment import Draws
+from decodeonce.augment import Draws
 from decodeonce.loader.order import derive_key
 from tests.stores import random_images
 

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from decodeonce import Loader, open_store
-from decodeonce.loader.augment import (
+from decodeonce.augment import (
     Augment,
     CenterCrop,
     CutMix,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from decodeonce import Batch, Loader
+from decodeonce.augment import Augment, CenterCrop, Draws, Normalize, RandomFlip, RandomResizedCrop
 from decodeonce.loader import buffers
-from decodeonce.loader.augment import Augment, CenterCrop, Draws, Normalize, RandomFlip, RandomResizedCrop
 from decodeonce.loader.augment.crop import resize_on_device, resize_rows
 from decodeonce.loader.augment.rows import Rows
 from decodeonce.loader.buffers import recycled

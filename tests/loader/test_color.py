@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decodeonce.loader.augment import (
+from decodeonce.augment import (
     Augment,
     ColorJitter,
     Draws,

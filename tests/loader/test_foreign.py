@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.augment import Augment, Draws, Normalize, PerBatch, PerImage, RandomFlip, Step
+from decodeonce.augment import Augment, Draws, Normalize, PerBatch, PerImage, RandomFlip, Step
 from decodeonce.loader.augment.seeded import Seeded
 from decodeonce.loader.delivery import USE_PER_IMAGE
 from decodeonce.loader.order import derive_key

@@ -14,7 +14,7 @@ from tests.conftest import COUNT
 START = """
 import _thread, dataclasses, operator, os, random, signal, sys, threading, time, weakref
 from decodeonce import Loader
-from decodeonce.loader.augment import Augment, RandomResizedCrop
+from decodeonce.augment import Augment, RandomResizedCrop
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 store, kind = sys.argv[1:]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.augment import Augment, PerImage, RandomFlip, RandomResizedCrop
+from decodeonce.augment import Augment, PerImage, RandomFlip, RandomResizedCrop
 from tests.conftest import COUNT
 from tests.loader.test_foreign import PER_IMAGE
 from tests.loader.test_views import BATCH, make_views, shuffled

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.augment import (
+from decodeonce.augment import (
     Augment,
     CutMix,
     Draws,

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from decodeonce import Batch, Loader, StoreDataset, open_store
-from decodeonce.errors import StoreError
-from decodeonce.loader.augment import (
+from decodeonce.augment import (
     Augment,
     CenterCrop,
     ColorJitter,
@@ -27,6 +26,7 @@ from decodeonce.loader.augment import (
     RandomResizedCrop,
     Step,
 )
+from decodeonce.errors import StoreError
 from decodeonce.loader.augment.crop import resize_nearest
 from decodeonce.loader.order import derive_key
 from tests.libraries import library

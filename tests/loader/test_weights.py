@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.augment import Augment, RandomFlip, RandomResizedCrop
+from decodeonce.augment import Augment, RandomFlip, RandomResizedCrop
 from decodeonce.loader.order import AliasTable, WeightedOrder, derive_key
 from decodeonce.loader.partition import StepRows, Tail, make_partition, plan_steps
 from tests.conftest import COUNT

@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, find_rank
 from decodeonce.loader.arguments import StoreLike, advise, as_store, whole
-from decodeonce.loader.augment import Augment
+from decodeonce.loader.augment.augment import Augment
 from decodeonce.loader.buffers import refuse_to_copy
 from decodeonce.loader.dataset import StoreDataset
 from decodeonce.loader.delivery import Batch, Transform, find_device, make_delivery
