@@ -16,7 +16,6 @@ from decodeonce.loader.order import (
     WindowOrder,
     derive_key,
     make_order,
-    permutation,
 )
 
 keys = st.integers(0, 2**64 - 1)
@@ -40,23 +39,15 @@ def test_part_of_an_order_equals_the_whole_order(
     assert np.array_equal(part, all_rows(shuffle, count, block_rows, key)[positions])
 
 
-@given(st.integers(1, 5000), keys)
-def test_find_inverts_at(count: int, key: int) -> None:
-    bijection = permutation(count, key)
-    numbers = np.arange(count)
-    assert np.array_equal(bijection.find(bijection.at(numbers)), numbers)
-
-
-@pytest.mark.parametrize("count", [10**10, 10**12 + 39, 2**62 - 1])
-def test_huge_orders_can_start_anywhere(count: int) -> None:
+@pytest.mark.parametrize(
+    ("shuffle", "count"), [("full", 10**10), ("full", 10**12 + 39), ("full", 2**62 - 1), ("window", 10**8)]
+)
+def test_huge_orders_can_start_anywhere(shuffle: Shuffle, count: int) -> None:
     positions = count - 1 - np.arange(256)
-    for shuffle in ("full", "window"):
-        rows = make_order(shuffle, count, 170, derive_key(1, 2)).at(positions)
-        assert len(set(rows.tolist())) == 256
-        assert rows.min() >= 0
-        assert rows.max() < count
-    network = FeistelPermutation(count, 5)
-    assert np.array_equal(network.find(network.at(positions)), positions)
+    rows = make_order(shuffle, count, 170, derive_key(1, 2)).at(positions)
+    assert len(set(rows.tolist())) == 256
+    assert rows.min() >= 0
+    assert rows.max() < count
 
 
 def test_large_order_needs_no_more_memory_than_a_small_one() -> None:
