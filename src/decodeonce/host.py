@@ -6,7 +6,7 @@ import ctypes
 import math
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -44,14 +44,23 @@ def usable_cores() -> int:
 
 def cgroup_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
     """The CPU quota in cores: the smallest of the cgroup and its parents; None if there is no quota."""
-    quotas = [quota for folder in _cgroup_folders("cpu", root, own) if (quota := _quota(folder))]
-    return min(quotas, default=None)
+    files = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    found = _cgroup_numbers("cpu", files, root, own)
+    return min((quota / period for quota, period in found if quota > 0), default=None)
 
 
 def cgroup_memory(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
     """The memory limit in bytes, page cache included: the smallest of the cgroup and its parents; None for no limit."""
-    folders = _cgroup_folders("memory", root, own)
-    return min((limit for folder in folders if (limit := _memory_limit(folder))), default=None)
+    found = _cgroup_numbers("memory", (("memory.max",), ("memory.limit_in_bytes",)), root, own)
+    return min((limit for (limit,) in found), default=None)
+
+
+def _cgroup_numbers(controller: str, files: Iterable[tuple[str, ...]], root: Path, own: Path) -> Iterator[list[int]]:
+    """Yield the numbers in each set of `files` that a cgroup folder has, for the cgroup and its parents."""
+    for folder in _cgroup_folders(controller, root, own):
+        for names in files:
+            with suppress(OSError, ValueError):  # a file is missing, or contains "max": no limit at this level
+                yield [int(word) for name in names for word in (folder / name).read_text().split()]
 
 
 def _cgroup_folders(controller: str, root: Path, own: Path) -> list[Path]:
@@ -67,25 +76,6 @@ def _cgroup_folders(controller: str, root: Path, own: Path) -> list[Path]:
             here = top / path.lstrip("/")
             folders += [here, *(p for p in here.parents if p == top or top in p.parents)]
     return folders
-
-
-def _quota(folder: Path) -> float | None:
-    try:
-        if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
-            period = (folder / "cpu.cfs_period_us").read_text().strip()
-        return int(quota) / int(period) if int(quota) > 0 else None
-    except (OSError, ValueError):
-        return None  # "max", or the file is missing: no limit at this level
-
-
-def _memory_limit(folder: Path) -> int | None:
-    for name in ("memory.max", "memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # the file is missing, or contains "max"
-            return int((folder / name).read_text())
-    return None
 
 
 def network_file_system(path: Path) -> str | None:
