@@ -338,10 +338,8 @@ def _check_names(manifest: Manifest) -> None:
     column_files = [column.file for column in manifest.columns]
     names = [*(shard.file for shard in manifest.shards), *manifest.files]
     for name in names + column_files:
-        if not name.isprintable() or "/" in name or name in ("", ".", ".."):
-            raise ValueError(f"{name!r} is not a file name, expected printable characters without '/'")
-        if len(name.encode()) > 255:
-            raise ValueError(f"a file name has {len(name.encode())} bytes, expected at most 255")
+        if not name.isprintable() or "/" in name or name in ("", ".", "..") or len(name.encode()) > 255:
+            raise ValueError(f"{name!r:.99} is not a file name, expected up to 255 printable bytes without '/'")
     if repeated := [name for name, times in Counter(names).items() if times > 1]:
         raise ValueError(f"{repeated[0]} is listed more than once, expected each file once")
     for name in ("labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", *column_files):
@@ -358,15 +356,11 @@ def _check_counts(manifest: Manifest) -> None:
             raise ValueError(f"{key} is {list(values)}, expected {manifest.shape[2]} numbers")
     next_row = 0
     for shard in manifest.shards:
-        if shard.first_row != next_row or not shard.rows:
-            found = f"{shard.file} has {shard.rows} rows from row {shard.first_row}"
-            raise ValueError(f"{found}, expected at least 1 row from row {next_row}")
-        if shard.data_offset % DATA_OFFSET or not 0 < shard.data_offset <= MAX_DATA_OFFSET:
-            expected = f"expected a multiple of {DATA_OFFSET} up to {MAX_DATA_OFFSET}"
-            raise ValueError(f"the rows of {shard.file} begin at byte {shard.data_offset}, {expected}")
         size = shard.data_offset + shard.rows * manifest.row_bytes
-        if shard.bytes != size:
-            raise ValueError(f"{shard.file} has {shard.rows} rows in {shard.bytes} bytes, expected {size}")
+        is_aligned = shard.data_offset % DATA_OFFSET == 0 and 0 < shard.data_offset <= MAX_DATA_OFFSET
+        if shard.first_row != next_row or not shard.rows or not is_aligned or shard.bytes != size:
+            offset = f"a data_offset that is a multiple of {DATA_OFFSET} up to {MAX_DATA_OFFSET}"
+            raise ValueError(f"{shard}: expected at least 1 row, first_row {next_row}, {size} bytes and {offset}")
         next_row += shard.rows
     if next_row != manifest.count:
         raise ValueError(f"the shards hold {next_row} rows, expected count {manifest.count}")
