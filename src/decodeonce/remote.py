@@ -144,14 +144,6 @@ class MissingObject(BuildError):
     """There is no such object or bucket."""
 
 
-class PassingStatus(OSError):
-    """A server answered with one of PASSING_STATUS."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"HTTP status {status}")
-        self.status = status
-
-
 def stat_object(url: str) -> ObjectFacts:
     """Ask for size and version; raise BuildError if the object is missing or may not be read, Stopped on failure."""
     if found := _get(url, 0, 1):
@@ -582,7 +574,7 @@ class _Connection:
         self.stays_open = version == b"HTTP/1.1" and headers.get("connection", "").lower() != "close"
         status, length = int(text[:3]), headers.get("content-length", "")
         if status in PASSING_STATUS:
-            raise PassingStatus(status)
+            raise ConnectionError(f"HTTP status {status}")
         span, _, total = headers.get("content-range", "").rpartition("/")
         if status == 200:
             span, total = f"bytes {offset}-", length

@@ -95,7 +95,11 @@ def test_object_that_changes_is_noticed(shards: Path, s3: Any, endpoint: str, ur
     ("answers", "code", "message"),
     [
         ([503, 429, 0, 500], 0, ""),
-        ([503] * 8, 75, "s3://images/set/train-0.tar: HTTP status 503, 7 times; the server may be down or its address"),
+        (
+            [503] * 8,
+            75,
+            "set/train-0.tar: ConnectionError: HTTP status 503, 7 times; the server may be down or its address",
+        ),
         (
             [403, 403],
             1,
