@@ -53,7 +53,7 @@ def test_cost_of_stock_pillow_is_the_measured_one() -> None:
 
 
 def test_shares_of_enlarged_crops_are_right() -> None:
-    names: dict[str, Callable[[int, int], float]] = {}
+    names: dict[str, Callable[[int, int, int], float]] = {}
     [block] = [block for block in blocks(SIZES) if "def share_enlarged" in block.text]
     exec(block.text, names)  # prints
     share = names["share_enlarged"]
@@ -61,7 +61,12 @@ def test_shares_of_enlarged_crops_are_right() -> None:
     assert len(table) == 4
     for stored, *shares in table:
         for text, output in zip(shares, (224, 160), strict=True):
-            assert float(text.rstrip("%")) == pytest.approx(100 * share(int(stored), output), abs=0.7)  # drawn numbers
+            # The function draws its crops.
+            assert float(text.rstrip("%")) == pytest.approx(100 * share(int(stored), int(stored), output), abs=0.7)
+    [(original, *call)] = re.findall(
+        r"(\d+)% of\nthe crops are enlarged .*`share_enlarged\((\d+), (\d+), (\d+)\)`", SIZES.read_text()
+    )
+    assert float(original) == pytest.approx(100 * share(*map(int, call)), abs=0.7)
     [readme] = re.findall(r"\b(\d+%) of the crops would have", (ROOT / "README.md").read_text())
     assert [row[1] for row in table if row[0] == "256"] == [readme]
 
