@@ -80,6 +80,13 @@ def test_badges_are_true() -> None:
     assert f'license = "{re.findall(r">([^<]+)</text>", (IMAGES / "license.svg").read_text())[-1]}"' in text
 
 
+def test_terminal_shows_the_lines_of_commands_as_they_are_now() -> None:
+    lines = re.findall(r">([^<]*)</text>", (IMAGES / "terminal.svg").read_text())
+    tutorial = (ROOT / "docs" / "start" / "tutorial.md").read_text()
+    for line in re.findall(r"^train\.store: 1.*; see rejects\.tsv$|^train\.store: .* intact$", tutorial, re.MULTILINE):
+        assert line in " ".join(" ".join(lines).split())
+
+
 @pytest.mark.parametrize("path", sorted(IMAGES.glob("*.svg")), ids=lambda path: path.name)
 def test_pictures_load_nothing(path: Path) -> None:
     found = re.findall(r"https?:[^\"']*|url\(|href=|@import", path.read_text())
