@@ -53,7 +53,7 @@ def test_cost_of_stock_pillow_is_the_measured_one() -> None:
 
 
 def test_shares_of_enlarged_crops_are_right() -> None:
-    names: dict[str, Callable[[int, int], float]] = {}
+    names: dict[str, Callable[[int, int, int], float]] = {}
     [block] = [block for block in blocks(SIZES) if "def share_enlarged" in block.text]
     exec(block.text, names)  # prints
     share = names["share_enlarged"]
@@ -61,7 +61,12 @@ def test_shares_of_enlarged_crops_are_right() -> None:
     assert len(table) == 4
     for stored, *shares in table:
         for text, output in zip(shares, (224, 160), strict=True):
-            assert float(text.rstrip("%")) == pytest.approx(100 * share(int(stored), output), abs=0.7)  # drawn numbers
+            # The function draws its crops.
+            assert float(text.rstrip("%")) == pytest.approx(100 * share(int(stored), int(stored), output), abs=0.7)
+    [(original, *call)] = re.findall(
+        r"(\d+)% of\nthe crops are enlarged .*`share_enlarged\((\d+), (\d+), (\d+)\)`", SIZES.read_text()
+    )
+    assert float(original) == pytest.approx(100 * share(*map(int, call)), abs=0.7)
     [readme] = re.findall(r"\b(\d+%) of the crops would have", (ROOT / "README.md").read_text())
     assert [row[1] for row in table if row[0] == "256"] == [readme]
 
@@ -73,6 +78,13 @@ def test_badges_are_true() -> None:
     right = [minor for minor in range(100) if f"3.{minor}" in python]
     assert [int(first), int(last)] == [right[0], right[-1]]
     assert f'license = "{re.findall(r">([^<]+)</text>", (IMAGES / "license.svg").read_text())[-1]}"' in text
+
+
+def test_terminal_shows_the_lines_of_commands_as_they_are_now() -> None:
+    lines = re.findall(r">([^<]*)</text>", (IMAGES / "terminal.svg").read_text())
+    tutorial = (ROOT / "docs" / "start" / "tutorial.md").read_text()
+    for line in re.findall(r"^train\.store: 1.*; see rejects\.tsv$|^train\.store: .* intact$", tutorial, re.MULTILINE):
+        assert line in " ".join(" ".join(lines).split())
 
 
 @pytest.mark.parametrize("path", sorted(IMAGES.glob("*.svg")), ids=lambda path: path.name)
