@@ -417,7 +417,7 @@ def install(level: str, *, apt: bool) -> None:
         torch = f": pip downloads 0.2 GB, or 2.5 GB with CUDA, and needs {SIZES}" if no_torch else ""
         say(f"2/3 packages for `{level}`{torch}")
         if platform.machine() != "x86_64":
-            say(f"note: decodeonce was tested on x86-64 only, and this CPU is {platform.machine()}")
+            say(f"note: decodeonce was tested on x86-64 and emulated aarch64, and this CPU is {platform.machine()}")
         # Python compiles the modules that are imported later. That takes half the time of compiling all of them.
         pip("install", "--no-compile", "-e", f".[{level}]")
         if level == "dev":

@@ -8,6 +8,7 @@ from PIL import Image
 
 from decodeonce.prep import sample
 from decodeonce.prep.sample import write_sample_tree
+from tests.disks import small_disk
 from tests.images import tree_bytes
 
 COUNT = 300
@@ -102,6 +103,13 @@ def test_folder_in_use_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(FileExistsError, match="exists and is not an empty folder"):
             write_sample_tree(dest, count=50, classes=1)
     assert tree_bytes(tmp_path) == {"mine.txt": b"keep"}
+
+
+def test_full_disk_is_named(tmp_path: Path) -> None:
+    with small_disk(tmp_path, "1m") as disk:
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            write_sample_tree(disk / "tree", count=50, classes=1)
+        assert str(caught.value.filename).startswith(f"{disk}/tree/")
 
 
 def test_interrupted_tree_is_made_anew(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,27 @@ import numpy as np
 import pytest
 
 from decodeonce.errors import Stopped, StoreError
+from decodeonce.prep.building import build as building
+from decodeonce.prep.building import output_dir
+from decodeonce.prep.building.build import make_plan
 from decodeonce.prep.export import export
 from decodeonce.prep.export.export import ExportPaths, ExportSettings
-from decodeonce.store import add_column, columns, disk, open_store, remove_column, sharing, verify_store, writer
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources.imagenet import open_imagenet
+from decodeonce.store import (
+    StorePaths,
+    add_column,
+    columns,
+    disk,
+    open_store,
+    remove_column,
+    sharing,
+    verify_store,
+    writer,
+)
 from decodeonce.store.files import empty_folder
 from decodeonce.store.sharing import LOCK, patient, patient_if_there
+from tests.disks import small_disk
 from tests.stores import make_store, random_images
 
 COUNT = 20
@@ -62,6 +79,51 @@ def test_missing_file_of_another_folder_is_reported_at_once(tmp_path: Path) -> N
     with pytest.raises(FileNotFoundError):
         patient(tmp_path / "store", call)
     assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("as_network")
+def test_shards_that_another_node_reserves_meanwhile_are_kept(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both nodes plan the same build, and the other one starts a journal while this one empties .build."""
+    source, out, recipe = open_imagenet(tree), tmp_path / "out", Recipe(height=8, width=8)
+
+    def clear_late(paths: StorePaths, **kwargs: Any) -> None:
+        monkeypatch.setattr(building, "clear_leftovers", output_dir.clear_leftovers)
+        make_plan(source, out, recipe)
+        with monkeypatch.context() as patch:
+            patch.setattr(output_dir, "empty_folder", not_empty)
+            output_dir.clear_leftovers(paths, **kwargs)
+
+    def not_empty(folder: Path, **kwargs: Any) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(folder / "journals"))
+
+    monkeypatch.setattr(sharing, "CACHE_SECONDS", 0.05)
+    monkeypatch.setattr(building, "clear_leftovers", clear_late)
+    assert patient(out, building.build, source, out, recipe).count == 15
+    assert verify_store(out).ok
+
+
+@pytest.mark.usefixtures("as_network")
+@pytest.mark.parametrize(("code", "kept"), [(errno.ENOENT, True), (errno.ENOSPC, False)])
+def test_failed_plan_releases_its_shards_unless_another_node_may_use_them(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kept: bool
+) -> None:
+    def fail(paths: StorePaths, *args: Any) -> None:
+        raise OSError(code, os.strerror(code), str(paths.plan_rows))
+
+    monkeypatch.setattr(building, "write_plan", fail)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=8, width=8))
+    assert (tmp_path / "out/images-00000.npy").exists() == kept
+
+
+@pytest.mark.usefixtures("as_network")
+def test_space_that_a_killed_plan_reserved_counts_as_free(tree: Path, tmp_path: Path) -> None:
+    recipe = Recipe(height=128, width=128)  # 15 rows need 0.74 MB
+    with small_disk(tmp_path, "1m") as disk:
+        make_plan(open_imagenet(tree), disk / "out", recipe).paths.plan.unlink()
+        make_plan(open_imagenet(tree), disk / "out", recipe)
 
 
 @pytest.mark.usefixtures("as_network")

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageDraw
 
+from decodeonce.errors import add_path_to_errors
 from decodeonce.store import disk
 from decodeonce.store.files import append, make_folder, remove_file, remove_tree
 
@@ -125,11 +126,12 @@ def _write_image(train: Path, seed: int, order: Order) -> tuple[int, int]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    fd = disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
-        append(fd, data)
-    finally:
-        disk.close(fd)
+    with add_path_to_errors(path):
+        fd = disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            append(fd, data)
+        finally:
+            disk.close(fd)
 
 
 def _picture(rng: Rng, look: Look, full: Size, gain: float) -> Image.Image:

@@ -6,8 +6,10 @@ import logging
 import mmap
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import CHANGED_ELSEWHERE_ERRORS, BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.free_space import check_free_space, find_storage, space_needed
@@ -32,7 +34,7 @@ from decodeonce.store import Manifest, StorePaths
 from decodeonce.store.files import make_folder, sync_folder
 from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.shard_file import PAGE
-from decodeonce.store.sharing import locked, missing_error
+from decodeonce.store.sharing import locked, missing_error, on_network
 
 
 def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect: int | None = None) -> Plan:
@@ -94,18 +96,22 @@ def _new_plan(paths: StorePaths, listing: Listing, facts: Json) -> Plan:
         advice = f"{missing_advice(paths.build)}remove {quoted(str(paths.root))} and build again"
         what = f"{paths.plan}: missing, although blocks of this build are done; {advice}"
         raise BuildError(what) from missing_error(paths.plan)
-    clear_leftovers(paths)
     plan = Plan(paths, facts)
-    storage = find_storage(paths.root)
-    check_free_space(paths.root, storage, space_needed(plan))
+    # On a network, another node may have just reserved the same shards, and may be using them.
+    kept = {plan.shard(index) for index in range(plan.blocks.shards)} if on_network(paths.root) else set[Path]()
+    clear_leftovers(paths, keep=kept)
+    storage, need = find_storage(paths.root), space_needed(plan)
+    reserved = sum(path.stat().st_blocks << 9 for path in kept if path.exists())
+    check_free_space(paths.root, storage, replace(need, bytes=need.bytes - reserved))
     if storage.kind == "NFS":
         _warn_of_shared_pages(plan)
     make_folder(paths.journals)
     try:
         reserve_shards(plan)
         return write_plan(paths, listing, facts)
-    except OSError:  # such as a full disk: release the space that was reserved
-        if not paths.plan.exists():  # without locks on the file system, another process may have written a plan
+    except OSError as error:  # such as a full disk: release the space that was reserved
+        # Without locks on the file system, another process may be planning or may have written a plan.
+        if error.errno not in CHANGED_ELSEWHERE_ERRORS and not paths.plan.exists():
             clear_leftovers(paths)
         raise
 

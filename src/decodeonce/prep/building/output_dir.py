@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,10 +122,11 @@ def check_output_dir(paths: StorePaths, source: Source) -> None:
         raise BuildError(f"{paths.root}: not an unfinished build: {found}; choose another OUT") from cause
 
 
-def clear_leftovers(paths: StorePaths) -> None:
+def clear_leftovers(paths: StorePaths, *, keep: Collection[Path] = ()) -> None:
     """Remove the files of a killed plan. `.build` is emptied last, because it marks the shards as a build's own."""
     for path in paths.root.glob("images-*"):
-        remove_file(path)
+        if path not in keep:
+            remove_file(path)
     sync_folder(paths.root)  # otherwise a power loss may leave shards without the .build that marks them
     empty_folder(paths.build, keep=LOCK)
 
