@@ -403,7 +403,10 @@ def test_only_the_first_20_ranges_of_rows_are_named(tmp_path: Path) -> None:
         overwrite(store / "images-00000.npy", DATA_OFFSET + 144 * row, b"damage")
     sentence = unrepaired_sentence(store, None)
     assert sentence.startswith(f"{store}: row 0, row 2, row 4, ")
-    assert "row 38 and 5 more ranges of rows: pass as --from what the store was built from" in sentence
+    assert (
+        "row 38 and 5 more ranges of rows (prep verify --json lists all): pass as --from what the store was built from"
+        in sentence
+    )
 
 
 def test_decoders_that_give_different_pixels_are_named(store: Path, tree: Path) -> None:
