@@ -226,7 +226,7 @@ def test_info_and_verify_print_json(store: Path, tmp_path: Path) -> None:
     assert result.returncode == 1
     expected = {"ok": False, "rows": 9, "bad_rows": [[6, 6]], "unknown_rows": [], "bad_files": []}
     assert json.loads(result.stdout) == expected
-    assert "row 6 of images-00001.npy" in prep("verify", damaged).stderr
+    assert "row 6: damaged" in prep("verify", damaged).stderr
 
 
 def test_info_shows_rows_per_class_rejects_and_bytes(tmp_path: Path) -> None:

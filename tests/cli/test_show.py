@@ -103,7 +103,7 @@ def test_damaged_row_is_framed_and_reported(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(5, shape=(64, 64, 3)))
     flip(root / "images-00000.npy", open_store(root).manifest.shards[0].offset(3))
     result = prep("show", root, "--out", tmp_path / "sheet.png")
-    message = f"row 3 is damaged; run `prep repair {root} --from SRC`\n"
+    message = f"row 3: damaged; run `prep repair {root} --from SRC`\n"
     assert (result.returncode, result.stderr) == (0, f"prep: note: {root}: {message}")
     pixels = sheet((tmp_path / "sheet.png").read_bytes())
     for row in range(5):

@@ -76,6 +76,8 @@ def test_usage_error_is_one_line(src: Path, tmp_path: Path) -> None:
     assert_fails(prep(*words, "--time", "0:00:03"), 2, "time is 3 s, expected at least 60 s")
     assert_fails(prep(*words, "--account", "a\nrm x"), 2, "account is 'a\\nrm x', expected a name without spaces or")
     assert_fails(prep(*words, "--mem", "much"), 2, "--mem much: expected a size such as 32GiB")
+    assert_fails(prep(*words, "--mem", "64"), 2, "--mem 64: 64 bytes cannot hold an image; did you mean 64GiB?")
+    assert_fails(prep(*words, "--nodes", 0), 2, "Invalid value for '--nodes'")
     assert_fails(prep(*words, "--then", "nowhere"), 2, "--then nowhere: no such file")
     assert_fails(prep(*words, "--site", "polaris"), 2, "--site polaris uses pbs; run: prep submit pbs")
     assert_fails(prep(*words, "--site", "mars"), 1, "unknown site 'mars'; expected aurora, ")

@@ -92,7 +92,7 @@ def export_commands(mounted: list[Mount], served: Path, name: str, rows: int) ->
 def check_export(found: list[tuple[int, str]], command: list[str], out: Path, rows: int) -> None:
     """Check what two equal exports printed, and the images that they wrote."""
     # The second finds the finished export of the first, which is exit code 1 with locks, too. Or both stop, because
-    # each removed what the other had begun.
+    # a node does not see a change of the other yet.
     assert sorted(code for code, _ in found) in ([0, 0], [0, 1], [0, 75], [75, 75]), found
     assert all(code != 1 or "already exists" in output for code, output in found)
     if all(code == 75 for code, _ in found):

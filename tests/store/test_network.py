@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decodeonce.errors import Stopped, StoreError
+from decodeonce.errors import DecodeonceError, Stopped, StoreError
 from decodeonce.prep.building import build as building
 from decodeonce.prep.building import output_dir
 from decodeonce.prep.building.build import make_plan
-from decodeonce.prep.export import export
-from decodeonce.prep.export.export import ExportPaths, ExportSettings
+from decodeonce.prep.export.export import ExportPaths, ExportSettings, export_store
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import (
@@ -268,16 +268,32 @@ def test_claim_that_sshfs_cannot_create_is_waited_for(tmp_path: Path, monkeypatc
     assert verify_store(store).ok
 
 
-def test_export_emptied_by_another_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, write = open_store(make_store(tmp_path / "s", random_images(COUNT))), export._write_blocks
-    dest = tmp_path / "images"
+@pytest.mark.usefixtures("as_network")
+def test_export_that_another_overtakes_leaves_one_complete_export(tmp_path: Path) -> None:
+    store, dest, rows = open_store(make_store(tmp_path / "s", random_images(COUNT))), tmp_path / "images", list[int]()
 
-    def write_and_empty(*args: Any) -> int:
-        blocks = write(*args)
-        empty_folder(ExportPaths(dest).journals)
-        return blocks
+    def overtake(row: int) -> None:
+        rows.append(row)
+        if len(rows) == 5:
+            export_store(store, dest, ExportSettings("folder"))
 
-    monkeypatch.setattr(export, "_write_blocks", write_and_empty)
-    with pytest.raises(Stopped, match="another export"):
-        export.export_store(store, dest, ExportSettings("folder"))
-    assert not dest.exists()
+    with pytest.raises(DecodeonceError, match="images: already exists"):
+        patient(dest, export_store, store, dest, ExportSettings("folder"), progress=overtake)
+    assert len(list(dest.rglob("*.png"))) == COUNT
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "s"]
+
+
+@pytest.mark.usefixtures("as_network")
+def test_export_waits_until_network_shows_the_claim_of_another(tmp_path: Path) -> None:
+    store, dest = open_store(make_store(tmp_path / "s", random_images(COUNT))), tmp_path / "images"
+    paths, calls = ExportPaths(dest), list[int]()
+    paths.images.mkdir(parents=True)
+
+    def export() -> int:
+        calls.append(1)
+        if len(calls) == 3:
+            paths.claim.write_text(json.dumps(ExportSettings("folder").facts(store)))
+        return export_store(store, dest, ExportSettings("folder")).images
+
+    assert patient(dest, export) == len(list(dest.rglob("*.png"))) == COUNT
+    assert len(calls) == 3

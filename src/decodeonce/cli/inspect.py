@@ -194,7 +194,7 @@ def _say_first(most: int, lines: list[str], what: str) -> None:
 def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
     """Read a whole store and compare it with its checksums. The exit code is 0 if it is intact, and 1 if not."""
     from decodeonce.store import verify_store
-    from decodeonce.store.verify import row_sentences
+    from decodeonce.store.verify import ranges_text
 
     with count_bar("rows") as update:
         report = verify_store(store, threads=usable_cores(), progress=update)
@@ -207,9 +207,11 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
         return
     for problem in report.problems:
         say(f"prep: error: {problem}{'' if report.rows else '; no row was checked'}", err=True)
-    if report.bad_rows or report.unknown_rows:
-        for sentence in row_sentences(store, report, most=20):
-            say(f"prep: error: {sentence}", err=True)
+    rows = {"damaged": report.bad_rows, "cannot be checked, because checksums.npy is damaged": report.unknown_rows}
+    for what, ranges in rows.items():
+        if ranges:
+            say(f"prep: error: {store}: {ranges_text(ranges)}: {what}", err=True)
+    if any(rows.values()):
         say(f"prep: error: {store}: {repair_advice(store / 'store.json')}", err=True)
     raise typer.Exit(1)
 

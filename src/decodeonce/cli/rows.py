@@ -15,7 +15,7 @@ from decodeonce.store.class_words import with_words
 from decodeonce.store.hashing import GOLDEN, mix, row_checksum
 from decodeonce.store.layout import repair_advice
 from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
-from decodeonce.store.verify import ranges_text, read_rows
+from decodeonce.store.verify import ranges_text, read_rows, row_ranges
 
 Pixels = NDArray[np.uint8]
 
@@ -107,5 +107,5 @@ def damage_messages(store: Store, damaged: list[int], problem: str) -> Iterator[
     if problem:
         yield f"{problem}; until then, no row can be checked"
     if damaged:
-        what = f"{ranges_text(damaged)} {'is' if len(damaged) == 1 else 'are'} damaged"
-        yield f"{store.paths.root}: {what}; {repair_advice(store.paths.manifest)}"
+        rows = ranges_text(row_ranges(damaged))
+        yield f"{store.paths.root}: {rows}: damaged; {repair_advice(store.paths.manifest)}"

@@ -166,8 +166,8 @@ def _seconds(text: str | None) -> int | None:
 
 
 def _memory(text: str | None) -> str | None:
-    """Return a size for batch systems: "64G" as it is, "64GiB" in MiB. A number without a unit is refused."""
-    if text is None or re.fullmatch("[0-9]+[KMGT]?", text):
+    """Return a size for batch systems: "64G" as it is, "64GiB" in MiB."""
+    if text is None or re.fullmatch("[0-9]+[KMGT]", text):
         return text
     return f"{max(1, parse.byte_size(text, '--mem') >> 20)}M"
 

@@ -111,29 +111,6 @@ def verify_store(
     )
 
 
-def row_sentences(root: Path, report: Report, *, most: int) -> Iterator[str]:
-    """Yield a sentence for each run of bad or unknown rows, up to `most`, then the number of runs left out.
-
-    Args:
-        root: The store.
-        report: A report with `rows` above 0.
-        most: Maximum number of runs to list.
-
-    Raises:
-        StoreError: If the manifest has been damaged since the report.
-    """
-    manifest = read_manifest(StorePaths(root).manifest)
-    ranges = [(run, "{} damaged") for run in report.bad_rows]
-    ranges += [(run, "cannot be checked, because checksums.npy is damaged") for run in report.unknown_rows]
-    for (first, last), what in ranges[:most]:
-        ends = [manifest.shard_of(row).file for row in (first, last)]
-        files = " to ".join(dict.fromkeys(ends))
-        verdict = what.format("is" if first == last else "are")
-        yield f"{root}: {rows_text(range(first, last + 1))} of {files} {verdict}"
-    if len(ranges) > most:
-        yield f"{root}: and {counted(len(ranges) - most, 'more run', 'more runs')} of rows; --json lists them all"
-
-
 def read_checksums(store: Store) -> Checksums:
     """Return the checksums that a damaged checksums.npy still holds, uint64 (count,), with 0 for missing ones."""
     found = bytearray(8 * len(store))
@@ -240,9 +217,8 @@ def row_ranges(rows: list[int]) -> list[tuple[int, int]]:
     return [(rows[a], rows[b - 1]) for a, b in runs(np.diff(rows) != 1)]
 
 
-def ranges_text(rows: list[int]) -> str:
-    """Name sorted rows for messages, up to MOST_RANGES ranges of them."""
-    ranges = row_ranges(rows)
+def ranges_text(ranges: list[tuple[int, int]]) -> str:
+    """Name ranges of rows for messages, up to MOST_RANGES of them."""
     named = ", ".join(rows_text(range(first, last + 1)) for first, last in ranges[:MOST_RANGES])
     more = len(ranges) - MOST_RANGES
-    return f"{named} and {counted(more, 'more range')} of rows" if more > 0 else named
+    return f"{named} and {counted(more, 'more range')} of rows (prep verify --json lists all)" if more > 0 else named

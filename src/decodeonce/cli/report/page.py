@@ -27,7 +27,7 @@ from decodeonce.formatting import counted, size_text
 from decodeonce.store import Reject, Store
 from decodeonce.store.manifest import rows_text
 from decodeonce.store.table import read_rejects
-from decodeonce.store.verify import bad_files, ranges_text
+from decodeonce.store.verify import bad_files, ranges_text, row_ranges
 
 T = TypeVar("T")
 
@@ -235,7 +235,7 @@ def page(facts: Facts) -> bytes:
         levels=[[int(np.searchsorted(line.cumsum(), share)) for share in (0.05, 0.5, 0.95)] for line in shares],
         shares=shares,
         unusual=facts.unusual,
-        damaged=ranges_text(rows.damaged),
+        damaged=ranges_text(row_ranges(rows.damaged)),
         charts=drawn,
     )
     return html.encode()

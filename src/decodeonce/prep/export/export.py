@@ -1,8 +1,7 @@
 """Export a finished store as image files in class folders, or as WebDataset tars.
 
 The files are written to a hidden folder next to DEST, which is renamed to DEST as the last step. So DEST is complete or
-does not exist. A block of rows is durable before the journal records it. After a kill, blocks without a record are
-written again, with the same bytes.
+does not exist. Each file gets its name when it is complete. After a kill, only the missing files are written.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,15 +24,14 @@ from numpy.typing import NDArray
 from PIL import Image, features
 
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
-from decodeonce.prep.building.journal import BlockRecord, Journal, Journals
 from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.processes.child import Parent, run_workers
 from decodeonce.prep.recipe import ExportForm, check_choice, differences
 from decodeonce.store import Sample, Store, disk, open_store
 from decodeonce.store.checks import check_file
-from decodeonce.store.files import make_folder, remove_file, remove_tree, sync_folder, write_atomic
-from decodeonce.store.sharing import LOCK, locked
+from decodeonce.store.files import make_folder, remove_tree, sync_folder, write_atomic
+from decodeonce.store.sharing import LOCK, locked, missing_error
 
 CLASS_LIST = "classes.txt"  # class names in label order, for --classes; not written if a name does not fit on a line
 SHARD_ROWS = 10_000
@@ -142,8 +140,7 @@ def export_store(
         dest: Path of the folder to create.
         settings: Form, quality and size of shards.
         workers: Number of worker processes.
-        progress: Function that is called with the number of rows since its last call; the first call reports the rows
-            of an earlier run.
+        progress: Function that is called with the number of rows since its last call, rows of an earlier run included.
 
     Returns:
         The number of images and classes.
@@ -171,36 +168,27 @@ def export_store(
     with locked(paths.work):
         make_folder(paths.work)  # raises an error if the parent folder is read-only
         claimed = _is_claimed(paths, facts)
-        renamed = claimed and not paths.images.exists()  # a run was killed right after the rename
         if not os.path.lexists(paths.dest):
-            if renamed or not claimed:
-                parts = list(source.manifest.parts) if source.manifest.paired and folders else []
-                _begin(paths, facts, parts, folders, [cls.name for cls in source.classes])
-            blocks = _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
-            if len(Journals(paths.journals).blocks()) < blocks:  # as may happen without locks
-                raise Stopped(
-                    f"{paths.work}: another export to {paths.dest} removed images; run the same command again"
-                )
+            make_folder(paths.scratch)  # not emptied: without locks, another export may be writing there
+            if not claimed:
+                _claim(paths, facts)
+            made = _make_folders(source, paths, folders)
+            _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
+            for folder in made:  # an earlier run may have been killed before it flushed the name of a file
+                sync_folder(folder)
             disk.replace(paths.images, paths.dest)
-        elif not renamed:
+        elif not claimed or paths.images.exists():
             raise DecodeonceError(taken)
         # If an earlier run did the rename, it may have been killed before this sync, so sync in any case.
         sync_folder(paths.work.parent)
-        if _removed(paths.journals, paths.scratch):
+        with suppress(OSError):  # the export is complete anyway; a rerun tries again
+            remove_tree(paths.scratch)
+        if not paths.scratch.exists():
             sync_folder(paths.work)  # the claim is removed last, because it identifies the rest
-            _removed(paths.work)
+            with suppress(OSError):
+                remove_tree(paths.work)
     names = [encoded_name(cls.name) for cls in source.classes]
     return Exported(len(source), len(source.classes), names == sorted(names))
-
-
-def _removed(*folders: Path) -> bool:
-    """Remove folders and return whether that succeeded. If not, the export is complete anyway; a rerun tries again."""
-    try:
-        for folder in folders:
-            remove_tree(folder)
-    except OSError:
-        return False
-    return True
 
 
 def _class_folders(source: Store) -> list[str]:
@@ -238,52 +226,50 @@ def _is_claimed(paths: ExportPaths, facts: dict[str, object]) -> bool:
     return True
 
 
-def _begin(
-    paths: ExportPaths, facts: dict[str, object], parts: list[str], folders: list[str], names: list[str]
-) -> None:
-    """Create empty folders, those of the classes in each of `parts`, and last the claim that identifies the export."""
-    ours = (paths.journals, paths.scratch, paths.images)
-    foreign = {*os.listdir(paths.work)} - {LOCK, *(path.name for path in (*ours, paths.claim))}
-    if foreign:
-        found = f"contains {min(foreign)!r}, expected only an unfinished export"
-        raise DecodeonceError(f"{paths.work}: {found}; move it away, or choose another DEST")
-    remove_file(paths.claim)
-    for folder in ours:
-        remove_tree(folder)
-        make_folder(folder)
-    for name in (*parts, *(os.path.join(part, name) for part in parts or [""] for name in folders)):
-        disk.mkdir(paths.images / name)
-    if CLASS_LIST not in folders and all(name == name.strip() and name.isprintable() for name in names):
-        write_atomic(paths.images / CLASS_LIST, [b"".join(encoded_name(name) + b"\n" for name in names)])
-    for part in (*parts, ""):
-        sync_folder(paths.images / part)
+def _claim(paths: ExportPaths, facts: dict[str, object]) -> None:
+    """Write the claim that identifies the export. All other files of the export are written after it."""
+    if foreign := {*os.listdir(paths.work)} - {LOCK, paths.scratch.name}:
+        found = f"{paths.work}: contains {min(foreign)!r}, expected only an unfinished export"
+        error = DecodeonceError(f"{found}; move it away, or choose another DEST")
+        raise error from missing_error(paths.claim)  # on a network file system, another node may have written it
     write_atomic(paths.claim, [json.dumps(facts).encode()], scratch=paths.scratch)
+
+
+def _make_folders(source: Store, paths: ExportPaths, classes: list[str]) -> list[Path]:
+    """Create folders, those of the classes in each part of the rows if there are several, and the list of classes."""
+    parts = list(source.manifest.parts) if source.manifest.paired and classes else []
+    tops = [paths.images / part for part in parts]
+    folders = [paths.images, *tops, *(top / name for top in tops or [paths.images] for name in classes)]
+    for folder in folders:
+        with suppress(FileExistsError):  # an earlier run or another node made it
+            disk.mkdir(folder)
+    names = [cls.name for cls in source.classes]
+    if CLASS_LIST not in classes and all(name == name.strip() and name.isprintable() for name in names):
+        listed = b"".join(encoded_name(name) + b"\n" for name in names)
+        write_atomic(paths.images / CLASS_LIST, [listed], scratch=paths.scratch)
+    return folders
 
 
 def _write_blocks(
     source: Store, paths: ExportPaths, settings: ExportSettings, workers: int, progress: Callable[[int], None]
-) -> int:
-    """Write every block that no journal records, and return the number of all blocks."""
-    make_folder(paths.scratch)  # not emptied: without locks, another export may be writing there
-    done, size = set(Journals(paths.journals).blocks()), settings.block_rows(source)
-    blocks = -(-len(source) // size)
-    left = [block for block in range(blocks) if block not in done]
-    progress(sum(min(size, len(source) - block * size) for block in done))
-    if min(workers, len(left)) > 1:
+) -> None:
+    """Write every file that does not exist yet."""
+    blocks = range(-(-len(source) // settings.block_rows(source)))
+    workers = min(workers, len(blocks))
+    if workers > 1:
         task = {"store": str(source.paths.root), "dest": str(paths.dest.absolute()), "settings": asdict(settings)}
-        run_workers(__name__, min(workers, len(left)), task, iter(left), progress, f"{paths.dest}: a worker process")
+        run_workers(__name__, workers, task, iter(blocks), progress, f"{paths.dest}: a worker process")
     else:
         with closing(ImageWriter(source, paths, settings, progress)) as writer:
-            for block in left:
+            for block in blocks:
                 writer.write(block)
-    return blocks
 
 
 class ExportPaths:
     """The paths of an export to `dest`. Until the export is complete, all its files are in `work`, next to `dest`.
 
     Attributes:
-        claim: Store and settings of the export, written after the folders below were created.
+        claim: Store and settings of the export, written before the images.
         images: The folder that is renamed to DEST.
         scratch: Temporary files, also those that a kill left, until the export is complete.
     """
@@ -293,12 +279,11 @@ class ExportPaths:
         self.work = dest.absolute().with_name(f".{dest.absolute().name}.export")
         self.claim = self.work / "export.json"
         self.images = self.work / "images"
-        self.journals = self.work / "journals"
         self.scratch = self.work / "scratch"
 
 
 class ImageWriter:
-    """Write blocks of rows: first durable images under their final names, then a line in a journal."""
+    """Write blocks of rows: each file is durable before it gets its final name."""
 
     def __init__(
         self, source: Store, paths: ExportPaths, settings: ExportSettings, progress: Callable[[int], None]
@@ -306,40 +291,51 @@ class ImageWriter:
         self._rows = StoreRows(source.paths.root, source.manifest.digest)
         self._paths, self._settings, self._progress = paths, settings, progress
         self._names = [os.fsdecode(encoded_name(cls.name)) for cls in source.classes]
-        self._journal = Journal(paths.journals, 0, 1)
+        parts = source.manifest.parts.items()
+        self._suffixes = {name: settings.suffix if len(shape) == 3 else ".png" for name, (_, shape) in parts}
 
     def write(self, block: int) -> None:
-        """Write a block; raise StoreError if a row is damaged."""
+        """Write the files of a block that do not exist yet; raise StoreError if a row is damaged."""
+        size = self._settings.block_rows(self._rows.store)
+        rows = range(block * size, min((block + 1) * size, len(self._rows.store)))
         if self._settings.form == "folder":
-            with ThreadPoolExecutor(SYNC_THREADS) as threads:
-                saved = [
-                    threads.submit(self._save, self._path(sample, name, suffix), [image])
-                    for sample, images in self._images(block)
-                    for name, (suffix, image) in images.items()
-                ]
-                for file in saved:
-                    file.result()
+            self._write_images(rows)
+        elif (path := self._paths.images / f"shard-{block:06d}.tar").exists():
+            self._progress(len(rows))
         else:
-            self._save(self._paths.images / f"shard-{block:06d}.tar", self._tar(block))
-        self._journal.append(BlockRecord(block))
+            self._save(path, self._tar(rows))
 
     def close(self) -> None:
-        """Close the store and the journal, because some file systems cannot remove open files."""
+        """Close the store, because some file systems cannot remove open files."""
         self._rows.close()
-        self._journal.close()
 
-    def _path(self, sample: Sample, part: str, suffix: str) -> Path:
+    def _write_images(self, rows: range) -> None:
+        with ThreadPoolExecutor(SYNC_THREADS) as threads:
+            saved = []
+            for row in rows:
+                sample = self._rows.sample(row)
+                paths = {name: self._path(sample, name) for name in self._suffixes}
+                if all(path.exists() for path in paths.values()):
+                    self._progress(1)
+                else:
+                    images = self._images(row)
+                    saved += [threads.submit(self._save, path, [images[name]]) for name, path in paths.items()]
+            for file in saved:
+                file.result()
+
+    def _path(self, sample: Sample, part: str) -> Path:
         stem = os.path.splitext(sample.source.rpartition("/")[2])[0].replace("\0", "?")
         name = name_bytes(f"{sample.row:08d}_{stem}")
         end = NAME_BYTES
         while len(name) > end and name[end] & 0xC0 == 0x80:  # do not cut within a character
             end -= 1
         top = self._paths.images / (part if self._rows.manifest.paired else "")
-        return top / self._names[sample.label] / (os.fsdecode(name[:end]) + suffix)
+        return top / self._names[sample.label] / (os.fsdecode(name[:end]) + self._suffixes[part])
 
-    def _tar(self, block: int) -> Iterator[bytes]:
-        for sample, images in self._images(block):
-            own, store = asdict(sample), self._rows.store
+    def _tar(self, rows: range) -> Iterator[bytes]:
+        for row in rows:
+            sample, store = self._rows.sample(row), self._rows.store
+            own = asdict(sample)
             own["class"] = own.pop("class_name")
             columns = {name: _finite(column[sample.row]) for name, column in store.columns.items()}
             facts = {_free_name(name, columns): value for name, value in own.items()} | columns
@@ -347,9 +343,9 @@ class ImageWriter:
                 found = [store.box_classes[label] for label in columns["box_labels"] if label >= 0]
                 facts[_free_name("box_classes", columns)] = found
             members = []
-            for name, (suffix, image) in images.items():
+            for name, image in self._images(row).items():
                 part = "" if name == "images" else f".{name}"
-                members.append(_tar_member(f"{sample.row:08d}{part}{suffix}", image))
+                members.append(_tar_member(f"{sample.row:08d}{part}{self._suffixes[name]}", image))
             members.append(_tar_member(f"{sample.row:08d}.cls", b"%d" % sample.label))
             members.append(_tar_member(f"{sample.row:08d}.json", json.dumps(facts).encode()))
             yield b"".join(members)
@@ -358,17 +354,14 @@ class ImageWriter:
     def _save(self, path: Path, chunks: Iterable[bytes]) -> None:
         write_atomic(path, chunks, scratch=self._paths.scratch)
 
-    def _images(self, block: int) -> Iterator[tuple[Sample, dict[str, tuple[str, bytes]]]]:
-        """Yield each row of a block as encoded images by name, each with its suffix. Masks are always PNG."""
-        size, parts = self._settings.block_rows(self._rows.store), self._rows.manifest.parts
-        for row in range(block * size, min((block + 1) * size, len(self._rows.store))):
-            sample, data, images = self._rows.sample(row), self._rows.read(row), {}
-            for name, (part, (height, width, *channels)) in parts.items():
-                image = Image.frombytes(MODES[channels[0] if channels else 1], (width, height), data[part])
-                suffix, quality = (self._settings.suffix, self._settings.quality) if channels else (".png", None)
-                images[name] = suffix, _encoded(image, quality)
-            yield sample, images
-            self._progress(1)
+    def _images(self, row: int) -> dict[str, bytes]:
+        """Return a row as encoded images by name. Masks are always PNG."""
+        data, images = self._rows.read(row), {}
+        for name, (part, (height, width, *channels)) in self._rows.manifest.parts.items():
+            image = Image.frombytes(MODES[channels[0] if channels else 1], (width, height), data[part])
+            images[name] = _encoded(image, self._settings.quality if channels else None)
+        self._progress(1)
+        return images
 
 
 def _encoded(image: Image.Image, quality: int | None) -> bytes:

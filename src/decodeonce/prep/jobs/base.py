@@ -45,17 +45,12 @@ class Chain:
     then: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "cpus", "rounds", "nodes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
         for name in ("account", "queue", "mail"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[\w.:,@/+-]+", value):
                 raise ValueError(f"{name} is {value!r}, expected a name without spaces or special characters")
         if self.seconds is not None and self.seconds < 60:
             raise ValueError(f"time is {self.seconds} s, expected at least 60 s")
-        if self.mem is not None and not re.fullmatch("[0-9]+[KMGT]", self.mem):
-            raise ValueError(f"mem is {self.mem!r}, expected a number and a unit, such as 64G")
 
     @property
     def processes(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from decodeonce.errors import BuildError
@@ -17,8 +18,14 @@ else:
 
 PROFILES = Path(__file__).with_name("sites")  # those that come with decodeonce
 SCHEDULERS = ("slurm", "pbs")
+# The keys of a profile and of its table [defaults], with the types of their values.
 LISTS = ("directives", "array_directives", "setup", "needs", "advice")
-DEFAULTS = ("account", "queue", "time", "cpus", "mem", "nodes", "max_running")
+KEYS = {
+    **dict.fromkeys(("name", "scheduler", "source", "queue_flag", "launch"), str),
+    **dict.fromkeys(LISTS, list),
+    "defaults": dict,
+}
+FLAGS = {"account": str, "queue": str, "time": str, "cpus": int, "mem": str, "nodes": int, "max_running": int}
 
 
 @dataclass(frozen=True)
@@ -84,38 +91,28 @@ def parse_site(text: str, name: str) -> Site:
     try:
         facts = tomllib.loads(text)
         _check(facts)
-    except (ValueError, TypeError) as error:
+        lists = {key: tuple(facts[key]) for key in LISTS if key in facts}
+        flag = "--partition" if facts["scheduler"] == "slurm" else "-q"
+        return Site(**{"queue_flag": flag, **facts, **lists})
+    except (ValueError, TypeError) as error:  # TypeError: a key is missing
         raise BuildError(f"{name}: {error}; see the profiles in {PROFILES}") from None
-    lists = {key: tuple(facts[key]) for key in LISTS if key in facts}
-    flag = "--partition" if facts["scheduler"] == "slurm" else "-q"
-    return Site(**{"queue_flag": flag, **facts, **lists})
 
 
 def _check(facts: Json) -> None:
-    known = {entry.name for entry in fields(Site)}
-    if unknown := sorted(set(facts) - known):
-        raise ValueError(f"unknown key {unknown[0]!r}, expected {', '.join(sorted(known))}")
-    if missing := [key for key in ("name", "scheduler", "source", "launch") if not isinstance(facts.get(key), str)]:
-        raise ValueError(f"{missing[0]} is {facts.get(missing[0])!r}, expected a string")
-    if multiline := [key for key, value in facts.items() if isinstance(value, str) and not value.isprintable()]:
-        raise ValueError(f"{multiline[0]} is {facts[multiline[0]]!r}, expected a single printable line")
-    if facts["scheduler"] not in SCHEDULERS:
-        raise ValueError(f"scheduler is {facts['scheduler']!r}, expected {' or '.join(SCHEDULERS)}")
-    for key in LISTS:
-        value = facts.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(item, str) and "\n" not in item for item in value):
-            raise ValueError(f"{key} is {value!r}, expected a list of single-line strings")
-    defaults = facts.get("defaults", {})
-    if not isinstance(defaults, dict) or not isinstance(facts.get("queue_flag", ""), str):
-        raise ValueError("expected [defaults] to be a table and queue_flag to be a string")
-    _check_flags(defaults, facts.get("needs", []))
-    if unknown := sorted(set(re.findall(r"\{(\w*)\}", facts["launch"])) - {"nodes", "cpus"}):
+    _check_types(facts, KEYS)
+    _check_types(facts.get("defaults", {}), FLAGS)
+    if facts.get("scheduler") not in SCHEDULERS:
+        raise ValueError(f"scheduler is {facts.get('scheduler')!r}, expected {' or '.join(SCHEDULERS)}")
+    if unknown := sorted({*facts.get("needs", [])} - set(FLAGS)):
+        raise ValueError(f"unknown flag {unknown[0]!r}, expected one of {', '.join(FLAGS)}")
+    if unknown := sorted(set(re.findall(r"\{(\w*)\}", facts.get("launch", ""))) - {"nodes", "cpus"}):
         raise ValueError(f"launch has {{{unknown[0]}}}, expected only {{nodes}} and {{cpus}}")
 
 
-def _check_flags(defaults: dict[str, object], needs: list[str]) -> None:
-    kinds = {name: int if name in ("cpus", "nodes", "max_running") else str for name in DEFAULTS}
-    if wrong := [name for name, value in defaults.items() if name in kinds and not isinstance(value, kinds[name])]:
-        raise ValueError(f"{wrong[0]} is {defaults[wrong[0]]!r}, expected {kinds[wrong[0]].__name__}")
-    if unknown := sorted({*defaults, *needs} - set(DEFAULTS)):
-        raise ValueError(f"unknown flag {unknown[0]!r}, expected one of {', '.join(DEFAULTS)}")
+def _check_types(found: Json, types: Mapping[str, type]) -> None:
+    for key, value in found.items():
+        if key not in types:
+            raise ValueError(f"unknown key {key!r}, expected one of {', '.join(types)}")
+        lines = value if isinstance(value, list) else [str(value)]
+        if type(value) is not types[key] or not all(isinstance(one, str) and one.isprintable() for one in lines):
+            raise ValueError(f"{key} is {value!r}, expected {types[key].__name__}, and text on a single line")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.store.manifest import REBUILD, Manifest
-from decodeonce.store.verify import ranges_text
+from decodeonce.store.verify import ranges_text, row_ranges
 
 FROM_COPY = "restore it from a copy of the store (or pass the copy as --from)"
 COPY = f"{FROM_COPY}, or {REBUILD}"
@@ -28,7 +28,7 @@ def row_sentences(reasons: Mapping[int, Reason]) -> Iterator[str]:
     for text, rows in by_text.items():
         names = list(dict.fromkeys(reasons[row].name for row in rows if reasons[row].name))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield f"{ranges_text(rows)}: {f'{names[0]}{more}: ' if names else ''}{text}"
+        yield f"{ranges_text(row_ranges(rows))}: {f'{names[0]}{more}: ' if names else ''}{text}"
 
 
 def versions_to_install(manifest: Manifest) -> str:

@@ -25,7 +25,6 @@ from decodeonce.store import Report, Sample, Shard, Store, StorePaths, disk, ver
 from decodeonce.store.checks import check_size
 from decodeonce.store.columns import RESERVED
 from decodeonce.store.containers import CONTAINERS, npy_header
-from decodeonce.store.disk import LINK
 from decodeonce.store.files import empty_folder, sync_folder, write_at, write_atomic, writing
 from decodeonce.store.hashing import file_chunks, hexdigest, row_checksum
 from decodeonce.store.manifest import SmallFile, read_manifest, read_part
@@ -141,7 +140,7 @@ class _StoreRepair:
         self._bad_files, self._bad_rows = set(found.bad_files), {*_numbers(found.bad_rows, found.unknown_rows)}
         self._checksums = read_checksums(store)
         self._heads: dict[str, bytes] = {}  # headers of damaged shards, by file
-        self._file_reasons = {name: why for name in found.bad_files if (why := _not_a_file(self._paths.root / name))}
+        self._file_reasons: dict[str, str] = {}
         self._row_reasons: dict[int, Reason] = {}
         self._repaired_rows = 0
 
@@ -188,7 +187,7 @@ class _StoreRepair:
         """Copy files that the source has with the same bytes; it may be a copy, or a staged or converted store."""
         if self._source is None or not os.path.isfile(os.path.join(self._source, self._paths.manifest.name)):
             return
-        for name in sorted(self._bad_files & set(self._manifest.files) - set(self._file_reasons)):
+        for name in sorted(self._bad_files & set(self._manifest.files)):
             with suppress(StoreError):
                 facts = self._manifest.files[name]
                 source = Path(self._source) / name
@@ -198,9 +197,7 @@ class _StoreRepair:
 
     def _repair_file(self, path: Path, possible: Iterable[bytes]) -> None:
         """Replace a damaged file by the first of the possible contents that has the right size and digest."""
-        if path.name not in self._bad_files or path.name in self._file_reasons:
-            return
-        for data in possible:
+        for data in possible if path.name in self._bad_files else ():
             if SmallFile(len(data), hexdigest(data)) == self._manifest.files[path.name]:
                 write_atomic(path, [data], scratch=self._paths.repair)
                 self._bad_files.discard(path.name)
@@ -239,8 +236,6 @@ class _StoreRepair:
     def _make_heads(self) -> None:
         """Rebuild the header, the bytes before the rows, of each damaged shard."""
         for shard in self._bad_shards():
-            if shard.file in self._file_reasons:
-                continue
             container, shape = CONTAINERS[self._manifest.container], (shard.rows, *self._manifest.row_shape)
             head = container.head(shape, size=shard.data_offset, scratch=self._paths.repair)
             if hexdigest(head) == shard.meta_xxh3:
@@ -284,8 +279,6 @@ class _StoreRepair:
                 self._row_reasons[row] = NO_SOURCE
             elif file in self._file_reasons:
                 self._row_reasons[row] = Reason(f"{file} must be repaired first")
-            elif reason := _not_a_file(self._paths.root / file):
-                self._row_reasons[row] = Reason(reason)
             else:
                 try:
                     yield samples[row]
@@ -309,15 +302,6 @@ class _StoreRepair:
 
     def _bad_shards(self) -> list[Shard]:
         return [shard for shard in self._manifest.shards if shard.file in self._bad_files]
-
-
-def _not_a_file(path: Path) -> str:
-    """Return the error if `path` is a link, folder, pipe or device, which is never replaced; otherwise empty."""
-    if path.is_symlink():
-        return f"{path}: {LINK}; put the file itself there and run the command again"
-    if path.exists() and not path.is_file():
-        return f"{path}: a folder, pipe or device, expected a file; remove it and run the command again"
-    return ""
 
 
 def _restore_size(path: Path, shard: Shard) -> None:
