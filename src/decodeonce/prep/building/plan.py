@@ -517,15 +517,9 @@ def check_matches_plan(plan: Plan, listing: Listing, facts: Json) -> None:
     if changes := "; ".join(differences(*recipes)):
         advice = "use the plan's settings, or remove OUT and build again"
         raise BuildError(f"{out}: planned with a different recipe: {changes}; {advice}")
-    if planned["digest_with_times"] != found["digest_with_times"]:
-        summary = plan.samples.changes_in(listing.samples)
-        if planned["root"] != found["root"]:
-            what = f"{out}: planned from {planned['root']} ({planned['kind']}), but SRC is {found['root']}"
-            advice = "pass the planned SRC, or remove OUT and build again"
-            raise BuildError(f"{what} ({found['kind']}): {summary}; {advice}")
-        what = f"{planned['root']}: the source changed since the plan: {summary}"
-        raise BuildError(f"{what}; restore it, or remove {out} and build again")
-    if plan.facts["classes"] != facts["classes"] or planned["kind"] != found["kind"]:
-        there, here = (f"{some['source']['kind']} with {len(some['classes'])} classes" for some in (plan.facts, facts))
-        what = f"{out}: planned as {there}, now {here}, or class names differ"
-        raise BuildError(f"{what}; pass the same source, or remove OUT and build again")
+    same = planned["kind"] == found["kind"] and plan.facts["classes"] == facts["classes"]
+    if not same or planned["digest_with_times"] != found["digest_with_times"]:
+        then, now = (f"{some['root']} ({some['kind']})" for some in (planned, found))
+        what = f"{out}: the source changed since the plan: {plan.samples.changes_in(listing.samples)}"
+        advice = "pass the planned SRC unchanged, or remove OUT and build again"
+        raise BuildError(f"{what}; planned from {then}, SRC is {now}; {advice}")
