@@ -142,6 +142,14 @@ class ListedObject(ObjectHolder):
         return size
 
 
+def read_exactly(holder: Holder, offset: int, size: int) -> bytes:
+    """Read `size` bytes from `offset`; raise Stopped if the file has become shorter since it was listed."""
+    data = holder.read_at(offset, size)
+    if len(data) != size:
+        raise Stopped(f"{holder.path}: {len(data)} bytes at byte {offset}, expected {size}; run the same command again")
+    return data
+
+
 @contextmanager
 def open_holder(path: bytes | Path) -> Iterator[Holder]:
     """Open a regular file or an object that was not listed; raise OSError if it is not one."""
@@ -186,10 +194,6 @@ class GzipStream(Holder):
         """Unpack the rest, to check that the stream is complete."""
         while self.read_at(self._stream.tell(), CHUNK):
             pass
-
-    def close(self) -> None:
-        """Forget the unpacked bytes."""
-        self._stream.close()
 
 
 class HolderFile(io.RawIOBase):
@@ -349,11 +353,7 @@ class SourceFiles:
 
     def read(self, number: int, offset: int, size: int) -> bytes:
         """Read exactly `size` bytes from `offset`."""
-        data = self.holder(number).read_at(offset, size)
-        if len(data) != size:
-            path, end = os.fsdecode(self.path(number)), offset + len(data)
-            raise Stopped(f"{path}: ends at byte {end}, expected {offset + size}; run the same command again")
-        return data
+        return read_exactly(self.holder(number), offset, size)
 
     def holder(self, number: int) -> Holder:
         """Return an open file, checked against the listing when it was opened. Do not close it."""
