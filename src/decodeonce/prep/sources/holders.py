@@ -230,15 +230,6 @@ class HolderFile(io.RawIOBase):
         return len(data)
 
 
-def open_text(path: Path) -> io.TextIOWrapper:
-    """Open a regular file or an object as UTF-8 text; only \\n ends a line. Other bytes become lone surrogates."""
-    if is_url(path):
-        raw: io.RawIOBase = HolderFile(ObjectHolder(str(path), stat_object(str(path))))
-    else:
-        raw = io.FileIO(open_regular(path))
-    return io.TextIOWrapper(io.BufferedReader(raw, CHUNK), encoding="utf-8-sig", errors="surrogateescape", newline="\n")
-
-
 class Member(NamedTuple):
     """A file in an archive.
 
