@@ -174,7 +174,7 @@ NUMBER = "expected a number, or a list of numbers like [1, 2]"
     ("given", "message"),
     [
         ([1, ""], r"list.csv: line 3: column 'x': found nothing, expected a number, like the first row"),
-        ([1, "a cat"], r"line 3: column 'x': found 'a cat', expected a number, .*text: store token ids"),
+        ([1, "a cat"], r"line 3: column 'x': found 'a cat', expected a number, .*for text, store token ids"),
         (["[1, 2]", "[1]"], r"line 3: column 'x': found \[1\], expected a list of 2 numbers, like the first row"),
         (["[1, 2]", "7"], r"line 3: column 'x': found 7, expected a list of 2 numbers"),
         (["7", "[7]"], r"line 3: column 'x': found \[7\], expected a number"),

@@ -116,7 +116,7 @@ def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
         ("1.jpg\n", "line 1: '1.jpg' has neither a label nor a folder"),
         ("cat/1.jpg\ta\ndog/2.jpg\n", r"line 2: \['dog/2.jpg'\], expected TSV, with labels"),
         ("cat/1.jpg\ta\n\tb\n", r"line 2: \['', 'b'\], expected TSV, with labels"),
-        ("c\0a\0t\0/\0001\0", "binary; expected UTF-8 text"),
+        ("c\0a\0t\0/\0001\0", "binary or UTF-16; expected UTF-8 text"),
         ("cat/1.jpg\n" * 500 + "cat/\0.jpg\n", "line 501: .* expected one path per line"),
         ("0\t1\tcat/1.jpg\n", "columns 0, 1, cat/1.jpg; expected a path and a label, or a header line"),
         ("path\tbreed\ncat/1.jpg\ta\n", "columns path, breed; expected"),
@@ -181,7 +181,7 @@ def test_found_describes_the_list(root: Path) -> None:
 
 def test_utf_16_is_an_error(root: Path) -> None:
     (root / "list.txt").write_text("cat/1.jpg\n", "utf-16")
-    with pytest.raises(BuildError, match=r"list\.txt: UTF-16; expected UTF-8 text; convert it: iconv"):
+    with pytest.raises(BuildError, match=r"list\.txt: binary or UTF-16; expected UTF-8 text; convert it: iconv"):
         open_list(root / "list.txt").entries()
 
 

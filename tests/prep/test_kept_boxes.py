@@ -111,7 +111,7 @@ def test_store_of_an_earlier_release_is_found_again_by_its_boxes(tmp_path: Path)
     assert prep(*same, "--box-origin", "edge").returncode == 0  # as earlier releases read all annotations
     assert prep(*same).returncode == 0
     annotate_frame(tmp_path, "The VOC2007 Database", (8, 6, 40, 38))
-    assert "lists different images (names, sizes, classes, boxes or values)" in prep(*same).stderr
+    assert "differs from its source in names, sizes, classes, boxes, values or kind" in prep(*same).stderr
     assert prep(*same, "--box-origin", "edge").returncode == 0
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decodeonce.errors import BuildError
 from decodeonce.prep.building.build import make_plan
 from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.journal import FACTS, Author, BlockRecord, Journal, Journals, journal_line
@@ -104,7 +105,7 @@ def test_task_reads_only_journals_that_can_hold_its_blocks(planned: Path) -> Non
     for task, tasks in ((0, 3), (1, 3), (1, 9)):
         work(planned, WorkSettings(workers=1, task=task, tasks=tasks, max_bad="2"))
     for task, tasks in ((2, 3), (1, 2), (0, 1)):
-        with pytest.raises(IsADirectoryError):
+        with pytest.raises(BuildError, match=r"2of3-elsewhere-1-ab\.log: Is a"):
             work(planned, WorkSettings(workers=1, task=task, tasks=tasks, max_bad="2"))
 
 

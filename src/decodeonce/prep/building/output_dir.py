@@ -11,17 +11,16 @@ from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
-from decodeonce.prep.building.plan import Listing, Plan, scan
+from decodeonce.prep.building.plan import Plan, scan
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources.base import Source
-from decodeonce.store import Manifest, StorePaths, disk, open_store
+from decodeonce.store import StorePaths, disk, open_store
 from decodeonce.store.columns import column_file
 from decodeonce.store.files import empty_folder, remove_file, reserve, sync_folder, writing
 from decodeonce.store.hashing import canonical
 from decodeonce.store.manifest import DATA_OFFSET
 from decodeonce.store.sharing import LOCK, missing_error
-from decodeonce.store.table import read_rejects
 
 # Files that a killed build may leave in OUT and in OUT/.build. Any other file belongs to the user.
 # sshfs and NFS rename a removed file that is still open.
@@ -68,9 +67,9 @@ def is_built(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect
     wanted = source.manifest_facts(planned, listing.digest)["source"]
     # The digest of the listing decides. Stores of earlier releases have no options.
     if changes := _differences(*({**facts, "options": None} for facts in (wanted, found.source))):
-        if wanted["digest"] == listing.digest != found.source.get("digest"):  # not when a store is converted
-            raise _different_store(paths.root, f"{_different_images(source, listing, paths, found)} ({changes})")
-        raise _different_store(paths.root, f"the source's {changes}")
+        what = f"{source.root} differs from its source in names, sizes, classes, boxes, values or kind"
+        here, there = counted(listing.candidates, "image"), counted(found.count, "row")
+        raise _different_store(paths.root, f"{what}: {here} here, {there} in the store; {changes}")
     return True
 
 
@@ -80,16 +79,6 @@ def with_paired(recipe: Recipe, source: Source) -> Recipe:
         return replace(recipe, paired=source.paired)
     except ValueError as error:
         raise BuildError(f"{source.root}: {error}") from None
-
-
-def _different_images(source: Source, listing: Listing, paths: StorePaths, store: Manifest) -> str:
-    skipped = sum(reject.action != "kept" for reject in read_rejects(paths.rejects))
-    here, there = (counted(number, "class", "classes") for number in (len(source.classes()), len(store.classes)))
-    return (
-        f"{source.root} lists different images (names, sizes, classes, boxes or values) than it was built from: "
-        f"{listing.candidates} in {here}; the store has {counted(store.count, 'row')} in {there}, "
-        f"{counted(skipped, 'image')} skipped"
-    )
 
 
 def _differences(wanted: dict[str, object], found: dict[str, object]) -> str:

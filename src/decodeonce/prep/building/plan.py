@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.journal import BlockRecord
-from decodeonce.prep.entry import Entry, name_text
+from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.base import Source
@@ -62,7 +62,7 @@ PACKED = struct.Struct("<iiqqqiq")  # a record of dtype ROW
 AS_BYTES = np.dtype(f"V{ROW.itemsize}")  # how plan-rows.npy stores it
 CHUNK = 1 << 13
 # Listings are compared by hashes of 16 bytes per sample. Python objects would take 700 bytes, 10 GB for 14 million.
-HASHES = np.dtype([("name", "<u8"), ("facts", "<u8")])
+HASHES = np.dtype([("name", "<u8"), ("version", "<u8")])
 hash_of = xxhash.xxh3_64_intdigest
 
 
@@ -173,34 +173,26 @@ class PlannedSamples:
             for label, length, at, size, mtime_ns, _, _ in records
         ]
 
-    def _names_and_hashes(self) -> Iterator[tuple[bytes, int, int]]:
-        """Yield the name of each sample, its hash, and a hash of what may change under this name."""
-        for first in range(0, len(self.rows), CHUNK):
-            for name, _, size, mtime_ns in self.values(first, min(first + CHUNK, len(self.rows))):
-                yield name, hash_of(name), hash_of(b"%d %d" % (size, mtime_ns))
-
     def changes_in(self, found: PlannedSamples) -> str:
         """Summarize how other samples differ from these, with the first change of each kind."""
         planned, now = self._hashes(), found._hashes()
-        _, here, there = np.intersect1d(planned["name"], now["name"], assume_unique=True, return_indices=True)
+        known = np.isin(now["name"], planned["name"])
         parts = [
-            found._count("new", np.setdiff1d(now["name"], planned["name"], assume_unique=True)),
-            self._count("gone", np.setdiff1d(planned["name"], now["name"], assume_unique=True)),
-            self._count("changed", planned["name"][here[planned["facts"][here] != now["facts"][there]]]),
+            found._count("new", ~known),
+            self._count("gone", ~np.isin(planned["name"], now["name"])),
+            found._count("changed", known & ~np.isin(now["version"], planned["version"])),
         ]
         return "; ".join(filter(None, parts)) or "the same images with other classes, boxes, values, places or rejects"
 
     def _hashes(self) -> NDArray[np.void]:
-        """Return one record of dtype HASHES per name, sorted: an image with several boxes has several samples."""
-        hashes = np.fromiter((each[1:] for each in self._names_and_hashes()), HASHES, len(self.rows))
-        return hashes[np.unique(hashes["name"], return_index=True)[1]]
+        """Return hashes of the name of each sample, and of its name, size and mtime."""
+        chunks = (self.values(first, min(first + CHUNK, len(self.rows))) for first in range(0, len(self.rows), CHUNK))
+        samples = ((name, size, mtime_ns) for chunk in chunks for name, _, size, mtime_ns in chunk)
+        return np.fromiter(((hash_of(each[0]), hash_of(b"%s %d %d" % each)) for each in samples), HASHES)
 
-    def _count(self, kind: str, names: NDArray[np.uint64]) -> str:
-        if not len(names):
-            return ""
-        wanted = set(names.tolist())
-        first = min(name for name, hashed, _ in self._names_and_hashes() if hashed in wanted)
-        return f"{len(names)} {kind} (first {name_text(first)})"
+    def _count(self, kind: str, samples: NDArray[np.bool_]) -> str:
+        rows = np.flatnonzero(samples)
+        return f"{len(rows)} {kind} (first {self.entry(rows[0]).text})" if len(rows) else ""
 
 
 @dataclass(frozen=True)
@@ -516,15 +508,9 @@ def check_matches_plan(plan: Plan, listing: Listing, facts: Json) -> None:
     if changes := "; ".join(differences(*recipes)):
         advice = "use the plan's settings, or remove OUT and build again"
         raise BuildError(f"{out}: planned with a different recipe: {changes}; {advice}")
-    if planned["digest_with_times"] != found["digest_with_times"]:
-        summary = plan.samples.changes_in(listing.samples)
-        if planned["root"] != found["root"]:
-            what = f"{out}: planned from {planned['root']} ({planned['kind']}), but SRC is {found['root']}"
-            advice = "pass the planned SRC, or remove OUT and build again"
-            raise BuildError(f"{what} ({found['kind']}): {summary}; {advice}")
-        what = f"{planned['root']}: the source changed since the plan: {summary}"
-        raise BuildError(f"{what}; restore it, or remove {out} and build again")
-    if plan.facts["classes"] != facts["classes"] or planned["kind"] != found["kind"]:
-        there, here = (f"{some['source']['kind']} with {len(some['classes'])} classes" for some in (plan.facts, facts))
-        what = f"{out}: planned as {there}, now {here}, or class names differ"
-        raise BuildError(f"{what}; pass the same source, or remove OUT and build again")
+    same = planned["kind"] == found["kind"] and plan.facts["classes"] == facts["classes"]
+    if not same or planned["digest_with_times"] != found["digest_with_times"]:
+        then, now = (f"{some['root']} ({some['kind']})" for some in (planned, found))
+        what = f"{out}: the source changed since the plan: {plan.samples.changes_in(listing.samples)}"
+        advice = "pass the planned SRC unchanged, or remove OUT and build again"
+        raise BuildError(f"{what}; planned from {then}, SRC is {now}; {advice}")

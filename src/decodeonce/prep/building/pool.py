@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped
+from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped, failure_from
 from decodeonce.host import usable_cores
 from decodeonce.prep.building.journal import Journal, Journals
 from decodeonce.prep.building.plan import Plan, allowed_rejects, read_plan, reject_error
@@ -133,21 +133,19 @@ def work(
         _decode_share(plan, how or WorkSettings(), progress or (lambda done: None))
     except (BuildError, Stopped, OSError) as error:
         if not paths.manifest.exists():
-            if stopped := _removed(error, paths):
-                raise stopped from None
-            raise
+            raise _failure_of(error, paths) from None
         logging.getLogger("decodeonce").warning("%s: another process finished this build; nothing left to do", out)
 
 
-def _removed(error: Exception, paths: StorePaths) -> Stopped | None:
-    """Return the error for a build that was removed or became unreachable; None if `error` has another cause."""
-    if not isinstance(error, OSError) or error.errno not in REPLACED_ERRORS:
-        return None
+def _failure_of(error: BuildError | Stopped | OSError, paths: StorePaths) -> BuildError | Stopped:
+    """Return the error to raise; for an OSError, Stopped if the build was removed or became unreachable."""
+    if not isinstance(error, OSError):
+        return error
     hidden = missing_advice(paths.root)
-    if paths.plan.exists() and not hidden and error.errno != errno.ESTALE:
-        return None
-    what = f"{error.filename or paths.root}: {error.strerror}"
-    return Stopped(f"{what}; {hidden or 'another process removed it: '}run the same command again")
+    if error.errno in REPLACED_ERRORS and (hidden or error.errno == errno.ESTALE or not paths.plan.exists()):
+        what = f"{error.filename or paths.root}: {error.strerror}"
+        return Stopped(f"{what}; {hidden or 'another process removed it: '}run the same command again")
+    return failure_from(error, paths.root)
 
 
 def _check_decoders(plan: Plan) -> None:

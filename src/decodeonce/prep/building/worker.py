@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from decodeonce.errors import REPLACED_ERRORS, Stopped, failure_from
+from decodeonce.errors import Stopped
 from decodeonce.host import limited_memory
 from decodeonce.prep.building.journal import FACTS, BlockRecord, PixelSums, journal_line
 from decodeonce.prep.building.plan import Block, Plan, read_plan, reject_error
@@ -211,13 +211,7 @@ def main(arguments: list[str]) -> int:
     with Parent(arguments) as parent:
         settings = parent.receive()
         share(settings.get("remote", {}))
-        out = Path(settings["out"])
-        try:
-            plan = read_plan(StorePaths(out))
-            decoder = BlockDecoder(plan, parent.heartbeat, fail_on_bad=settings["on_bad"] == "fail")
-            serve(parent, plan, decoder, Path(settings["journal"]))
-        except OSError as error:
-            if error.errno in REPLACED_ERRORS:
-                raise  # `work` finds out whether another process removed or finished the build
-            raise failure_from(error, out) from None
+        plan = read_plan(StorePaths(settings["out"]))
+        decoder = BlockDecoder(plan, parent.heartbeat, fail_on_bad=settings["on_bad"] == "fail")
+        serve(parent, plan, decoder, Path(settings["journal"]))
     return 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
+import io
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -18,7 +18,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.files import named_entries, read_file, stat_entries
 from decodeonce.prep.sources.folder import IMAGE_SUFFIXES
-from decodeonce.prep.sources.holders import open_holder, open_text
+from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder
 from decodeonce.prep.sources.labels import LabelledSource, parse_value
 from decodeonce.prep.sources.safe_open import Links, expecting
 from decodeonce.remote import absolute, as_path, check_url, is_url, source_path
@@ -237,7 +237,6 @@ def read_list(file: Path, columns: Sequence[str] = ()) -> Iterator[ListLine]:
 
 def find_layout(file: Path, columns: Sequence[str] = ()) -> Layout:
     """Find the format of a list from its name and first line, and the positions of `columns`."""
-    _check_text(file)
     number, [line] = next(_rows(file, ""), (0, [""]))
     separator = _separator(file, line)
     fields = [field.strip() for field in _split(file, number, line, separator)]
@@ -280,20 +279,14 @@ def _separator(file: Path, line: str) -> str:
     return " " if numbered else ""
 
 
-def _check_text(file: Path) -> None:
-    """Raise BuildError if a file does not start like UTF-8 text: an image, an archive, or UTF-16 from Excel."""
-    with expecting(file, EXPECTED), open_holder(file) as opened:
-        begin = opened.read_at(0, LOOKED_AT)
-    if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise BuildError(f"{file}: UTF-16; expected UTF-8 text; convert it: iconv -f UTF-16 -t UTF-8")
-    if b"\0" in begin:
-        raise BuildError(f"{file}: binary; expected UTF-8 text with one image per line")
-
-
 def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and fields of each line that is not blank."""
-    # Only \n ends a line: paths may contain the other characters that Python treats as line ends.
-    with expecting(file, EXPECTED), open_text(file) as text:
+    with expecting(file, EXPECTED), open_holder(file) as holder:
+        if b"\0" in holder.read_at(0, LOOKED_AT):  # an image, an archive, or a list that Excel wrote
+            raise BuildError(f"{file}: binary or UTF-16; expected UTF-8 text; convert it: iconv -f UTF-16 -t UTF-8")
+        raw = io.BufferedReader(HolderFile(holder), CHUNK)
+        # Only \n ends a line: paths may contain the other characters that Python treats as line ends.
+        text = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
         for number, line in enumerate(iter(partial(text.readline, MAX_LINE + 1), ""), 1):
             if len(line) > MAX_LINE:
                 raise BuildError(f"{file}: a line has more than {MAX_LINE} characters; expected a path and a label")

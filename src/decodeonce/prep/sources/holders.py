@@ -142,6 +142,14 @@ class ListedObject(ObjectHolder):
         return size
 
 
+def read_exactly(holder: Holder, offset: int, size: int) -> bytes:
+    """Read `size` bytes from `offset`; raise Stopped if the file has become shorter since it was listed."""
+    data = holder.read_at(offset, size)
+    if len(data) != size:
+        raise Stopped(f"{holder.path}: {len(data)} bytes at byte {offset}, expected {size}; run the same command again")
+    return data
+
+
 @contextmanager
 def open_holder(path: bytes | Path) -> Iterator[Holder]:
     """Open a regular file or an object that was not listed; raise OSError if it is not one."""
@@ -187,10 +195,6 @@ class GzipStream(Holder):
         while self.read_at(self._stream.tell(), CHUNK):
             pass
 
-    def close(self) -> None:
-        """Forget the unpacked bytes."""
-        self._stream.close()
-
 
 class HolderFile(io.RawIOBase):
     """A holder as a file object of Python, for libraries that read one."""
@@ -224,15 +228,6 @@ class HolderFile(io.RawIOBase):
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
-
-
-def open_text(path: Path) -> io.TextIOWrapper:
-    """Open a regular file or an object as UTF-8 text; only \\n ends a line. Other bytes become lone surrogates."""
-    if is_url(path):
-        raw: io.RawIOBase = HolderFile(ObjectHolder(str(path), stat_object(str(path))))
-    else:
-        raw = io.FileIO(open_regular(path))
-    return io.TextIOWrapper(io.BufferedReader(raw, CHUNK), encoding="utf-8-sig", errors="surrogateescape", newline="\n")
 
 
 class Member(NamedTuple):
@@ -349,11 +344,7 @@ class SourceFiles:
 
     def read(self, number: int, offset: int, size: int) -> bytes:
         """Read exactly `size` bytes from `offset`."""
-        data = self.holder(number).read_at(offset, size)
-        if len(data) != size:
-            path, end = os.fsdecode(self.path(number)), offset + len(data)
-            raise Stopped(f"{path}: ends at byte {end}, expected {offset + size}; run the same command again")
-        return data
+        return read_exactly(self.holder(number), offset, size)
 
     def holder(self, number: int) -> Holder:
         """Return an open file, checked against the listing when it was opened. Do not close it."""

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from decodeonce.errors import BuildError, raise_file_system_failure
+from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes, name_text
 from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, sort_members
@@ -34,7 +34,7 @@ from decodeonce.prep.sources.files import (
 from decodeonce.prep.sources.folder import SUFFIXES, WNID, check_classes, class_folders, list_folders
 from decodeonce.prep.sources.holders import FileFacts, Member, SourceFile, SourceFiles, open_holder, source_file
 from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
-from decodeonce.prep.sources.safe_open import Links
+from decodeonce.prep.sources.safe_open import Links, expecting
 from decodeonce.remote import is_url, source_path
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
@@ -110,7 +110,7 @@ def _find(root: Path, split: str, links: Links) -> ImagenetSplit:
     own = "val" if os.path.basename(os.path.realpath(root)) in VAL_NAMES else "train"
     form = next(_forms_of(root, "", own, links), None)
     if form is None or split not in ("auto", form.split):
-        raise BuildError(_unrecognised(root, split))
+        raise _unrecognised(root, split)
     return form
 
 
@@ -172,19 +172,14 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
     names = list_names(top)
     images = [name for name in names if name.startswith(VAL_PREFIX)]
     tars = [name for name in names if name.endswith(".tar") and not name.startswith((".", "ILSVRC2012_"))]
-    if images and classes:
+    # A class tar without a folder next to class folders: its class would be missing.
+    packed = [name for name in names if (match := _CLASS_TAR.fullmatch(name)) and match[1] not in classes]
+    if classes and (others := images or packed):
         raise BuildError(
-            f"{top}: {len(images)} val images (first {images[0]}) are next to {len(classes)} folders; if sorting them "
-            "into class folders was interrupted, finish it, or unpack again"
+            f"{top}: {len(others)} val images or class tars (first {others[0]}) are next to {len(classes)} class "
+            "folders; if sorting or unpacking them was interrupted, finish it; otherwise move them away"
         )
     if classes:
-        # If some class tars have no class folder next to the others, their classes would be missing.
-        packed = [match[1] for name in names if (match := _CLASS_TAR.fullmatch(name)) and match[1] not in classes]
-        if packed:
-            raise BuildError(
-                f"{top}: {len(packed)} class tars without a folder (first {packed[0]}.tar) are next to {len(classes)} "
-                "class folders; if unpacking was interrupted, finish it; otherwise move the tars away"
-            )
         yield ImagenetSource(root, split=split, folder=folder, follow_links=links.follow)
     elif images:
         yield ImagenetFlatSource(root, split="val", folder=folder, follow_links=links.follow)
@@ -193,15 +188,12 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
         yield ImagenetTarSource(root, split=split, files=files, apart=True)
 
 
-def _unrecognised(root: Path, split: str) -> str:
-    try:
+def _unrecognised(root: Path, split: str) -> BuildError:
+    with expecting(root, f"expected a folder with {KNOWN}; or one of these archives"):
         if not is_url(root):
             os.stat(root)
-    except OSError as error:
-        raise_file_system_failure(error, root)
-        return f"{root}: {error.strerror}; expected a folder with {KNOWN}; or one of these archives"
     what = "no known form of ImageNet" if split == "auto" else f"no {split} split of ImageNet"
-    return f"{root}: {what} found; expected {KNOWN}; or another --split"
+    return BuildError(f"{root}: {what} found; expected {KNOWN}; or another --split")
 
 
 class ImagenetSplit(Source):

@@ -141,12 +141,8 @@ class NumberColumn:
             expected = f"a list of {counted(self._shape[0], 'number')}" if self._shape else "a number"
             expected += ", like the first row"
         found = "nothing" if value is None else f"{value!r:.80}"
-        why = ""
-        if isinstance(value, str):
-            why = "; a column cannot hold text: store token ids"
-        elif any(isinstance(number, int | float) and not _is_number(number) for number in numbers):
-            why = "; numbers must be finite, and whole numbers must fit int64"
-        raise BuildError(f"{where}: column {self.name!r}: found {found}, expected {expected}{why}")
+        rules = "numbers must be finite, and whole numbers must fit int64; for text, store token ids"
+        raise BuildError(f"{where}: column {self.name!r}: found {found}, expected {expected}; {rules}")
 
     def append(self, value: Value) -> None:
         """Append a value that `check` returned."""

@@ -31,6 +31,7 @@ from decodeonce.prep.sources.holders import (
     Holder,
     Member,
     SourceFiles,
+    read_exactly,
     source_file,
 )
 from decodeonce.prep.sources.labels import LabelledSource, NumberColumn, number_columns
@@ -167,15 +168,8 @@ class WebdatasetSource(LabelledSource):
         if unit not in self._gzipped:
             return self._files.read(unit, place, size)
         if self._stream is None or self._stream[0] != unit:
-            if self._stream is not None:
-                self._stream[1].close()
             self._stream = (unit, GzipStream(self._files.holder(unit), Stopped))
-        stream = self._stream[1]
-        data = stream.read_at(place, size)
-        if len(data) != size:
-            length = f"unpacks to {stream.size} bytes, fewer than when it was listed"
-            raise Stopped(f"{stream.path}: {length}; run the same command again")
-        return data
+        return read_exactly(self._stream[1], place, size)
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
         """Yield the entries with these names. Only their shards are listed; a damaged one does not stop the others."""
