@@ -31,7 +31,6 @@ from decodeonce.store import (
     verify_store,
     writer,
 )
-from decodeonce.store.files import empty_folder
 from decodeonce.store.sharing import LOCK, patient, patient_if_there
 from tests.disks import small_disk
 from tests.stores import make_store, random_images
