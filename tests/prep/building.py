@@ -20,7 +20,7 @@ def build_in_process(source: Source, out: Path, recipe: Recipe) -> Path:
     journal = Journal(plan.paths.journals, 0, 1)
     for block in map(plan.blocks.__getitem__, range(len(plan.blocks))):
         report = write_block(plan, journal.path, block, *decoded(plan, decoder, block))
-        journal.append_line(report["line"].encode())
+        journal.append(report["line"].encode())
     finish(out, "99%")
     return out
 

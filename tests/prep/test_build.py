@@ -18,7 +18,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.building import build as build_module
 from decodeonce.prep.building.build import build, make_plan
 from decodeonce.prep.building.finish import finish
-from decodeonce.prep.building.journal import FACTS, Journal, Journals
+from decodeonce.prep.building.journal import FACTS, Journal, Journals, journal_line
 from decodeonce.prep.building.plan import Plan
 from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.building.status import read_status
@@ -152,7 +152,7 @@ def test_contradicting_journals_stop_the_build(tree: Path, reference: Bytes, tmp
     decode_all(tree, out)
     folder = StorePaths(out).journals
     other = Journal(folder, 9, 10)
-    other.append(replace(next(Journals(folder).records([4])), facts=np.zeros(1, FACTS)))
+    other.append(journal_line(replace(next(Journals(folder).records([4])), facts=np.zeros(1, FACTS))))
     for step in (work, finish):
         with pytest.raises(BuildError, match="two processes decoded block 4 differently; remove both") as caught:
             step(out)
@@ -190,7 +190,7 @@ def test_on_bad_fail_keeps_all_blocks_before_the_first_reject(tree: Path, tmp_pa
     assert bad[0] > 1
     with pytest.raises(BuildError, match="--on-bad reject"):
         work(plan.paths.root, WorkSettings(workers=1, on_bad="fail"))
-    assert Journals(plan.paths.journals).blocks() == list(range(bad[0]))
+    assert sorted(Journals(plan.paths.journals).lines) == list(range(bad[0]))
 
 
 def test_on_bad_fail_counts_rejects_of_plan_and_journals(tree: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from decodeonce.prep.building.build import build
 from decodeonce.prep.building.finish import finish
-from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums, summed_lines
+from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums, journal_line, summed_lines
 from decodeonce.prep.building.plan import Plan, plan_facts, scan, write_plan
 from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.entry import Entry
@@ -61,7 +61,8 @@ def decode_all(out: Path, rejects: set[int]) -> Plan:
         facts = np.zeros(block.rows, FACTS)
         for row in set(rows) - rejects:
             facts[row - block.first] = row_checksum(pixels(row, size)), row, 1000 + row, 2000 + row, 1
-        journal.append(BlockRecord(block.index, facts, bad, sums=[0] * 3, squares=[0] * 3))
+        record = BlockRecord(block.index, facts, bad, sums=[0] * 3, squares=[0] * 3)
+        journal.append(journal_line(record))
     journal.close()
     return plan
 

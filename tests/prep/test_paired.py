@@ -253,7 +253,7 @@ def test_build_that_was_stopped_resumes_to_the_same_bytes(tmp_path: Path) -> Non
     decoder, journal = BlockDecoder(plan, Heartbeat(), fail_on_bad=False), Journal(plan.paths.journals, 0, 1)
     for block in (plan.blocks[0], plan.blocks[2]):
         report = write_block(plan, journal.path, block, *decoded(plan, decoder, block))
-        journal.append_line(report["line"].encode())
+        journal.append(report["line"].encode())
     build(source, tmp_path / "out", recipe, WorkSettings(workers=2))
     assert tree_bytes(tmp_path / "out") == expected
     manifest = build(source, tmp_path / "out", recipe)  # finished: nothing to do

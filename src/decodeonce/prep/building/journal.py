@@ -153,12 +153,8 @@ class Journal:
         self._fd = disk.open_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         sync_folder(folder)
 
-    def append(self, record: BlockRecord) -> None:
-        """Add the line of a record, as `append_line` does."""
-        self.append_line(journal_line(record))
-
-    def append_line(self, line: bytes) -> None:
-        """Add a line and make it durable. After an OSError, do not use the journal again."""
+    def append(self, line: bytes) -> None:
+        """Add a `journal_line` and make it durable. After an OSError, do not use the journal again."""
         with add_path_to_errors(self.path):
             append(self._fd, line)
             disk.fdatasync(self._fd)
@@ -202,10 +198,6 @@ class Journals:
             if match and of(int(match[1]), int(match[2])):
                 self.authors[folder / name] = Author(int(match[1]), int(match[2]), match[3], int(match[4]))
                 self._scan(folder / name)
-
-    def blocks(self) -> list[int]:
-        """Return the blocks that are done, ascending."""
-        return sorted(self.lines)
 
     def records(self, blocks: Container[int]) -> Iterator[BlockRecord]:
         """Yield the records of those of `blocks` that are done, in the order of the journals: each is opened once."""

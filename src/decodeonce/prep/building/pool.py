@@ -396,7 +396,7 @@ class WorkerPool:
             if "report" in message:
                 worker.blocks.remove(message["report"]["block"])
                 self._idle_deaths = 0
-                self._journal.append_line(message["report"].pop("line").encode())
+                self._journal.append(message["report"].pop("line").encode())
                 yield message["report"]
             else:
                 worker.child.send(self.order(worker))

@@ -99,7 +99,7 @@ def read_status(out: str | os.PathLike[str]) -> Status:
 
 
 def _unfinished(plan: Plan, journals: Journals, now: float) -> Status:
-    rows_done = sum(plan.blocks[block].rows for block in journals.blocks())
+    rows_done = sum(plan.blocks[block].rows for block in journals.lines)
     tasks = _tasks(plan, journals, now)
     rate = sum(task.rows_per_s for task in tasks)
     state: State = "stopped" if tasks else "planned"
@@ -111,7 +111,7 @@ def _unfinished(plan: Plan, journals: Journals, now: float) -> Status:
         finished=False,
         state=state,
         blocks=len(plan.blocks),
-        blocks_done=len(journals.blocks()),
+        blocks_done=len(journals.lines),
         rows=plan.count,
         rows_done=rows_done,
         rows_per_s=rate,
