@@ -109,7 +109,9 @@ def keep(images: Tensor, draws: Draws) -> Tensor:
 def test_errors_name_the_problem() -> None:
     with pytest.raises(ValueError, match=r"the step keep does not move maps; .* move_maps\(self, maps, draws, resamp"):
         Augment(RandomFlip(), keep, paired={"mask": "nearest"})
-    with pytest.raises(ValueError, match="the step MixUp does not move maps"):
+    with pytest.raises(
+        ValueError, match="the step MixUp cannot mix maps; remove the step or use a store without masks"
+    ):
         Augment(MixUp(1.0, 3), paired={"mask": "nearest"})
     with pytest.raises(ValueError, match=r"expected 'mask' to be one of \('nearest', 'bilinear'\)"):
         Augment(paired=WRONG)
@@ -205,11 +207,22 @@ def test_damaged_mask_is_found_by_the_loader(tmp_path: Path) -> None:
         list(Loader(store, batch_size=8, verify=True, shuffle="none"))
 
 
-@pytest.mark.parametrize("step", [RandomFlip(), MixUp(1.0, 3), PerBatch(torch.neg)], ids=["flip", "mix", "batch"])
-def test_steps_that_leave_stored_masks_behind_are_refused(paired_store: Path, step: Step) -> None:
-    problem = rf"the step {type(step).__name__}.* of Augment moves the images, but not 'mask', which the store holds"
-    with pytest.raises(ValueError, match=problem + r'.*; pass paired=\{"mask": "nearest"\}, or "bilinear"'):
-        Loader(paired_store, batch_size=4, transform=Augment(Normalize("imagenet"), step))
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        (
+            [RandomFlip()],
+            r"the step RandomFlip of Augment moves the images, but not 'mask', which the store holds with them; pass "
+            r'paired=\{"mask": "nearest"\}, or "bilinear"',
+        ),
+        ([RandomFlip(), MixUp(1.0, 3)], "the step MixUp cannot mix maps; remove the step or use a store without masks"),
+        ([PerBatch(torch.neg)], "the step PerBatch.* does not move maps; make it a class with the method move_maps"),
+    ],
+    ids=["flip", "mix", "batch"],
+)
+def test_steps_that_leave_stored_masks_behind_are_refused(paired_store: Path, steps: list[Step], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Loader(paired_store, batch_size=4, transform=Augment(Normalize("imagenet"), *steps))
     with pytest.raises(ValueError, match="but not 'target'"):
         Loader(paired_store, batch_size=4, transform=Augment(RandomFlip(), paired={"mask": "nearest"}))
 
