@@ -87,6 +87,29 @@ def test_resized_maps_equal_torchvision() -> None:
     assert (found["soft"].int() - expected(interpolation.BILINEAR, antialias=True).int()).abs().max() <= 1
 
 
+@pytest.mark.parametrize(
+    ("step", "name", "arguments"),
+    [
+        (RandomFlip(1.0), "horizontal_flip", []),
+        (CenterCrop((13, 10)), "center_crop", [(13, 10)]),
+        (RandomCrop((13, 10)), "crop", [5, 4, 13, 10]),
+        # Whole multiples: torchvision resizes a Mask with "nearest", which equals "nearest-exact" only for these.
+        (RandomResizedCrop((26, 30)), "resized_crop", [5, 4, 13, 10, (26, 30)]),
+    ],
+)
+def test_moved_masks_equal_those_of_torchvision(
+    monkeypatch: pytest.MonkeyPatch, step: Step, name: str, arguments: list[Any]
+) -> None:
+    # Random windows are at 5, 4; RandomCrop multiplies its draws by the number of positions, 12 and 9.
+    monkeypatch.setattr(Draws, "uniform", lambda draws, count: torch.tensor([[5.5 / 12, 4.5 / 9]])[:, :count])
+    monkeypatch.setattr(RandomResizedCrop, "windows", lambda *_: torch.tensor([[5.0, 4, 13, 10]]).double())
+    v2, tensors = library("torchvision.transforms.v2"), library("torchvision.tv_tensors")
+    images = noise()[:1]
+    expected = getattr(v2.functional, name)(tensors.Mask(images[..., 0]), *arguments)
+    found = Augment(step, paired={"mask": "nearest"})(batch_with(images, mask=images[..., 0])).columns["mask"]
+    assert torch.equal(found, expected.as_subclass(Tensor))
+
+
 def test_nearest_values_are_those_of_the_window() -> None:
     maps = torch.arange(HEIGHT * WIDTH).view(1, HEIGHT, WIDTH, 1)
     window = torch.tensor([[3.0, 2.0, 6.0, 8.0]], dtype=torch.float64)
