@@ -322,6 +322,16 @@ def test_flipped_bit_of_a_mask_is_found_and_repaired(tree: Path, tmp_path: Path,
         repair_store(store, alone)
 
 
+def test_mask_that_changed_since_the_build_is_named_by_repair(tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
+    store = build_in_process(paired_source(tmp_path), tmp_path / "out", RECIPE)
+    number = number_of(open_store(store), 2)
+    (tmp_path / f"masks/n{number % 2:08d}/{number}.x.png").write_bytes(png(mask_of(*SIZES[number], seed=99)))
+    flip_bit(store, 2, 0)
+    done = prep("repair", store, "--from", tmp_path / "photos", "--paired", f"mask={tmp_path}/masks", "--quiet")
+    assert_fails(done, 1, f"row 2: n{number % 2:08d}/{number}.x.JPEG: decodes to different pixels, or its mask changed")
+
+
 def test_conversion_keeps_masks(tree: Path, tmp_path: Path) -> None:
     source = paired_source(tree, mask="masks", target_rgb="targets")
     first = open_store(build_in_process(source, tmp_path / "first", RECIPE))
