@@ -87,6 +87,29 @@ def test_resized_maps_equal_torchvision() -> None:
     assert (found["soft"].int() - expected(interpolation.BILINEAR, antialias=True).int()).abs().max() <= 1
 
 
+@pytest.mark.parametrize(
+    ("step", "name", "arguments"),
+    [
+        (RandomFlip(1.0), "horizontal_flip", []),
+        (CenterCrop((13, 10)), "center_crop", [(13, 10)]),
+        (RandomCrop((13, 10)), "crop", [5, 4, 13, 10]),
+        # Whole multiples: torchvision resizes a Mask with "nearest", which equals "nearest-exact" only for these.
+        (RandomResizedCrop((26, 30)), "resized_crop", [5, 4, 13, 10, (26, 30)]),
+    ],
+)
+def test_moved_masks_equal_those_of_torchvision(
+    monkeypatch: pytest.MonkeyPatch, step: Step, name: str, arguments: list[Any]
+) -> None:
+    # Random windows are at 5, 4; RandomCrop multiplies its draws by the number of positions, 12 and 9.
+    monkeypatch.setattr(Draws, "uniform", lambda draws, count: torch.tensor([[5.5 / 12, 4.5 / 9]])[:, :count])
+    monkeypatch.setattr(RandomResizedCrop, "windows", lambda *_: torch.tensor([[5.0, 4, 13, 10]]).double())
+    v2, tensors = library("torchvision.transforms.v2"), library("torchvision.tv_tensors")
+    images = noise()[:1]
+    expected = getattr(v2.functional, name)(tensors.Mask(images[..., 0]), *arguments)
+    found = Augment(step, paired={"mask": "nearest"})(batch_with(images, mask=images[..., 0])).columns["mask"]
+    assert torch.equal(found, expected.as_subclass(Tensor))
+
+
 def test_nearest_values_are_those_of_the_window() -> None:
     maps = torch.arange(HEIGHT * WIDTH).view(1, HEIGHT, WIDTH, 1)
     window = torch.tensor([[3.0, 2.0, 6.0, 8.0]], dtype=torch.float64)
@@ -109,7 +132,9 @@ def keep(images: Tensor, draws: Draws) -> Tensor:
 def test_errors_name_the_problem() -> None:
     with pytest.raises(ValueError, match=r"the step keep does not move maps; .* move_maps\(self, maps, draws, resamp"):
         Augment(RandomFlip(), keep, paired={"mask": "nearest"})
-    with pytest.raises(ValueError, match="the step MixUp does not move maps"):
+    with pytest.raises(
+        ValueError, match="the step MixUp cannot mix maps; remove the step or use a store without masks"
+    ):
         Augment(MixUp(1.0, 3), paired={"mask": "nearest"})
     with pytest.raises(ValueError, match=r"expected 'mask' to be one of \('nearest', 'bilinear'\)"):
         Augment(paired=WRONG)
@@ -205,11 +230,22 @@ def test_damaged_mask_is_found_by_the_loader(tmp_path: Path) -> None:
         list(Loader(store, batch_size=8, verify=True, shuffle="none"))
 
 
-@pytest.mark.parametrize("step", [RandomFlip(), MixUp(1.0, 3), PerBatch(torch.neg)], ids=["flip", "mix", "batch"])
-def test_steps_that_leave_stored_masks_behind_are_refused(paired_store: Path, step: Step) -> None:
-    problem = rf"the step {type(step).__name__}.* of Augment moves the images, but not 'mask', which the store holds"
-    with pytest.raises(ValueError, match=problem + r'.*; pass paired=\{"mask": "nearest"\}, or "bilinear"'):
-        Loader(paired_store, batch_size=4, transform=Augment(Normalize("imagenet"), step))
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        (
+            [RandomFlip()],
+            r"the step RandomFlip of Augment moves the images, but not 'mask', which the store holds with them; pass "
+            r'paired=\{"mask": "nearest"\}, or "bilinear"',
+        ),
+        ([RandomFlip(), MixUp(1.0, 3)], "the step MixUp cannot mix maps; remove the step or use a store without masks"),
+        ([PerBatch(torch.neg)], "the step PerBatch.* does not move maps; make it a class with the method move_maps"),
+    ],
+    ids=["flip", "mix", "batch"],
+)
+def test_steps_that_leave_stored_masks_behind_are_refused(paired_store: Path, steps: list[Step], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Loader(paired_store, batch_size=4, transform=Augment(Normalize("imagenet"), *steps))
     with pytest.raises(ValueError, match="but not 'target'"):
         Loader(paired_store, batch_size=4, transform=Augment(RandomFlip(), paired={"mask": "nearest"}))
 

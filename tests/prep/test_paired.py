@@ -203,6 +203,16 @@ def test_masks_that_pillow_scales_are_rejected(tree: Path, tmp_path: Path) -> No
         assert reason.startswith("mask: levels of grey that do not go up to 255, which Pillow scales to 0..255; save")
 
 
+def test_mask_in_a_tiff_whose_zero_is_white_is_inverted(tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
+    data = encoded(Image.new("L", SIZES[0], 3), "TIFF", tiffinfo={262: 0})
+    assert bytes([252]) * SIZES[0][0] * SIZES[0][1] in data
+    (tmp_path / "masks/n00000000/0.x.png").write_bytes(data)
+    store = open_store(build_in_process(paired_source(tmp_path), tmp_path / "out", RECIPE))
+    [row] = [row for row in range(len(store)) if number_of(store, row) == 0]
+    assert np.unique(store.paired["mask"][row]).tolist() == [3]
+
+
 @pytest.mark.parametrize("exif", ["ignore", "apply"])
 def test_tiffs_that_pillow_turns_are_rejected(tree: Path, tmp_path: Path, exif: Any) -> None:
     shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
@@ -289,7 +299,10 @@ def test_settings_that_cannot_be_combined_are_refused(tree: Path, tmp_path: Path
                 make(source, tmp_path / "out", recipe)
     with pytest.raises(BuildError, match="photos: `folders` is empty, expected a mapping"):
         PairedSource(photos, {})
-    missing = prep(*arguments, "--paired", f"mask={tmp_path}/none")
+    for where in ("s3://bucket/masks", "https://host/masks"):
+        remote = prep(*arguments, "--paired", f"mask={where}")
+        assert_fails(remote, 1, f"{where}: masks must be in a local folder, or in the tars of the images; download")
+    missing = prep(*arguments, "--paired", f"mask=file://{tmp_path}/none")
     assert missing.returncode == 1
     assert f"prep: error: {tmp_path}/none: no such folder; expected mask images, named like those" in missing.stderr
 
@@ -320,6 +333,16 @@ def test_flipped_bit_of_a_mask_is_found_and_repaired(tree: Path, tmp_path: Path,
     flip_bit(store, 2, 0)
     with pytest.raises(BuildError, match="alone: expected a store with mask; pass another one, or the images"):
         repair_store(store, alone)
+
+
+def test_mask_that_changed_since_the_build_is_named_by_repair(tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
+    store = build_in_process(paired_source(tmp_path), tmp_path / "out", RECIPE)
+    number = number_of(open_store(store), 2)
+    (tmp_path / f"masks/n{number % 2:08d}/{number}.x.png").write_bytes(png(mask_of(*SIZES[number], seed=99)))
+    flip_bit(store, 2, 0)
+    done = prep("repair", store, "--from", tmp_path / "photos", "--paired", f"mask={tmp_path}/masks", "--quiet")
+    assert_fails(done, 1, f"row 2: n{number % 2:08d}/{number}.x.JPEG: decodes to different pixels, or its mask changed")
 
 
 def test_conversion_keeps_masks(tree: Path, tmp_path: Path) -> None:

@@ -258,6 +258,8 @@ class Augment:
                 )
         unmoved = [name for name in stored if name not in self._paired]
         if unmoved and (moving := [step for step in self._steps if not isinstance(step, StillStep)]):
+            for step in moving:
+                _as_map_step(step)  # otherwise the advice below would lead to this error
             advice = f'pass paired={{"{unmoved[0]}": "nearest"}}, or "bilinear" if it holds no classes'
             problem = f"but not {unmoved[0]!r}, which the store holds with them"
             raise ValueError(f"the step {name_of(moving[0])} of Augment moves the images, {problem}; {advice}")
@@ -354,7 +356,9 @@ def _as_map_step(step: Step) -> MapStep:
     if isinstance(step, MapStep):
         return step
     problem = "does not move maps; make it a class with the method move_maps(self, maps, draws, resampling)"
-    raise ValueError(f"Augment has paired maps, but the step {name_of(step)} {problem}")
+    if isinstance(step, LabelStep):
+        problem = "cannot mix maps; remove the step or use a store without masks"
+    raise ValueError(f"the images are paired with masks or other maps, but the step {name_of(step)} {problem}")
 
 
 def _as_maps(name: str, column: Tensor, images: Tensor) -> Tensor:

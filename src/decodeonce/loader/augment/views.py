@@ -15,8 +15,8 @@ class Views:
 
     Called with a ``Batch``, it returns a batch that has the images of each ``Augment`` in ``batch.views``, in order.
     Each view has its own random numbers, even if the same ``Augment`` is passed several times. They depend on the seed
-    of the ``Augment``, the number of the view, epoch and row. Labels and columns, including boxes, stay as they are in
-    the store.
+    of the ``Augment``, the number of the view, epoch and row. Labels and columns, including boxes and masks, stay as
+    they are in the store.
 
     Args:
         *augments: An ``Augment`` for each view, without ``MixUp`` and ``CutMix``.

@@ -121,7 +121,7 @@ class ImageRows:
             problems.update({name: str(error) for name in left if name not in problems})
 
     def _decode(self, sample: Sample, data: list[bytes], is_right: IsRight) -> Pixels:
-        why = "decodes to different pixels"
+        why = f"decodes to different pixels{', or its mask changed since the build' if data[1:] else ''}"
         for decoder, recipe in zip(self._decoders.each, self._recipes, strict=True):
             for entry in _entries(sample, recipe):
                 try:

@@ -15,6 +15,7 @@ from decodeonce.prep.sources.base import WITH_PAIRED, Source, SourceWrapper
 from decodeonce.prep.sources.files import file_entry, mode_of, parallel_map, read_file
 from decodeonce.prep.sources.folder import SUFFIXES
 from decodeonce.prep.sources.safe_open import Links
+from decodeonce.remote import is_url, source_path
 from decodeonce.store.layout import Json, Paired
 
 # In the order in which they are tried. An index into this list is in plans.
@@ -33,7 +34,7 @@ class PairedSource(SourceWrapper):
         follow_links: Whether links may lead out of a folder. Default False: the image of such a link is rejected.
 
     Raises:
-        BuildError: If `folders` is empty. Listing raises it if a folder does not exist.
+        BuildError: If `folders` is empty or has a URL. Listing raises it if a folder does not exist.
 
     Example:
         >>> source = PairedSource(open_imagenet("imagenet", split="val"), {"target:rgb": Path("imagenet")})
@@ -49,7 +50,10 @@ class PairedSource(SourceWrapper):
             raise BuildError(f"{self.root}: `folders` is empty, expected a mapping such as {{'mask': Path()}}")
         self._own = list(map(Paired.parse, folders))
         self.paired = (*source.paired, *self._own)
-        self._folders = {one.name: Path(os.path.abspath(folders[one.text])) for one in self._own}
+        paths = {one.name: source_path(folders[one.text]) for one in self._own}
+        for path in filter(is_url, paths.values()):
+            raise BuildError(f"{path}: masks must be in a local folder, or in the tars of the images; download them")
+        self._folders = {name: Path(os.path.abspath(path)) for name, path in paths.items()}
         self._links = {name: Links(folder, follow=follow_links) for name, folder in self._folders.items()}
 
     def facts(self) -> Json:
@@ -116,5 +120,7 @@ def open_with_paired(
         return opener(src, **({"paired": paired} if paired else {}), **given, follow_links=follow_links)
     source = opener(src, **given, follow_links=follow_links)
     return (
-        PairedSource(source, {n: Path(f) for n, f in paired.items()}, follow_links=follow_links) if paired else source
+        PairedSource(source, {n: source_path(f) for n, f in paired.items()}, follow_links=follow_links)
+        if paired
+        else source
     )
