@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -232,20 +233,29 @@ def test_too_little_space_is_reported_before_decoding(tree: Path, tmp_path: Path
         make_plan(open_imagenet(tree), disk / "store", Recipe(**LARGE_ROWS))
 
 
+@pytest.fixture(scope="module")
+def decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tree, the store `whole` of it, and the same store before `prep finish`, `decoded`."""
+    root = tmp_path_factory.mktemp("decoded")
+    tree = make_tree(root / "src")
+    assert prep("plan", "imagenet", tree, root / "decoded", "--size", 256, "--shard-size", 1 << 20).returncode == 0
+    assert prep("work", root / "decoded").returncode == 0
+    shutil.copytree(root / "decoded", root / "whole")
+    assert prep("finish", root / "whole").returncode == 0
+    return root
+
+
 @pytest.mark.parametrize("cut", [500_000, 0, None])
-def test_shard_cut_before_finish_is_an_error_and_its_advice_restores_every_row(tmp_path: Path, cut: int | None) -> None:
-    tree = make_tree(tmp_path / "src")
-    flags = ("--size", 256, "--shard-size", 1 << 20)
-    for name in ("whole", "out"):
-        assert prep("plan", "imagenet", tree, tmp_path / name, *flags).returncode == 0
-        assert prep("work", tmp_path / name).returncode == 0
-    out, shard = tmp_path / "out", tmp_path / "out/images-00001.npy"
+def test_shard_cut_before_finish_is_an_error_and_its_advice_restores_every_row(
+    decoded: Path, tmp_path: Path, cut: int | None
+) -> None:
+    out, whole = shutil.copytree(decoded / "decoded", tmp_path / "out"), tree_bytes(decoded / "whole")
+    shard = out / "images-00001.npy"
     size = shard.stat().st_size
-    assert prep("finish", tmp_path / "whole").returncode == 0
     if cut is None:  # a shard that grew loses nothing
         os.truncate(shard, size + 5000)
         assert prep("finish", out).returncode == 0
-        assert tree_bytes(out) == tree_bytes(tmp_path / "whole")
+        assert tree_bytes(out) == whole
         return
     os.truncate(shard, cut)
     before = tree_bytes(out)
@@ -256,8 +266,8 @@ def test_shard_cut_before_finish_is_an_error_and_its_advice_restores_every_row(t
     assert tree_bytes(out) == before
     os.truncate(shard, size)
     assert prep("finish", out).returncode == 0
-    assert prep("repair", out, "--from", tree).returncode == 0
-    assert tree_bytes(out) == tree_bytes(tmp_path / "whole")
+    assert prep("repair", out, "--from", decoded / "src").returncode == 0
+    assert tree_bytes(out) == whole
 
 
 @pytest.mark.parametrize(

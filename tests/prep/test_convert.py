@@ -26,6 +26,7 @@ from decodeonce.store.select import Selection
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, read_rejects, sample_line
 from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
+from tests.prep.building import build_in_process
 from tests.prep.test_boxes import xml
 from tests.store.signing import flip, replace_file, resign
 from tests.stores import make_store, random_images
@@ -87,7 +88,7 @@ def test_boxes_are_kept(tree: Path, tmp_path: Path, keep: int) -> None:
     for container in ("npy", "hdf5"):
         recipe = Recipe(height=48, width=64, fit="stretch", boxes=rules, container=container)
         source = BoxedSource(FolderSource(tree / "train"), tmp_path / "xml", rules)
-        build(source, tmp_path / container, recipe, WorkSettings(max_bad="2", workers=1))
+        build_in_process(source, tmp_path / container, recipe)
     convert([tmp_path / "npy"], tmp_path / "converted", Conversion(container="hdf5"), workers=1)
     assert tree_bytes(tmp_path / "converted") == tree_bytes(tmp_path / "hdf5")
     convert([tmp_path / "npy"], tmp_path / "small", Conversion(size=(24, 32)), workers=1)
@@ -103,7 +104,7 @@ def test_boxes_are_kept(tree: Path, tmp_path: Path, keep: int) -> None:
 @pytest.mark.parametrize("filter_", [None, "lanczos"])
 def test_smaller_size_resizes_stored_rows_once(tree: Path, tmp_path: Path, filter_: Filter | None) -> None:
     recipe = Recipe(height=30, width=40, filter="bicubic")
-    build(open_imagenet(tree), tmp_path / "store", recipe, WorkSettings(max_bad="2", workers=1))
+    build_in_process(open_imagenet(tree), tmp_path / "store", recipe)
     convert([tmp_path / "store"], tmp_path / "small", Conversion(size=(15, 20), filter=filter_), workers=1)
     large, small = open_store(tmp_path / "store"), open_store(tmp_path / "small")
     how = Image.Resampling.LANCZOS if filter_ else Image.Resampling.BICUBIC

@@ -15,8 +15,6 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import BuildError, DecodeonceError, Stopped, StoreError
-from decodeonce.prep.building.build import build
-from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.export.export import ExportPaths, ExportSettings, export_store
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.folder import FolderSource
@@ -24,6 +22,7 @@ from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.store import Store, disk, open_store, part_rows, stage_store
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
 from tests.images import make_image, tree_bytes
+from tests.prep.building import build_in_process
 from tests.store.signing import flip, replace_file, resign
 from tests.stores import make_store, random_images
 
@@ -71,7 +70,7 @@ def test_build_from_exported_folders_gives_the_same_rows_and_labels(tmp_path: Pa
     done = export_store(source, tmp_path / "new/out", FOLDER, progress=progress.append)
     assert (done.images, done.classes, done.sorted_classes, sum(progress)) == (40, 5, True, 40)
     assert os.listdir(tmp_path / "new") == ["out"]
-    build(FolderSource(tmp_path / "new/out"), tmp_path / "again", Recipe(height=24, width=32))
+    build_in_process(FolderSource(tmp_path / "new/out"), tmp_path / "again", Recipe(height=24, width=32))
     again = open_store(tmp_path / "again")
     assert [cls.name for cls in again.classes] == [cls.name for cls in source.classes]
     rows = [int(sample.source.split("/")[1][:8]) for sample in again.samples]
@@ -332,7 +331,7 @@ def test_class_list_and_columns_are_exported(tmp_path: Path) -> None:
     assert (facts["box_labels"], facts["box_classes"]) == ([1, 0, -1], ["dog", "cat"])
     names = (tmp_path / "tars/classes.txt").read_text().split()
     again = open_webdataset(str(tmp_path / "tars"), classes=names)
-    build(again, tmp_path / "again", Recipe(height=8, width=6), WorkSettings(workers=1))
+    build_in_process(again, tmp_path / "again", Recipe(height=8, width=6))
     assert [cls.name for cls in open_store(tmp_path / "again").classes] == [cls.name for cls in source.classes]
     np.testing.assert_array_equal(open_store(tmp_path / "again").labels, source.labels)
 
