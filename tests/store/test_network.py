@@ -286,7 +286,7 @@ def test_export_that_another_overtakes_leaves_one_complete_export(tmp_path: Path
 def test_export_waits_until_network_shows_the_claim_of_another(tmp_path: Path) -> None:
     store, dest = open_store(make_store(tmp_path / "s", random_images(COUNT))), tmp_path / "images"
     paths, calls = ExportPaths(dest), list[int]()
-    paths.images.mkdir(parents=True)
+    (paths.images / "class0").mkdir(parents=True)
 
     def export() -> int:
         calls.append(1)
