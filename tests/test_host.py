@@ -47,6 +47,14 @@ def test_missing_cpu_quota_is_none(tmp_path: Path, own: str) -> None:
     assert cgroup_cores(tmp_path / "fs", tmp_path / "nowhere") is None
 
 
+def test_empty_files_of_a_cgroup_are_no_limits(tmp_path: Path) -> None:
+    write(tmp_path / "self", "0::/job\n")
+    for name in ("cpu.max", "memory.max"):
+        write(tmp_path / "fs/job" / name, "\n")
+    assert cgroup_cores(tmp_path / "fs", tmp_path / "self") is None
+    assert cgroup_memory(tmp_path / "fs", tmp_path / "self") is None
+
+
 def test_affinity_mask_is_respected() -> None:
     core = min(os.sched_getaffinity(0))
     script = f"import os; os.sched_setaffinity(0, [{core}]); import decodeonce.host as h; print(h.usable_cores())"

@@ -46,13 +46,13 @@ def cgroup_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
     """The CPU quota in cores: the smallest of the cgroup and its parents; None if there is no quota."""
     files = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
     found = _cgroup_numbers("cpu", files, root, own)
-    return min((quota / period for quota, period in found if quota > 0), default=None)
+    return min((two[0] / two[1] for two in found if len(two) == 2 and two[0] > 0), default=None)
 
 
 def cgroup_memory(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
     """The memory limit in bytes, page cache included: the smallest of the cgroup and its parents; None for no limit."""
     found = _cgroup_numbers("memory", (("memory.max",), ("memory.limit_in_bytes",)), root, own)
-    return min((limit for (limit,) in found), default=None)
+    return min((one[0] for one in found if len(one) == 1), default=None)
 
 
 def _cgroup_numbers(controller: str, files: Iterable[tuple[str, ...]], root: Path, own: Path) -> Iterator[list[int]]:

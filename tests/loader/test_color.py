@@ -20,8 +20,8 @@ from decodeonce.augment import (
     RandomResizedCrop,
     Solarize,
     Step,
-    rows,
 )
+from decodeonce.loader.augment import rows
 from decodeonce.loader.augment.augment import RowStep
 from decodeonce.loader.augment.rows import fill_rows
 from decodeonce.loader.order import derive_key

@@ -237,6 +237,28 @@ def test_existing_dest_is_not_changed(store: Path, tmp_path: Path) -> None:
         export_store(source, tmp_path / "x", TARS)
 
 
+def test_folder_that_a_user_made_is_not_taken_for_the_export(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = disk.mkdir
+
+    def mkdir_on_full_disk(path: Path) -> None:
+        if ExportPaths(tmp_path / "out").images in (path, *path.parents):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        mkdir(path)
+
+    monkeypatch.setattr(disk, "mkdir", mkdir_on_full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        export_store(open_store(store), tmp_path / "out", FOLDER)
+    monkeypatch.undo()
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DecodeonceError, match="out: already exists"):
+        export_store(open_store(store), tmp_path / "out", FOLDER)
+    (tmp_path / "out").rmdir()
+    export_store(open_store(store), tmp_path / "out", FOLDER)
+    assert os.listdir(tmp_path) == ["out"]
+
+
 class Interrupted(Exception):
     """Raised by a progress function to interrupt an export."""
 

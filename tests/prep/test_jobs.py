@@ -227,6 +227,7 @@ VALID = 'name = "n"\nscheduler = "pbs"\nsource = "s"\nlaunch = "x {nodes}"\n'
         (VALID + "[defaults]\nluck = 1", "unknown key 'luck'"),
         (VALID + "[defaults]\ntime = 3600", "time is 3600, expected str"),
         (VALID + '[defaults]\ncpus = "32"', "cpus is '32', expected int"),
+        (VALID + "[defaults]\nnodes = 0", "nodes is 0, expected at least 1"),
         (VALID + 'defaults = ["time"]', "defaults is .'time'., expected dict"),
         (VALID + "queue_flag = 3", "queue_flag is 3, expected str"),
         (VALID.replace("{nodes}", "{ranks}"), "launch has {ranks}"),

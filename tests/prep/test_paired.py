@@ -607,10 +607,10 @@ def test_column_cannot_have_the_name_of_a_mask(tree: Path, tmp_path: Path) -> No
         ({"paired": [{"name": "mask", "channels": 2}]}, "paired image mask has 2 channels, expected 1 or 3"),
         ({"paired": [{"name": "images", "channels": 1}]}, "a paired image is called 'images', expected none of"),
         ({"paired": [{"name": "box_labels", "channels": 1}]}, "a paired image is called 'box_labels', expected none"),
-        ({"paired": [{"name": "mask", "channels": 3}]}, "rows in"),
+        ({"paired": [{"name": "mask", "channels": 3}]}, "expected at least 1 row, first_row 0, "),
         ({"paired": []}, '"paired" is empty, expected a list of arrays in version 2'),
         ({"paired": {}}, "paired is {}, expected list"),
-        ({"version": 1}, "rows in"),
+        ({"version": 1}, "expected at least 1 row, first_row 0, "),
     ],
 )
 def test_bad_manifest_is_refused(tree: Path, tmp_path: Path, change: dict[str, Any], problem: str) -> None:

@@ -463,7 +463,7 @@ def test_folder_is_not_replaced(stores: Stores, store: Path, name: str) -> None:
     path = store / name
     kept = path.rename(store.parent / name)
     path.mkdir()
-    with pytest.raises(OSError, match=f"Is a directory: .*{name}"):
+    with pytest.raises(OSError, match=f"Is a directory: '{path}'"):
         repair_store(store, stores["npy"])
     path.rmdir()
     kept.rename(path)

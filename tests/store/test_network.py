@@ -17,6 +17,7 @@ from decodeonce.errors import DecodeonceError, Stopped, StoreError
 from decodeonce.prep.building import build as building
 from decodeonce.prep.building import output_dir
 from decodeonce.prep.building.build import make_plan
+from decodeonce.prep.building.pool import work
 from decodeonce.prep.export.export import ExportPaths, ExportSettings, export_store
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.imagenet import open_imagenet
@@ -115,6 +116,20 @@ def test_failed_plan_releases_its_shards_unless_another_node_may_use_them(
     with pytest.raises(OSError, match=os.strerror(code)):
         make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=8, width=8))
     assert (tmp_path / "out/images-00000.npy").exists() == kept
+
+
+@pytest.mark.usefixtures("as_network")
+def test_task_that_does_not_find_a_shard_in_time_can_be_repeated(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "CACHE_SECONDS", 0.05)
+    out = tmp_path / "out"
+    make_plan(open_imagenet(tree), out, Recipe(height=8, width=8))
+    shard = (out / "images-00000.npy").rename(tmp_path / "later.npy")
+    with pytest.raises(Stopped, match=r"images-00000\.npy: No such file or directory; .* run the same command"):
+        patient_if_there(out, work, out)
+    shard.rename(out / "images-00000.npy")
+    patient_if_there(out, work, out)
 
 
 @pytest.mark.usefixtures("as_network")
@@ -286,7 +301,7 @@ def test_export_that_another_overtakes_leaves_one_complete_export(tmp_path: Path
 def test_export_waits_until_network_shows_the_claim_of_another(tmp_path: Path) -> None:
     store, dest = open_store(make_store(tmp_path / "s", random_images(COUNT))), tmp_path / "images"
     paths, calls = ExportPaths(dest), list[int]()
-    paths.images.mkdir(parents=True)
+    (paths.images / "class0").mkdir(parents=True)
 
     def export() -> int:
         calls.append(1)

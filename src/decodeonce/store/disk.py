@@ -43,8 +43,8 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def replace(source: Path, dest: Path) -> None:
-    """Rename `source` to `dest`, and replace a file that is already there."""
-    with _parent(source) as (from_folder, from_name), _parent(dest) as (to_folder, to_name):
+    """Rename `source` to `dest`, and replace a file that is already there. Errors name `dest`."""
+    with _parent(dest) as (to_folder, to_name), _parent(source) as (from_folder, from_name):
         os.replace(from_name, to_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
 
 

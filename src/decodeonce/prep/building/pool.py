@@ -31,6 +31,7 @@ from decodeonce.store.files import make_folder
 from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.manifest import overlap
 from decodeonce.store.reader import runs
+from decodeonce.store.sharing import on_network
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,12 @@ def work(
 
 
 def _failure_of(error: BuildError | Stopped | OSError, paths: StorePaths) -> BuildError | Stopped:
-    """Return the error to raise; for an OSError, Stopped if the build was removed or became unreachable."""
+    """Return the error to raise; for an OSError, Stopped if the build, or on a network a file of it, is gone."""
     if not isinstance(error, OSError):
         return error
     hidden = missing_advice(paths.root)
-    if error.errno in REPLACED_ERRORS and (hidden or error.errno == errno.ESTALE or not paths.plan.exists()):
+    gone = hidden or error.errno == errno.ESTALE or on_network(paths.root) or not paths.plan.exists()
+    if error.errno in REPLACED_ERRORS and gone:
         what = f"{error.filename or paths.root}: {error.strerror}"
         return Stopped(f"{what}; {hidden or 'another process removed it: '}run the same command again")
     return failure_from(error, paths.root)

@@ -227,11 +227,14 @@ def _is_claimed(paths: ExportPaths, facts: dict[str, object]) -> bool:
 
 
 def _claim(paths: ExportPaths, facts: dict[str, object]) -> None:
-    """Write the claim that identifies the export. All other files of the export are written after it."""
+    """Create the folder of the images, then write the claim that identifies the export, before its other files."""
+    with suppress(OSError):
+        disk.rmdir(paths.images)  # an earlier run may have been killed before its claim
     if foreign := {*os.listdir(paths.work)} - {LOCK, paths.scratch.name}:
         found = f"{paths.work}: contains {min(foreign)!r}, expected only an unfinished export"
         error = DecodeonceError(f"{found}; move it away, or choose another DEST")
         raise error from missing_error(paths.claim)  # on a network file system, another node may have written it
+    make_folder(paths.images)  # before the claim: if it is gone later, it was renamed to DEST
     write_atomic(paths.claim, [json.dumps(facts).encode()], scratch=paths.scratch)
 
 
@@ -269,7 +272,7 @@ class ExportPaths:
     """The paths of an export to `dest`. Until the export is complete, all its files are in `work`, next to `dest`.
 
     Attributes:
-        claim: Store and settings of the export, written before the images.
+        claim: Store and settings of the export, written between the folder of the images and the images.
         images: The folder that is renamed to DEST.
         scratch: Temporary files, also those that a kill left, until the export is complete.
     """

@@ -116,3 +116,5 @@ def _check_types(found: Json, types: Mapping[str, type]) -> None:
         lines = value if isinstance(value, list) else [str(value)]
         if type(value) is not types[key] or not all(isinstance(one, str) and one.isprintable() for one in lines):
             raise ValueError(f"{key} is {value!r}, expected {types[key].__name__}, and text on a single line")
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"{key} is {value}, expected at least 1")
