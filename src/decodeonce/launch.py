@@ -146,7 +146,8 @@ def find_rank(environ: Mapping[str, str] | None = None) -> Rank:
         Rank: With `rank`, `world_size` and `source`, which names where they were found.
 
     Raises:
-        ValueError: If a variable is not valid, or launchers contradict each other; the message names the variables.
+        ValueError: If a variable is not valid, launchers contradict each other, or the number of ranks is missing; the
+            message names the variables.
 
     Example:
         >>> find_rank({"RANK": "3", "WORLD_SIZE": "8"})

@@ -26,7 +26,7 @@ class StoreDataset(Dataset[tuple[Any, ...]]):
         columns: Names of columns and paired masks whose entries follow the label, each a tensor. Default: none.
 
     Raises:
-        StoreError: If the store is damaged, or has no such column.
+        StoreError: If the store is damaged, has no such column, or is a staged part without a requested row.
         IndexError: If a requested row does not exist.
 
     Example:

@@ -94,7 +94,7 @@ class Batch:
     def as_dict(self, **names: str) -> dict[str, Tensor]:
         """Return images, labels and columns by name, for models that are called with keywords.
 
-        The dict does not contain `rows`, `valid` or `epoch`.
+        The dict contains `rows` only under a new name. It does not contain `views`, `valid` or `epoch`.
 
         Args:
             **names: New names. With ``images="pixel_values"``, the images are the entry "pixel_values". A new name

@@ -153,7 +153,7 @@ class Manifest:
         columns: The columns.
         files: Size and digest of every file except shards, by file name.
         box_classes: Class names of the column `box_labels` in label order. None if the manifest has no such key.
-        decoder_crashes: Number of images that crashed a decoder during the build.
+        decoder_crashes: Number of images that crashed a decoder, or took too long, during the build.
         paired: The masks and second images that follow the image in each row, in order.
         dtype: Dtype of the images, always "uint8".
         digest: xxh3_64 of everything else in store.json.

@@ -196,9 +196,9 @@ class Store:
 class Images:
     """The images of a store as one read-only array, uint8 (count, H, W, C).
 
-    Index it like a NumPy array. An integer, or a slice of step 1 within one shard, returns a view of the memory-mapped
-    shard; every other index returns a new array. The first index must not be None or a mask of more than one dimension.
-    A shard is mapped when it is first used.
+    Index it like a NumPy array. An integer, or a slice of step 1 or ``...`` within one shard, returns a view of the
+    memory-mapped shard; every other index returns a new array. The first index must not be None or a mask of more than
+    one dimension. A shard is mapped when it is first used.
 
     Attributes:
         shape: (count, H, W, C).

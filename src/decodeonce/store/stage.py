@@ -90,7 +90,8 @@ def stage_store(
         Staged: The rows that the part holds, and how many were copied.
 
     Raises:
-        StageError: If `rows` is not a valid range, `dest` holds something else, or there is not enough space.
+        StageError: If `rows` is not a valid range, `dest` holds something else, there is not enough space, or the store
+            changes meanwhile.
         StoreError: If the source is damaged or lacks some of the rows, or an object is missing or may not be read.
         Stopped: If a server does not answer. Call the function again to resume.
         OSError: If the file system fails.

@@ -74,6 +74,7 @@ def verify_store(
         Report: What is damaged. A path that is not a store gives a report, not an exception.
 
     Raises:
+        StoreError: If `path` is a URL.
         OSError: If a file exists but cannot be read for a reason other than EIO, such as a missing permission.
 
     Example:

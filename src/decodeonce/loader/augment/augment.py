@@ -185,8 +185,8 @@ class Augment:
     Augmentation is reproducible: it depends only on seed, epoch, row and the steps, not on batch size or rank. With
     ``Loader(weights=...)``, the position in the epoch replaces the row, so that a row that is drawn twice gives two
     different images. On a CPU, uint8 images are bit-identical in any batch. On other devices, the batch can change the
-    last bits of what ``RandomResizedCrop`` computes and so, rarely, a pixel value by one level. ``MixUp`` and
-    ``CutMix`` choose the other image from the batch, and ``PerBatch`` transforms the batch as a whole.
+    last bits of what ``RandomResizedCrop`` and ``ColorJitter`` compute and so, rarely, a pixel value by one level.
+    ``MixUp`` and ``CutMix`` choose the other image from the batch, and ``PerBatch`` transforms the batch as a whole.
 
     If the store has the column "boxes", the boxes move with the images. They are float32 in pixels, can be fractional
     after a resize, and are bit-identical on every device. They are clipped to the image. A box outside of the image

@@ -38,8 +38,8 @@ class Normalize(StillStep, RowStep):
         dtype: dtype of the result.
 
     Raises:
-        ValueError: If `dtype` is not one of these, `statistics` are not in 0 to 1, a std is 0
-            or, at the first batch, images have a different number of channels.
+        ValueError: If `dtype` is not one of these, the path of the store does not exist, your own `statistics` are not
+            in 0 to 1, a std is 0 or, at the first batch, images have a different number of channels.
         StoreError: If the store is damaged.
 
     Example:

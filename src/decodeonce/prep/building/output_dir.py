@@ -35,7 +35,7 @@ OURS_IN_BUILD = re.compile(
 def is_built(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect: int | None = None) -> bool:
     """Return whether `out` is the finished store of this source and recipe.
 
-    Sources are compared by names, sizes and classes, not by content: nothing is decoded.
+    Sources are compared by names, sizes, classes, boxes and values of columns, not by content: nothing is decoded.
 
     Args:
         source: The images and their labels.

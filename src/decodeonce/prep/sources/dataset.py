@@ -143,8 +143,8 @@ class DatasetSource(LabelledSource):
 
     Listing reads every sample once, in several processes, because only the samples themselves contain their labels.
     From a Hugging Face dataset, it reads only the labels and the columns of numbers. A sample is named by its index. If
-    reading a sample raises an exception, the sample is rejected. If a sample differs from the listed sample, reading it
-    raises BuildError.
+    reading a sample raises an exception, the sample is rejected, unless memory, the file system or a permission is at
+    fault. If a sample differs from the listed sample, reading it raises BuildError.
 
     Args:
         root: Import path of the function or class, `package.module:function`. It is called without arguments. A

@@ -48,8 +48,8 @@ class FolderSource(Source):
     """A folder per class: SRC/<class>/.../<image>.
 
     Every file below a class folder is a sample, except hidden ones (".name"). Its name does not matter. Subfolders are
-    included, down to 64 levels. A subfolder with a name that ends like that of an image, such as "cat.jpg", is
-    rejected.
+    included, down to 64 levels. A subfolder is rejected if it is a link, or if its name ends like that of an image,
+    such as "cat.jpg".
 
     Args:
         root: The folder that holds the class folders.
