@@ -32,8 +32,8 @@ def export(
 ) -> None:
     """Export every row of a store as an image file.
 
-    Every row is verified first. DEST appears only when it is complete; run the same command again to resume. Building
-    a store from a folder of exported PNGs gives the same pixels and labels.
+    Every row is verified first. DEST appears only when it is complete; run the same command again to resume. A build
+    from a folder of exported PNGs, with the same --size and --classes DEST/classes.txt, has the same pixels and labels.
     """
     if shard_rows is not None and form != "webdataset":
         raise typer.BadParameter("--shard-rows requires --as webdataset")

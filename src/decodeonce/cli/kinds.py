@@ -82,7 +82,7 @@ class BuildOptions:
         str | None,
         option(
             "Shuffle the rows with this seed; none keeps the source's order. "
-            "(default: 0; none for val, Parquet and .tar.gz)",
+            "(default: 0; none for ImageNet's val, Parquet and .tar.gz)",
             "N",
         ),
     ] = None
@@ -145,7 +145,7 @@ class BuildOptions:
     paired: Annotated[
         list[str] | None,
         option(
-            "Store a mask with each image. It is the file in DIR with the path of the image and any suffix. With "
+            "Store a mask with each image. It is the file in DIR with the path of the image and any image suffix. With "
             "webdataset, pass the suffix of the masks in the tar as DIR. NAME:rgb=DIR keeps three channels. Repeat the "
             "flag for more masks.",
             "NAME=DIR",
@@ -154,7 +154,8 @@ class BuildOptions:
     follow_links: Annotated[
         bool,
         option(
-            "Follow links that lead outside SRC. Without this flag, images behind such links are rejected.",
+            "Follow links that lead outside SRC. Without this flag, images behind such links are rejected, and an "
+            "archive or Parquet file behind one stops the build.",
             flag="--follow-links",
         ),
     ] = False

@@ -15,7 +15,8 @@ from decodeonce.store.sharing import patient_if_there
 FromOption = Annotated[
     str | None,
     option(
-        "Read images from SRC: the source of the build, as for `prep build`, or another store with these rows.",
+        "Read images from SRC: the source of the build, as for `prep build`, or another store with these rows. For a "
+        "list, pass the folder that its paths are relative to.",
         "SRC",
         flag="--from",
     ),
@@ -31,7 +32,7 @@ BuildOptions = Annotated[
     option(
         "Open SRC with this flag of `prep build`, such as split=val, or as this kind, such as kind=list. Repeat "
         "--option for more flags. You need it only if the store does not record these flags, because an earlier "
-        "release built it, or because `prep convert` selected, sorted or merged its rows.",
+        "release built it, or because `prep convert` selected, sorted, shuffled or merged its rows.",
         "NAME=VALUE",
         flag="--option",
     ),

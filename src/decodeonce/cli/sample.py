@@ -21,7 +21,7 @@ def sample(
 ) -> None:
     """Create a small tree like ImageNet's, of generated images.
 
-    They cost as much to decode as photographs. Some are unusual or damaged.
+    They cost as much to decode as photographs. A few are unusual and, from 1,000 images on, one is damaged.
     """
     from decodeonce.prep.sample import write_sample_tree
 

@@ -255,7 +255,8 @@ app.command(
     "kubernetes",
     cls=LoggedCommand,
     context_settings={"ignore_unknown_options": True},
-    help="Write the jobs of a build into OUT.yaml: plan, an Indexed Job, finish. SRC and OUT are paths in the pods.",
+    help="Write the jobs of a build into OUT.yaml in the current folder: plan, an Indexed Job, finish. SRC and OUT are "
+    "paths in the pods.",
 )(with_options(_submit_to_kubernetes, Pods))
 for _scheduler in ("slurm", "pbs"):
     app.command(

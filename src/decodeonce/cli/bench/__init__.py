@@ -1,4 +1,4 @@
-"""`prep bench`: measure in under a minute what limits a build or a training run on this machine.
+"""`prep bench`: measure what limits a build or a training run on this machine.
 
 The modules that measure are imported when a command runs.
 """
@@ -19,9 +19,7 @@ from decodeonce.cli.submit import parse_build
 
 BUILD_SECONDS, LOAD_SECONDS = 4.0, 3.0  # per measurement; each command makes several
 
-app = new_app(
-    cls=Group, help="Measure in under a minute what limits a build, or training from a store, on this machine."
-)
+app = new_app(cls=Group, help="Measure what limits a build, or training from a store, on this machine.")
 
 
 @app.command("build", cls=LoggedCommand, context_settings={"ignore_unknown_options": True})
