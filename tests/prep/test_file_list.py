@@ -120,6 +120,7 @@ def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
         ("cat/1.jpg\n" * 500 + "cat/\0.jpg\n", "line 501: .* expected one path per line"),
         ("0\t1\tcat/1.jpg\n", "columns 0, 1, cat/1.jpg; expected a path and a label, or a header line"),
         ("path\tbreed\ncat/1.jpg\ta\n", "columns path, breed; expected"),
+        ("where\tbreed\ncat/1.jpg\ta\n", "columns where, breed; expected"),
         ("cat/1.jpg\t20240131\n", "line 1: label 20240131, expected 0 to 1048575; class numbers start at 0"),
     ],
 )

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -236,8 +237,9 @@ def read_list(file: Path, columns: Sequence[str] = ()) -> Iterator[ListLine]:
 
 
 def find_layout(file: Path, columns: Sequence[str] = ()) -> Layout:
-    """Find the format of a list from its name and first line, and the positions of `columns`."""
-    number, [line] = next(_rows(file, ""), (0, [""]))
+    """Find the format of a list from its name and first lines, and the positions of `columns`."""
+    rows = list(islice(_rows(file, ""), 2)) or [(0, [""])]
+    number, [line] = rows[0]
     separator = _separator(file, line)
     fields = [field.strip() for field in _split(file, number, line, separator)]
     names = [field.lower() for field in fields]
@@ -249,7 +251,9 @@ def find_layout(file: Path, columns: Sequence[str] = ()) -> Layout:
             f"{file}: no header line, but --column {columns[0]} needs one; expected a first line with {columns[0]} and "
             f"one of {', '.join(PATH_COLUMNS)}"
         )
-    if path is not None or label is not None or len(names) > 2:
+    paths = (_split(file, number, line, separator)[0].strip().lower() for number, [line] in rows)
+    unknown = len(names) == 2 and [path.endswith(IMAGE_SUFFIXES) for path in paths] == [False, True]  # a header line
+    if path is not None or label is not None or len(names) > 2 or unknown:
         raise BuildError(
             f"{file}: columns {', '.join(fields)[:200]}; expected a path and a label, or a header line with "
             f"one of {', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}"
