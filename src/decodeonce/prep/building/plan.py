@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.journal import BlockRecord
-from decodeonce.prep.entry import Entry
+from decodeonce.prep.entry import Entry, name_text
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.base import Source
@@ -62,7 +62,7 @@ PACKED = struct.Struct("<iiqqqiq")  # a record of dtype ROW
 AS_BYTES = np.dtype(f"V{ROW.itemsize}")  # how plan-rows.npy stores it
 CHUNK = 1 << 13
 # Listings are compared by hashes of 16 bytes per sample. Python objects would take 700 bytes, 10 GB for 14 million.
-HASHES = np.dtype([("name", "<u8"), ("version", "<u8")])
+HASHES = np.dtype([("name", "<u8"), ("facts", "<u8")])
 hash_of = xxhash.xxh3_64_intdigest
 
 
@@ -173,26 +173,34 @@ class PlannedSamples:
             for label, length, at, size, mtime_ns, _, _ in records
         ]
 
+    def _names_and_hashes(self) -> Iterator[tuple[bytes, int, int]]:
+        """Yield the name of each sample, its hash, and a hash of what may change under this name."""
+        for first in range(0, len(self.rows), CHUNK):
+            for name, _, size, mtime_ns in self.values(first, min(first + CHUNK, len(self.rows))):
+                yield name, hash_of(name), hash_of(b"%d %d" % (size, mtime_ns))
+
     def changes_in(self, found: PlannedSamples) -> str:
         """Summarize how other samples differ from these, with the first change of each kind."""
         planned, now = self._hashes(), found._hashes()
-        known = np.isin(now["name"], planned["name"])
+        _, here, there = np.intersect1d(planned["name"], now["name"], assume_unique=True, return_indices=True)
         parts = [
-            found._count("new", ~known),
-            self._count("gone", ~np.isin(planned["name"], now["name"])),
-            found._count("changed", known & ~np.isin(now["version"], planned["version"])),
+            found._count("new", np.setdiff1d(now["name"], planned["name"], assume_unique=True)),
+            self._count("gone", np.setdiff1d(planned["name"], now["name"], assume_unique=True)),
+            self._count("changed", planned["name"][here[planned["facts"][here] != now["facts"][there]]]),
         ]
         return "; ".join(filter(None, parts)) or "the same images with other classes, boxes, values, places or rejects"
 
     def _hashes(self) -> NDArray[np.void]:
-        """Return hashes of the name of each sample, and of its name, size and mtime."""
-        chunks = (self.values(first, min(first + CHUNK, len(self.rows))) for first in range(0, len(self.rows), CHUNK))
-        samples = ((name, size, mtime_ns) for chunk in chunks for name, _, size, mtime_ns in chunk)
-        return np.fromiter(((hash_of(each[0]), hash_of(b"%s %d %d" % each)) for each in samples), HASHES)
+        """Return one record of dtype HASHES per name, sorted: an image with several boxes has several samples."""
+        hashes = np.fromiter((each[1:] for each in self._names_and_hashes()), HASHES, len(self.rows))
+        return hashes[np.unique(hashes["name"], return_index=True)[1]]
 
-    def _count(self, kind: str, samples: NDArray[np.bool_]) -> str:
-        rows = np.flatnonzero(samples)
-        return f"{len(rows)} {kind} (first {self.entry(rows[0]).text})" if len(rows) else ""
+    def _count(self, kind: str, names: NDArray[np.uint64]) -> str:
+        if not len(names):
+            return ""
+        wanted = set(names.tolist())
+        first = min(name for name, hashed, _ in self._names_and_hashes() if hashed in wanted)
+        return f"{len(names)} {kind} (first {name_text(first)})"
 
 
 @dataclass(frozen=True)
