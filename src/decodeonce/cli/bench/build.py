@@ -36,6 +36,7 @@ from decodeonce.store.layout import Json
 
 RUN_ROWS = 16  # consecutive rows of the sample: a build in the source's order reads neighbors, too
 SCRATCH_BYTES = 1 << 30  # the most that is written
+WORKER_ROWS = 20_000  # planned for each worker, more than it decodes; planning a million small rows takes a minute
 MUCH_LESS = 0.8  # if rate and busy share of a cold build are below this ratio, it is limited by reading
 BUSY = 0.6  # from this share of the cores on, a build is limited by them
 WHAT = {
@@ -175,7 +176,8 @@ def measure_build(request: BuildRequest, seconds: float) -> Json:
     listed = time.perf_counter() - start
     workers = request.work.workers or usable_cores()
     free, _ = free_space(folder)
-    rows = max(1, min(SCRATCH_BYTES, SCRATCH_BYTES if free is None else free // 4) // recipe.row_bytes)
+    most = min(SCRATCH_BYTES, SCRATCH_BYTES if free is None else free // 4) // recipe.row_bytes
+    rows = max(1, min(most, workers * WORKER_ROWS))
     entries = fair_sample(source, listing, recipe.shuffle_seed, rows)
     cold, why_warm = None, ""
     if not source.root.exists():
