@@ -290,13 +290,13 @@ def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
             raise BuildError(f"{file}: binary or UTF-16; expected UTF-8 text; convert it: iconv -f UTF-16 -t UTF-8")
         raw = io.BufferedReader(HolderFile(holder), CHUNK)
         # Only \n ends a line: paths may contain the other characters that Python treats as line ends.
-        text = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
-        for number, line in enumerate(iter(partial(text.readline, MAX_LINE + 1), ""), 1):
-            if len(line) > MAX_LINE:
-                raise BuildError(f"{file}: a line has more than {MAX_LINE} characters; expected a path and a label")
-            fields = _split(file, number, line, separator)
-            if any(map(str.strip, fields)):
-                yield number, fields
+        with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as text:
+            for number, line in enumerate(iter(partial(text.readline, MAX_LINE + 1), ""), 1):
+                if len(line) > MAX_LINE:
+                    raise BuildError(f"{file}: a line has more than {MAX_LINE} characters; expected a path and a label")
+                fields = _split(file, number, line, separator)
+                if any(map(str.strip, fields)):
+                    yield number, fields
 
 
 def _split(file: Path, number: int, line: str, separator: str) -> list[str]:
