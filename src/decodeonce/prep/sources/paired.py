@@ -44,7 +44,7 @@ class PairedSource(SourceWrapper):
         (16, 64, 64, 3)
     """
 
-    def __init__(self, source: Source, folders: Mapping[str, Path], *, follow_links: bool = False) -> None:
+    def __init__(self, source: Source, folders: Mapping[str, str | Path], *, follow_links: bool = False) -> None:
         super().__init__(source, WITH_PAIRED)
         if not folders:
             raise BuildError(f"{self.root}: `folders` is empty, expected a mapping such as {{'mask': Path()}}")
@@ -119,8 +119,4 @@ def open_with_paired(
     if "paired" in inspect.signature(opener).parameters:
         return opener(src, **({"paired": paired} if paired else {}), **given, follow_links=follow_links)
     source = opener(src, **given, follow_links=follow_links)
-    return (
-        PairedSource(source, {n: source_path(f) for n, f in paired.items()}, follow_links=follow_links)
-        if paired
-        else source
-    )
+    return PairedSource(source, paired, follow_links=follow_links) if paired else source
