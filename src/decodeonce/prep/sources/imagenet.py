@@ -172,14 +172,14 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
     names = list_names(top)
     images = [name for name in names if name.startswith(VAL_PREFIX)]
     tars = [name for name in names if name.endswith(".tar") and not name.startswith((".", "ILSVRC2012_"))]
-    # A class tar without a folder next to class folders: its class would be missing.
-    packed = [name for name in names if (match := _CLASS_TAR.fullmatch(name)) and match[1] not in classes]
-    if classes and (others := images or packed):
-        raise BuildError(
-            f"{top}: {len(others)} val images or class tars (first {others[0]}) are next to {len(classes)} class "
-            "folders; if sorting or unpacking them was interrupted, finish it; otherwise move them away"
-        )
     if classes:
+        # A class tar without a folder next to class folders: its class would be missing.
+        packed = [name for name in names if (match := _CLASS_TAR.fullmatch(name)) and match[1] not in classes]
+        if others := images or packed:
+            raise BuildError(
+                f"{top}: {len(others)} val images or class tars (first {others[0]}) are next to {len(classes)} class "
+                "folders; if sorting or unpacking them was interrupted, finish it; otherwise move them away"
+            )
         yield ImagenetSource(root, split=split, folder=folder, follow_links=links.follow)
     elif images:
         yield ImagenetFlatSource(root, split="val", folder=folder, follow_links=links.follow)
