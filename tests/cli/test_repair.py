@@ -76,8 +76,8 @@ def test_verify_names_rows_it_cannot_check(store: Path) -> None:
     damage(store / "checksums.npy", 128 + 16)
     result = prep("verify", store)
     assert result.returncode == 1
-    told = f"{store}: row 2: cannot be checked, because checksums.npy is damaged"
-    assert result.stderr.splitlines()[1] == f"prep: error: {told}"
+    line = f"{store}: row 2: cannot be checked, because checksums.npy is damaged"
+    assert result.stderr.splitlines()[1] == f"prep: error: {line}"
     damage(store / "store.json", 9)
     result = prep("verify", store)
     assert result.stderr.count("\n") == 1
