@@ -20,7 +20,7 @@ def link_as_text(link: re.Match[str]) -> str:
 
 
 # Older releases of pip, such as 23.0, download torch before they check requires-python.
-if not (3, 10) <= sys.version_info < (3, 15):
-    sys.exit(f"decodeonce needs Python 3.10 to 3.14, and this is {sys.version.split()[0]}")
+if not (3, 11) <= sys.version_info < (3, 15):
+    sys.exit(f"decodeonce needs Python 3.11 to 3.14, and this is {sys.version.split()[0]}")
 readme = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
 setup(long_description=LINK.sub(link_as_text, IMAGE.sub("", readme)), long_description_content_type="text/markdown")

@@ -13,7 +13,7 @@ if [ "$TORCH_INDEX" = base ]; then
   python3 -m venv --system-site-packages /opt/decodeonce
   # The other pins are left out, so that pip keeps the packages that torch brought.
   pins=$(mktemp)
-  grep -E '^(bracex|h5py|pillow-simd|pyarrow|setuptools|simplejpeg|tomli|tqdm|typer|xxhash)==' constraints.txt >"$pins"
+  grep -E '^(bracex|h5py|pillow-simd|pyarrow|setuptools|simplejpeg|tqdm|typer|xxhash)==' constraints.txt >"$pins"
 else
   python3 -m venv /opt/decodeonce
   PIP_CONSTRAINT=$pins $pip install --extra-index-url "$TORCH_INDEX" torch

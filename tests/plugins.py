@@ -1,6 +1,6 @@
 """Packages that add sources, made available as an installation does."""
 
-import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,11 +8,6 @@ from pathlib import Path
 import pytest
 
 from decodeonce.prep.sources import plugins
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "lmdb_source"
 

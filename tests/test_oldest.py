@@ -1,6 +1,6 @@
 """constraints-oldest.txt, which `make test-oldest` installs, pins the oldest versions that pyproject.toml allows."""
 
-import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from tools import lock
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata
@@ -19,11 +20,6 @@ from packaging.utils import canonicalize_name
 from tests.disks import small_disk
 from tests.terminal import Terminal
 from tools import check_machine, lock, setup_env, setup_oldest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
@@ -235,11 +231,11 @@ def test_command_that_fills_the_disk_names_needed_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("declared", "python", "expected"),
     [
-        (">=3.10,<3.15", "3.9.18", "decodeonce needs Python 3.10 to 3.14, and this is 3.9.18. Run: make PYTHON="),
-        (">=3.10,<3.15", "2.7.18", "3.10 to 3.14"),
-        (">=3.10,<3.15", "3.15.0a1", "3.10 to 3.14"),
-        (">=3.10,<3.15", "4.0.0", "3.10 to 3.14"),
-        (">=3.10", "3.9.18", "3.10 or newer"),
+        (">=3.11,<3.15", "3.9.18", "decodeonce needs Python 3.11 to 3.14, and this is 3.9.18. Run: make PYTHON="),
+        (">=3.11,<3.15", "2.7.18", "3.11 to 3.14"),
+        (">=3.11,<3.15", "3.15.0a1", "3.11 to 3.14"),
+        (">=3.11,<3.15", "4.0.0", "3.11 to 3.14"),
+        (">=3.11", "3.9.18", "3.11 or newer"),
     ],
 )
 def test_python_outside_declared_range_is_named(declared: str, python: str, expected: str) -> None:

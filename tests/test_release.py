@@ -171,7 +171,7 @@ def test_version_is_the_same_everywhere(built: Built, facts: Message, unpacked: 
 
 def test_wheel_metadata_has_license_and_python_version(facts: Message) -> None:
     assert facts["License-Expression"] == "Apache-2.0"
-    assert SpecifierSet(facts["Requires-Python"]) == SpecifierSet(">=3.10,<3.15")
+    assert SpecifierSet(facts["Requires-Python"]) == SpecifierSet(">=3.11,<3.15")
 
 
 def needs(facts: Message, extra: str, system: str, machine: str) -> set[str]:

@@ -55,9 +55,7 @@ ACTION = re.compile(r"Collecting|Downloading|Processing|Preparing|Building|Insta
 INPUTS = ("pyproject.toml", "constraints.txt", "tools/setup_env.py")
 PILS = ("pillow", "pillow-simd")
 # pyproject.toml says why these are installed without their requirements.
-WITHOUT_REQUIREMENTS = [
-    f"{name}; python_version >= '3.11' and python_version < '3.14'" for name in ("timm", "torchvision")
-]
+WITHOUT_REQUIREMENTS = [f"{name}; python_version < '3.14'" for name in ("timm", "torchvision")]
 BEST_PIL = "pillow-simd" if (sys.platform, platform.machine()) == ("linux", "x86_64") else "pillow"
 # Each of these makes pip install outside .venv, or makes Python import modules from outside it.
 MISLEADING = ("PYTHONHOME", "PYTHONPATH", "PIP_PREFIX", "PIP_ROOT", "PIP_TARGET", "PIP_USER")

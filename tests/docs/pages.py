@@ -61,7 +61,7 @@ def is_pinned(distribution: str) -> bool:
 
 def is_full_ci() -> bool:
     """Whether CI runs in the environment of `make env`, on a Python for which that installs everything."""
-    return bool(os.environ.get("CI")) and sys.version_info >= (3, 11) and Path(sys.prefix).resolve() == VENV.resolve()
+    return bool(os.environ.get("CI")) and Path(sys.prefix).resolve() == VENV.resolve()
 
 
 def prose(page: Path) -> str:

@@ -40,7 +40,7 @@ ONE_EPOCH = (
     (re.compile(r"\b(max_epochs|num_train_epochs)=\d+"), r"\g<1>=1"),
     (re.compile(r"\b(EPOCHS(?:, \w+)* = )\d+"), r"\g<1>1"),
 )
-# The pinned versions do not support Python 3.10.
+# These do not support the newest Python, or `make test` does not install them.
 TRANSFORMS = ("torchvision", "albumentations", "kornia")
 OPTIONAL = ("accelerate", "pytorch_lightning", "ray", "dask.distributed", *TRANSFORMS, "timm", "transformers")
 ON_THE_CPU = (('"cuda"', '"cpu"'), (".cuda()", ".cpu()"), ('"nccl"', '"gloo"'))

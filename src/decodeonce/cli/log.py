@@ -8,7 +8,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from decodeonce import __version__, cli
@@ -43,7 +43,7 @@ class JsonLog:
             return
         from decodeonce.store import disk
 
-        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
         who = {"host": platform.node(), "pid": os.getpid()}  # several processes may share a file
         line = json.dumps({"time": now, "event": event, **who, **facts}).encode() + b"\n"
         try:

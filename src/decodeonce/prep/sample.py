@@ -6,7 +6,7 @@ import errno
 import io
 import math
 import os
-import sys
+import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -20,11 +20,6 @@ from PIL import Image, ImageColor, ImageDraw
 from decodeonce.errors import add_path_to_errors
 from decodeonce.store import disk
 from decodeonce.store.files import append, make_folder, remove_file, remove_tree
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Rng = np.random.Generator
 Values = np.ndarray  # float

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.store.layout import Json
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 PROFILES = Path(__file__).with_name("sites")  # those that come with decodeonce
 SCHEDULERS = ("slurm", "pbs")

@@ -114,8 +114,7 @@ def list_tar(holder: Holder) -> Iterator[Member]:
     headers, names = _HeaderReader(holder), _Names(holder.path)
     try:
         tar = tarfile.TarFile(fileobj=headers, encoding="utf-8", errors="surrogateescape")
-        # At offset 0 the tar is empty, and Python 3.10 would seek to byte -1.
-        for info in iter(tar.next, None) if tar.offset else ():
+        for info in iter(tar.next, None):
             headers.left = MAX_HEADER_BYTES
             tar.members = []  # type: ignore[attr-defined]  # otherwise tarfile keeps all of them
             if tar.offset <= info.offset or info.size < 0 or info.offset_data < 0:

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -278,7 +278,7 @@ def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = Non
 
 
 def _describe_version(size: int, mtime_ns: int) -> str:
-    return f"{size} bytes, modified {datetime.fromtimestamp(mtime_ns / 1e9, timezone.utc):%F %T.%f} UTC"
+    return f"{size} bytes, modified {datetime.fromtimestamp(mtime_ns / 1e9, UTC):%F %T.%f} UTC"
 
 
 def read_range(fd: int, path: str | bytes, offset: int, size: int) -> bytes:
