@@ -1,8 +1,12 @@
 """Options of every test run, and the images and the store that tests share and must not change."""
 
 import os
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterable
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,12 @@ from tests.packages import is_fatal
 from tests.stores import make_store, random_images
 
 COUNT = 60
+SAMPLED = 6  # tests of a file in a sample
+SAMPLE_SECONDS = 420  # Later tests of a sample are not started. Each takes less than a minute.
+STARTED = time.monotonic()
+TIME_IS_OVER = "the time of the sample is over"
+PROCESSOR_SECONDS = pytest.StashKey[float]()  # before a test
+LONGEST = ()  # files
 
 # `make test` sets these. A test that runs make itself must see a first make, not one below another.
 for _name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
@@ -26,20 +36,59 @@ settings.register_profile("decodeonce", deadline=None, derandomize="CI" in os.en
 settings.load_profile("decodeonce")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that `make test-all SEED=...` uses."""
+    parser.addoption("--sample", metavar="SEED", help="run a random sample of the chosen tests, for seven minutes")
+
+
+@pytest.hookimpl(trylast=True)  # pytest has applied -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that the file $PASSED_TESTS names, because an earlier run has passed them."""
-    file = Path(os.environ.get("PASSED_TESTS", os.devnull))
-    passed = set(file.read_text().splitlines()) if file.exists() else set()
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
-    items[:] = [item for item in items if item.nodeid not in passed]
+    """Start with the files that take longest, or leave out the tests that are not in the sample."""
+    seed = config.getoption("sample")
+    if seed is None:
+        items.sort(key=lambda item: group_of_test(item.nodeid).endswith(LONGEST), reverse=True)
+        return
+    tests = {item.nodeid: item for item in items}
+    items[:] = [tests.pop(nodeid) for nodeid in sample(tests, seed)]
+    config.hook.pytest_deselected(items=list(tests.values()))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Add the tests that passed to the file $PASSED_TESTS, so that CI runs each test once."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if "PASSED_TESTS" in os.environ and reporter is not None and "PYTEST_XDIST_WORKER" not in os.environ:
-        with open(os.environ["PASSED_TESTS"], "a") as file:
-            file.writelines(f"{report.nodeid}\n" for report in reporter.stats.get("passed", ()))
+def sample(nodeids: Iterable[str], seed: str) -> list[str]:
+    """Return at most SAMPLED random tests of each group. The groups are in random order, because time may run out."""
+    random = Random(seed)
+    groups = [list(tests) for _, tests in groupby(nodeids, group_of_test)]
+    random.shuffle(groups)
+    return [test for tests in groups for test in random.sample(tests, min(len(tests), SAMPLED))]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Start no test of a sample after its time is over."""
+    if item.config.getoption("sample") is not None and time.monotonic() - STARTED > SAMPLE_SECONDS:
+        pytest.skip(TIME_IS_OVER)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    item.stash[PROCESSOR_SECONDS] = processor_seconds()
+    return (yield)
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """List the tests of `make test` that take more than a second of processor time. Mark them as long, or split them."""
+    taken = {
+        report.nodeid: dict(report.user_properties).get("processor_seconds", 0.0)
+        for report in terminalreporter.stats.get("", ())
+        if not {"long", "release"} & set(report.keywords)
+    }
+    for nodeid, seconds in sorted(taken.items(), key=itemgetter(1), reverse=True):
+        if seconds > 1:
+            terminalreporter.write_line(f"{seconds:5.1f} s of processor time: {nodeid}")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -51,6 +100,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """
     from xdist.scheduler import LoadScopeScheduling
 
+    config.option.loadscopereorder = False  # it would start with the files that have the most tests
     scheduler = LoadScopeScheduling(config, log)
     scheduler._split_scope = group_of_test
     return scheduler if config.getoption("dist") == "loadgroup" else None
@@ -63,7 +113,10 @@ def group_of_test(nodeid: str) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    if call.when == "teardown":
+        seconds = processor_seconds() - item.stash[PROCESSOR_SECONDS]
+        item.user_properties.append(("processor_seconds", seconds))
     return fail_if_skipped((yield))
 
 
@@ -73,10 +126,10 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
 
 
 def fail_if_skipped(report: Any) -> Any:
-    """In CI, turn the report of a skipped test or module into a failure, unless it needs an accelerator."""
+    """In CI, turn the report of a skipped test or module into a failure, except for two reasons."""
     if report.skipped and not hasattr(report, "wasxfail") and is_fatal(os.environ):
         why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if "accelerator" not in why:
+        if "accelerator" not in why and TIME_IS_OVER not in why:
             report.outcome, report.longrepr = "failed", f"in CI, tests must not be skipped ({why})"
     return report
 

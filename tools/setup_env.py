@@ -184,7 +184,7 @@ def show_progress(process: subprocess.Popen[bytes], log: Path, begin: int) -> No
             cuda = True
             check_disk(CUDA_GB, log.parent)
             say(
-                f"pip found torch only with CUDA: it downloads 2.5 GB and needs {CUDA_GB:g} GB of disk. "
+                f"pip found torch only with CUDA: it downloads 2.8 GB and needs {CUDA_GB:g} GB of disk. "
                 "To use a CPU build, press Ctrl-C and see docs/start/install.md"
             )
         action = next(filter(ACTION.match, reversed(lines)), "")
@@ -412,7 +412,7 @@ def install(level: str, *, apt: bool) -> None:
     stamp = read_stamp()
     level = max(level, stamp.get("level", LEVELS[0]), key=LEVELS.index)
     if changed := (stamp.get("inputs"), stamp.get("level")) != (inputs, level):
-        torch = f": pip downloads 0.2 GB, or 2.5 GB with CUDA, and needs {SIZES}" if no_torch else ""
+        torch = f": pip downloads 0.2 GB, or 2.8 GB with CUDA, and needs {SIZES}" if no_torch else ""
         say(f"2/3 packages for `{level}`{torch}")
         if platform.machine() != "x86_64":
             say(f"note: decodeonce was tested on x86-64 and emulated aarch64, and this CPU is {platform.machine()}")
