@@ -80,7 +80,7 @@ def processor_seconds() -> float:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """List the tests of `make test` that take more than a second of processor time. Mark them as long, or split them."""
+    """List the tests of `make test` that take more than a second of processor time. Mark or split them."""
     taken = {
         report.nodeid: dict(report.user_properties).get("processor_seconds", 0.0)
         for report in terminalreporter.stats.get("", ())
