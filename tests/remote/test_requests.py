@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -19,13 +20,10 @@ import pytest
 from decodeonce import remote
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources.file_list import open_list
-from decodeonce.prep.sources.folder import open_folder
 from decodeonce.prep.sources.parquet import open_parquet
 from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.remote import read_object, stat_object
 from tests.command import prep
-from tests.forms.all_forms import PICS
-from tests.forms.folder import write_folder
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
 from tests.remote.conftest import Handler, Proxy, serving
@@ -33,8 +31,7 @@ from tests.remote.conftest import Handler, Proxy, serving
 WHOLE = bytes(range(256)) * 4096  # 1 MB
 
 
-@pytest.mark.parametrize("token", ["", "a/token+=="])
-@pytest.mark.parametrize("key", ["a.jpg", "a b/ü+c%20#?&=.jpg", "a//./~b.jpg"])
+@pytest.mark.parametrize(("key", "token"), [("a b/ü+c%20#?&=.jpg", "a/token+=="), ("a//./~b.jpg", "")])
 @pytest.mark.usefixtures("proxy")
 def test_signature_is_that_of_s3fs(monkeypatch: pytest.MonkeyPatch, key: str, token: str) -> None:
     if token:
@@ -147,19 +144,12 @@ def web(*, ranges: bool = True, redirects: bool = False) -> Iterator[Web]:
 
 
 @pytest.mark.parametrize("redirects", [False, True])
-def test_server_that_ignores_ranges_is_refused(redirects: bool) -> None:
+def test_server_that_ignores_ranges_sends_only_whole_objects(redirects: bool) -> None:
     with web(ranges=False, redirects=redirects) as server:
         facts = stat_object(server.url)
         assert facts.size == len(WHOLE)
-        with pytest.raises(
-            BuildError, match=r"/a: the server ignores ranges, so it would send the whole object; downl"
-        ):
+        with pytest.raises(BuildError, match=r"/a: the server ignores ranges, so it would send the whole object"):
             read_object(server.url, facts, 100, 10)
-
-
-def test_small_object_of_a_server_that_ignores_ranges_is_read() -> None:
-    with web(ranges=False) as server:
-        facts = stat_object(server.url)
         assert read_object(server.url, facts, 0, facts.size) == WHOLE
 
 
@@ -173,6 +163,9 @@ def test_server_that_only_fsspec_can_read_is_remembered() -> None:
 
 def test_each_url_has_its_own_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(remote.QUERY, "")
+    assert str(remote.source_path("https://host/a.tar?signature=hush")) == "https://host/a.tar"
+    assert os.environ[remote.QUERY] == "https://host/a.tar signature=hush"
+    assert str(remote.source_path("s3://bucket").parent / "other") == "s3://other"
     sources = ["https://host/train-{000..147}.tar?s=1", "https://host/labels.txt?s=2", "https://other/a.tar?s=3"]
     for source in [*sources, "https://other/a.tar?s=4"]:
         remote.source_text(source)
@@ -199,26 +192,3 @@ def test_paths_of_a_list_are_relative_to_a_url(tmp_path: Path, s3: Any) -> None:
     (tmp_path / "list.txt").write_text("../other/cat/1.jpg\n")
     with pytest.raises(BuildError, match=r"is not below s3://images/set"):
         list(open_list(tmp_path / "list.txt", root=Path("s3://images/set")).entries())
-
-
-class Apache(Handler):
-    """Lists folders as Apache does, with links that sort the page."""
-
-    root: Path
-
-    def do_GET(self) -> None:
-        path = self.root / self.path.partition("?")[0].strip("/")
-        if not path.is_dir():
-            self.answer(200, path.read_bytes(), Content_Type="image/jpeg")
-            return
-        names = [f"{item.name}/" if item.is_dir() else item.name for item in sorted(path.iterdir())]
-        body = "".join(f'<a href="{name}">x</a>\n' for name in ["?C=N;O=D", "?C=S;O=A", *names]).encode()
-        self.answer(200, body, Content_Type="text/html")
-
-
-def test_links_that_sort_a_page_are_no_images(tmp_path: Path) -> None:
-    local = open_folder(write_folder(tmp_path / "set", PICS))
-    handler = type("Handler", (Apache,), {"root": tmp_path})
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
-        source = open_folder(f"{url}/set")
-        assert [entry.text for entry in source.entries()] == [entry.text for entry in local.entries()]
