@@ -210,18 +210,6 @@ def test_chain_is_not_submitted_if_slurm_refuses_a_job(cluster: Cluster, tree: P
     assert "store-plan" not in cluster.run("squeue", "-h", "-o", "%j")
 
 
-def test_chain_is_submitted_with_qsub_of_slurm_wlm_torque(
-    cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path
-) -> None:
-    out = tmp_path / "store"
-    jobs = submit_chain(cluster, "pbs", tree, out, "--tasks", "3", "--time", "0:10:00")
-    cluster.wait(*jobs)
-    assert [set(cluster.states(job)) for job in jobs] == [{"COMPLETED"}] * 3, logs(out, "*")
-    assert cluster.facts(f"{jobs[1]}_0")["TimeLimit"] == "00:10:00"
-    assert {status.task for status in read_status(out).tasks} == set()
-    assert digests(out) == uninterrupted
-
-
 def test_chain_is_submitted_in_a_step_of_several_tasks(
     cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path
 ) -> None:
