@@ -415,7 +415,7 @@ def _truncations(path: Path, count: int) -> Iterator[bytes]:
         yield data[:size]
 
 
-@pytest.mark.parametrize("form", ["tar", "tar.gz", "zip", "parquet"])
+@pytest.mark.parametrize("form", ["tar", "tar.gz", "zip", pytest.param("parquet", marks=pytest.mark.long)])
 def test_archive_truncated_anywhere_fails_with_an_error(tmp_path: Path, form: str) -> None:
     path = tmp_path / f"x.{form}"
     if form == "zip":

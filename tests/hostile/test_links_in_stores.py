@@ -133,10 +133,12 @@ def prep_line(line: str, tree: Path, base: Path, here: Path) -> Ended:
     return prep(*line.split())
 
 
-CASES = ["planned", "worked", "damaged npy", "damaged hdf5", "column", "part", "export", "jobs"]
+LONG = ("planned", "damaged npy", "column", "part", "jobs")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", ["worked", "damaged hdf5", "export", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
+)
 def test_no_command_writes_through_a_link(cases: dict[str, Case], name: str, tree: Path, tmp_path: Path) -> None:
     case = cases[name]
     base = case.folder.parent

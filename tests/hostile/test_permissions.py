@@ -64,7 +64,7 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o077], indirect=True, ids=oct)
+@pytest.mark.parametrize("umask", [pytest.param(0o000, marks=pytest.mark.long), 0o077], indirect=True, ids=oct)
 def test_written_files_follow_the_umask(tmp_path: Path, umask: int) -> None:
     source, recipe, out = FolderSource(tmp_path / "src"), Recipe(height=16, width=16), tmp_path / "deep/er/out"
     make_plan(source, out, recipe)
