@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -34,8 +35,13 @@ FORBIDDEN = {"store": {"torch", "PIL"}, "loader": {"PIL"}, "prep": {"torch"}}
 EXCEPT = {("loader.augment.foreign", "PIL")}
 
 
-def imports() -> Iterator[tuple[str, str]]:
-    """Yield (importing module, imported module) for every import in the package."""
+@cache
+def imports() -> set[tuple[str, str]]:
+    """Return (importing module, imported module) for every import in the package."""
+    return set(_imports())
+
+
+def _imports() -> Iterator[tuple[str, str]]:
     modules = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
     for path in PACKAGE.rglob("*.py"):
         name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)

@@ -15,8 +15,8 @@ from tests.disks import small_disk
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = (
-    *("npy:faults:20", "npy:power:8", "npy:again:1", "hdf5:faults:4", "boxes:faults:2"),
-    *("convert:faults:3", "stage:faults:12", "folder:faults:3", "webdataset:faults:3", "repair:faults:20"),
+    *("npy:faults:14", "npy:power:5", "npy:again:1", "hdf5:faults:3", "boxes:faults:2"),
+    *("convert:faults:3", "stage:faults:8", "folder:faults:3", "webdataset:faults:2", "repair:faults:12"),
     *("stage:again:1", "folder:again:1", "column:faults:4"),
 )
 # One process per line, the longest first.
