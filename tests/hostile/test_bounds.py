@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,7 @@ from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.processes import isolated
 from decodeonce.prep.processes.child import Child
 from decodeonce.prep.processes.isolated import Isolated
-from decodeonce.prep.sources import (
-    archives,
-    boxed,
-    file_list,
-    files,
-    folder,
-    labels,
-    parquet,
-    patterns,
-    safe_open,
-    webdataset,
-)
+from decodeonce.prep.sources import archives, boxed, file_list, files, parquet, patterns
 from decodeonce.prep.sources.archives import BLOCK, list_tar, list_zip, read_member
 from decodeonce.prep.sources.file_list import open_list
 from decodeonce.prep.sources.files import MAX_FILE_BYTES
@@ -97,7 +87,10 @@ def header(kind: bytes, size: int, name: str = "x.jpg") -> bytes:
 
 def bounds() -> dict[str, int]:
     """Map "module.NAME" to the value of each constant of the modules in the table of docs/contribute/sources.md."""
-    modules = (archives, boxed, file_list, files, folder, isolated, labels, parquet, patterns, safe_open, webdataset)
+    others = [
+        import_module(f"decodeonce.prep.sources.{name}") for name in ("folder", "labels", "safe_open", "webdataset")
+    ]
+    modules = (archives, boxed, file_list, files, isolated, parquet, patterns, *others)
     return {f"{m.__name__.rpartition('.')[2]}.{key}": value for m in modules for key, value in vars(m).items()}
 
 
