@@ -214,20 +214,6 @@ def test_threads_end_with_feed(example: ModuleType, tree: Path) -> None:
 
 
 @pytest.mark.long
-def test_demo_prints_each_line_at_once_in_a_pipe(tree: Path, tmp_path: Path) -> None:
-    """It is killed at the end, where lines that were not flushed would be lost."""
-    code = (
-        "import os, sys; sys.path.insert(0, 'examples'); import demo; "
-        "demo.decode_in_loop = lambda *_: os._exit(3); demo.main()"
-    )
-    command = [sys.executable, "-c", code, str(tree), "--scratch", str(tmp_path)]
-    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(command, cwd=ROOT, env=buffered, capture_output=True, text=True, check=False)
-    assert done.returncode == 3, done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()[-2:]] == ["   epoch 0", "   epoch 1"]
-
-
-@pytest.mark.long
 def test_demo_fails_with_the_message_of_the_failed_command(tmp_path: Path) -> None:
     command = [sys.executable, "examples/demo.py", str(tmp_path), "--scratch", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -5,7 +5,6 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -154,31 +153,26 @@ files.read_range = fatal_read
 """
 
 
-@pytest.fixture
-def build_with_fatal_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """A function that builds from a source with an image that kills its reader by a given signal."""
-
-    def build_it(number: int) -> None:
-        (tmp_path / "site").mkdir()
-        (tmp_path / "site/sitecustomize.py").write_text(FATAL_READ.format(signal=int(number)))
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)]))
-        build_ten_images(tmp_path, jpeg(40, 30))
-
-    return build_it
+def build_with_fatal_read(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Build from a source with an image that kills its reader by this signal."""
+    (folder / "site").mkdir()
+    (folder / "site/sitecustomize.py").write_text(FATAL_READ.format(signal=int(number)))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "site"), *filter(None, sys.path)]))
+    build_ten_images(folder, jpeg(40, 30))
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, pytest.param(signal.SIGABRT, marks=pytest.mark.long)])
-def test_image_that_kills_its_reader_is_rejected(
-    tmp_path: Path, build_with_fatal_read: Callable[[int], None], number: int
-) -> None:
-    build_with_fatal_read(number)
+def test_image_that_kills_its_reader_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    build_with_fatal_read(tmp_path, monkeypatch, number)
     assert_one_reject(tmp_path / "out", f"the decoder died with exit status -{int(number)}, 2 times")
 
 
 @pytest.mark.parametrize("number", [signal.SIGBUS, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
-def test_read_killed_by_the_system_causes_no_reject(build_with_fatal_read: Callable[[int], None], number: int) -> None:
+def test_read_killed_by_the_system_causes_no_reject(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     with pytest.raises(Stopped, match=f"workers keep dying .exit status -{int(number)}"):
-        build_with_fatal_read(number)
+        build_with_fatal_read(tmp_path, monkeypatch, number)
 
 
 def test_hanging_read_does_not_count_as_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

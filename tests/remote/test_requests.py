@@ -97,7 +97,7 @@ class Web(ThreadingHTTPServer):
     """A web server with one object, WHOLE.
 
     Attributes:
-        agents: The client of each request.
+
         ranges: Whether ranges are answered.
         redirects: Whether /a redirects to /b.
     """
@@ -107,7 +107,7 @@ class Web(ThreadingHTTPServer):
     def __init__(self, *, ranges: bool, redirects: bool) -> None:
         super().__init__(("127.0.0.1", 0), WebHandler)
         self.ranges, self.redirects = ranges, redirects
-        self.agents: list[str] = []
+
         self.url = f"http://127.0.0.1:{self.server_port}/a"
 
 
@@ -115,7 +115,7 @@ class WebHandler(Handler):
     server: Web
 
     def do_GET(self) -> None:
-        self.server.agents.append(self.headers["User-Agent"])
+
         if self.server.redirects and self.path == "/a":
             self.answer(302, b"", Location="/b")
         elif self.server.ranges and self.headers["Range"]:
@@ -151,14 +151,6 @@ def test_server_that_ignores_ranges_sends_only_whole_objects(redirects: bool) ->
         with pytest.raises(BuildError, match=r"/a: the server ignores ranges, so it would send the whole object"):
             read_object(server.url, facts, 100, 10)
         assert read_object(server.url, facts, 0, facts.size) == WHOLE
-
-
-def test_server_that_only_fsspec_can_read_is_remembered() -> None:
-    with web(redirects=True) as server:
-        facts = stat_object(server.url)
-        for first in range(5):
-            assert read_object(server.url, facts, first, 10) == WHOLE[first : first + 10]
-        assert server.agents.count("decodeonce") == 1
 
 
 def test_each_url_has_its_own_query(monkeypatch: pytest.MonkeyPatch) -> None:
