@@ -2,14 +2,13 @@
 
 import argparse
 import errno
-import importlib.util
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
@@ -47,15 +46,11 @@ def store(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture(scope="module")
-def example() -> Iterator[ModuleType]:
-    """Import the script as a module."""
-    spec = importlib.util.spec_from_file_location("train_resnet50", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    return importlib.import_module("train_resnet50")
 
 
 def train(source: Path, *arguments: object, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -62,7 +62,7 @@ def test_every_point() -> None:
     assert {f"npy: {kind}" for kind in KINDS} <= set(tried)
 
 
-@pytest.mark.parametrize("at_most", [":3", pytest.param("", marks=pytest.mark.long)])
+@pytest.mark.parametrize("at_most", [":2", pytest.param("", marks=pytest.mark.long)])
 def test_real_disk_that_is_full_at_any_moment(at_most: str, tmp_path: Path) -> None:
     with small_disk(tmp_path, "1m"):  # skips the test if no disk can be mounted
         result = crash(*(f"{what}{at_most}" for what in ("npy:full", "npy:sparse", "hdf5:full", "hdf5:sparse")))

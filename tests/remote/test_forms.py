@@ -98,22 +98,6 @@ def test_list_of_urls_has_a_store_like_the_local_list(tmp_path: Path, s3: Any) -
     assert tree_bytes(tmp_path / "urls")["rejects.tsv"].count(b"\n") == 3
 
 
-def test_downloaded_tar_and_list_are_read_from_a_web_server(tmp_path: Path, s3: Any, endpoint: str) -> None:
-    write_folder(tmp_path / "set", PICS)
-    (tmp_path / imagenet.TRAIN_TAR).write_bytes(imagenet.tar_bytes(imagenet.class_tars(PICS)))
-    upload(s3, tmp_path)
-    for key in [item["Key"] for item in s3.list_objects_v2(Bucket="images")["Contents"]]:
-        s3.put_object_acl(Bucket="images", Key=key, ACL="public-read")
-    (tmp_path / "list.txt").write_text("".join(f"{endpoint}/images/set/{p.wnid}/{p.stem}.JPEG\n" for p in PICS))
-    tree = {entry.name.rpartition(b"/")[2]: entry.label for entry in open_folder(tmp_path / "set").entries()}
-    tar = open_imagenet(f"{endpoint}/images/{imagenet.TRAIN_TAR}")
-    for source in (tar, open_list(tmp_path / "list.txt")):
-        worker = open_source(source.kind, source.root, source.facts())
-        found = {entry.name.rpartition(b"/")[2]: (entry.label, worker.read(entry)) for entry in source.entries()}
-        assert {name: label for name, (label, _) in found.items()} == tree
-        assert {data for _, data in found.values()} == {pic.data for pic in PICS}
-
-
 class Apache(Handler):
     """Lists the folders below `root` as Apache does, with links that sort the page."""
 

@@ -37,7 +37,12 @@ def shards(tmp_path: Path, s3: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    "src", ["s3://images/set", "s3://images/set/train-*", "{endpoint}/images/set/train-{{0.tar,1.tar,2.tgz}}"]
+    "src",
+    [
+        pytest.param("s3://images/set", marks=pytest.mark.long),
+        "s3://images/set/train-*",
+        "{endpoint}/images/set/train-{{0.tar,1.tar,2.tgz}}",
+    ],
 )
 def test_store_from_url_equals_local_one(tmp_path: Path, shards: Path, endpoint: str, src: str) -> None:
     assert prep("build", "webdataset", shards, tmp_path / "local", *FLAGS).returncode == 0
