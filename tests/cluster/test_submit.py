@@ -203,13 +203,6 @@ def test_failed_plan_cancels_the_chain(cluster: Cluster, tree: Path, tmp_path: P
     assert "it contains mine; choose another OUT" in logs(out, "plan-*.log")
 
 
-def test_chain_is_not_submitted_if_slurm_refuses_a_job(cluster: Cluster, tree: Path, tmp_path: Path) -> None:
-    words = ["build", "imagenet", str(tree), str(tmp_path / "store"), "--cpus", "1", "--tasks", "5000", "--submit"]
-    with pytest.raises(AssertionError, match=r"not submitted: .*Invalid job array specification"):
-        cluster.run(*PREP, "submit", "slurm", *words)
-    assert "store-plan" not in cluster.run("squeue", "-h", "-o", "%j")
-
-
 def test_chain_is_submitted_in_a_step_of_several_tasks(
     cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path
 ) -> None:

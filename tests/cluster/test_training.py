@@ -145,13 +145,6 @@ def test_no_part_stays_on_a_node(cluster: Cluster, store: Path, settings: dict[s
     until(lambda: not list(Path(settings["LOCAL"]).iterdir()), cluster.output)
 
 
-def test_missing_script_is_reported_before_staging(cluster: Cluster, store: Path, settings: dict[str, str]) -> None:
-    job = sbatch(cluster, store, settings | {"TRAIN": "missing.py"})
-    cluster.wait(job)
-    log = (cluster.jobs / f"{job}.out").read_text()
-    assert log == "missing.py: no such file; set TRAIN to your training script\n"
-
-
 def test_killed_rank_ends_the_job_and_a_new_job_resumes(
     cluster: Cluster, store: Path, uninterrupted: dict[str, Any], settings: dict[str, str]
 ) -> None:

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from decodeonce.cli import printable
-from decodeonce.errors import BuildError
 from decodeonce.prep.jobs.base import Chain
 from decodeonce.prep.jobs.chain import write_scripts
 from decodeonce.prep.jobs.pbs import PBS
-from decodeonce.prep.jobs.site import parse_site, read_site
+from decodeonce.prep.jobs.site import read_site
 from tests.command import prep
 from tests.images import make_tree
 from tests.store.signing import replace_file
@@ -137,15 +136,6 @@ def test_scripts_pass_arguments_unchanged(tmp_path: Path, monkeypatch: pytest.Mo
 def test_name_that_would_break_out_of_its_directive_is_refused(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is .*expected a name without spaces"):
         Chain(tasks=1, cpus=1, **{name: value})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("key", ["name", "source", "launch", "queue_flag", "directives", "setup"])
-def test_line_end_in_a_profile_is_refused(key: str) -> None:
-    valid = {"name": '"n"', "scheduler": '"slurm"', "source": '"s"', "launch": '"l"'}
-    hostile = '"a\\n#SBATCH --wrap=x"'
-    profile = {**valid, key: f"[{hostile}]" if key in ("directives", "setup") else hostile}
-    with pytest.raises(BuildError, match=f"own.toml: {key} is .*single.*line"):
-        parse_site("".join(f"{name} = {value}\n" for name, value in profile.items()), "own.toml")
 
 
 def test_names_are_printed_without_terminal_escapes(tmp_path: Path) -> None:
