@@ -88,3 +88,13 @@ def test_signed_url_is_read_and_its_signature_is_nowhere(
 def test_unknown_certificate_is_one_line(tmp_path: Path) -> None:
     done = prep("build", "webdataset", "s3://images/a.tar", tmp_path / "out")
     assert_fails(done, 1, "s3://images/a.tar: SSLError: ", "test the URL and your credentials with `aws s3 ls")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("tar")
+def test_signed_url_can_be_measured(tmp_path: Path, secure: Proxy, certificate: Path) -> None:
+    client = boto3.client("s3", endpoint_url=secure.url)
+    url = client.generate_presigned_url("get_object", Params={"Bucket": "images", "Key": "a.tar"})
+    done = prep_process("bench", "build", "webdataset", url, tmp_path / "out", *FLAGS, SSL_CERT_FILE=str(certificate))
+    assert done.returncode == 0, done.stderr
+    assert "Signature=" not in done.stdout + done.stderr

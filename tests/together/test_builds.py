@@ -8,11 +8,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from decodeonce.errors import BuildError, Stopped, StoreError
-from decodeonce.prep.building.build import build, make_plan
+from decodeonce.prep.building import build as build_module
+from decodeonce.prep.building.build import build, make_plan, plan_unless_built
 from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.output_dir import is_built
 from decodeonce.prep.building.pool import Progress, WorkSettings, work
@@ -198,6 +200,27 @@ def test_error_names_differences_from_finished_store(
     os.truncate(store / "images-00003.npy", 5000)
     with pytest.raises(StoreError, match=r"images-00003.npy: 5000 bytes, expected"):
         build(source, store, recipe)
+
+
+def test_plan_does_not_touch_store_finished_meanwhile(
+    tree: Path, recipe: Recipe, expected_files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, check = open_imagenet(tree), vars(build_module)["check_output_dir"]
+    for at in (1, 2):  # before and after the plan takes the lock
+        out, calls = tmp_path / f"store{at}", list[object]()
+        make_plan(source, out, recipe)
+        work(out, WorkSettings(workers=1, max_bad="2"))
+
+        def check_then_finish(*arguments: Any, out: Path = out, calls: list[object] = calls, at: int = at) -> None:
+            calls.append(check(*arguments))
+            if len(calls) == at:
+                finish(out, ALLOWANCE)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(build_module, "check_output_dir", check_then_finish)
+            assert plan_unless_built(source, out, recipe) is None
+        assert len(calls) >= at
+        assert tree_bytes(out) == expected_files
 
 
 @pytest.mark.parametrize("times", [5, pytest.param(300, marks=pytest.mark.long)])
