@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from itertools import chain, cycle
+from itertools import chain
 from operator import length_hint
 from pathlib import Path
 from threading import Event
@@ -21,7 +20,7 @@ from decodeonce.prep.sources.webdataset import open_webdataset
 from tests.command import assert_fails, prep
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg, tree_bytes
-from tests.remote.conftest import Proxy
+from tests.remote.conftest import Proxy, failing
 
 FLAGS = ("--size", 16, "--workers", 2)
 LATENCY = 0.05
@@ -36,15 +35,10 @@ def tar(tmp_path: Path, s3: Any) -> Path:
     return path
 
 
-def failing() -> Iterator[int | None]:
-    """Yield the answers of a server that fails at 2% of the requests."""
-    return chain.from_iterable([*[None] * 49, status] for status in cycle((503, 0, 429)))
-
-
 def test_latency_and_failures_do_not_change_the_store(tmp_path: Path, tar: Path, proxy: Proxy) -> None:
     assert prep("build", "webdataset", tar, tmp_path / "local", *FLAGS).returncode == 0
     proxy.latency = LATENCY
-    proxy.answers = failing()
+    proxy.answers = failing(every=50)
     done = prep("build", "webdataset", "s3://images/a.tar", tmp_path / "out", *FLAGS)
     assert done.returncode == 0, done.stderr
     assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "local")
@@ -106,7 +100,7 @@ def test_build_killed_ten_times_has_the_same_bytes(tmp_path: Path, tar: Path, pr
     source, out = "s3://images/a.tar", tmp_path / "out"
     assert prep("plan", "webdataset", source, out, "--size", 16, "--shard-size", "20KB").returncode == 0
     proxy.latency = LATENCY
-    proxy.answers = failing()
+    proxy.answers = failing(every=50)
     for _ in range(10):
         proxy.requests.clear()
         with subprocess.Popen(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from itertools import chain, cycle, repeat
+from collections.abc import Callable
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from decodeonce.store import RemoteStore, open_store, stage_store
 from decodeonce.store.manifest import DATA_OFFSET
 from tests.command import assert_fails, prep
 from tests.images import replaced, tree_bytes
-from tests.remote.conftest import SECRET, Proxy
+from tests.remote.conftest import SECRET, Proxy, failing
 from tests.store.signing import flip, resign
 from tests.stores import make_store, random_images
 
@@ -91,17 +91,12 @@ def test_only_what_the_part_needs_is_read(tmp_path: Path, whole: Path, proxy: Pr
     assert all("Signature=" in path for path, _ in proxy.requests)  # none by s3fs, which takes more processor time
 
 
-def failing() -> Iterator[int | None]:
-    """Yield the answers of a server that fails at 10% of the requests."""
-    return chain.from_iterable([*[None] * 9, status] for status in cycle((503, 0, 429)))
-
-
 def test_latency_and_failures_do_not_change_the_part(
     tmp_path: Path, whole: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "PAUSES", (0.001,) * 6)
     proxy.latency = 0.05
-    proxy.answers = failing()
+    proxy.answers = failing(every=10)
     done = prep("stage", URL, tmp_path / "part", *RANK)
     assert done.returncode == 0, done.stderr
     assert f"staging rows 20..39 of the 60 rows of {URL}, for rank 1 of 3" in done.stdout
