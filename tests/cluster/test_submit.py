@@ -126,15 +126,13 @@ def test_elements_of_several_nodes(
     assert digests(out) == uninterrupted
 
 
-def is_stopped(pid: int) -> bool:
-    return "State:\tT" in Path(f"/proc/{pid}/status").read_text()
-
-
 def test_task_stops_before_its_time_limit_and_the_next_round_resumes(
     cluster: Cluster, limited: Limited, uninterrupted: dict[str, str]
 ) -> None:
     out, jobs, processes = limited
-    until(lambda: not all(map(is_stopped, processes)), "a process continued by the signal of Slurm", within=50)
+    statuses = [Path(f"/proc/{pid}/status") for pid in processes]
+    continued = "a process continued by the signal of Slurm"
+    until(lambda: not all("State:\tT" in path.read_text() for path in statuses), continued, within=50)
     for pid in processes:
         os.kill(pid, signal.SIGCONT)
     cluster.wait(*jobs, within=120)

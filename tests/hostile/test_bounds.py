@@ -200,16 +200,12 @@ def test_development_kit_is_read_in_little_memory(tmp_path: Path) -> None:
         CompanionFiles(tmp_path).truth()
 
 
-def end_of_zip(members: int, size: int, start: int) -> bytes:
-    return struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, members, members, size, start, 0)
-
-
 def test_central_directory_of_gigabytes_is_not_read(tmp_path: Path) -> None:
     size = (1 << 30) + 1
     with open(tmp_path / "x.zip", "wb") as file:
         file.truncate(size)
         file.seek(size)
-        file.write(end_of_zip(65535, size, 0))
+        file.write(struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 65535, 65535, size, 0, 0))
     with peak_below(2 * MB), refused("x.zip: not a zip, .*the central directory has 1073741825 bytes"):
         listed(tmp_path / "x.zip")
 
@@ -395,13 +391,6 @@ def interrupt(child: object) -> bytes:
     raise KeyboardInterrupt
 
 
-def _truncations(path: Path, count: int) -> Iterator[bytes]:
-    """Yield about `count` prefixes of the file."""
-    data = path.read_bytes()
-    for size in range(0, len(data.rstrip(b"\0")), max(1, len(data) // count)):
-        yield data[:size]
-
-
 @pytest.mark.parametrize("form", ["tar", "tar.gz", "zip", pytest.param("parquet", marks=pytest.mark.long)])
 def test_archive_truncated_anywhere_fails_with_an_error(tmp_path: Path, form: str) -> None:
     path = tmp_path / f"x.{form}"
@@ -412,7 +401,9 @@ def test_archive_truncated_anywhere_fails_with_an_error(tmp_path: Path, form: st
     else:
         write_tar(path, sample("x", b"picture", cls=1), "w" if form == "tar" else "w:gz")
     openers: dict[str, Callable[[], Any]] = {"zip": lambda: open_imagenet(path), "parquet": lambda: open_parquet(path)}
-    for data in _truncations(path, 8 if form == "parquet" else 24):  # each damaged Parquet file may take a new process
-        path.write_bytes(data)
+    data = path.read_bytes()
+    count = 8 if form == "parquet" else 24  # each damaged Parquet file may take a new process
+    for size in range(0, len(data.rstrip(b"\0")), max(1, len(data) // count)):
+        path.write_bytes(data[:size])
         with pytest.raises(DecodeonceError, match=r"x\."):
             list(openers.get(form, lambda: open_webdataset(str(path)))().entries())

@@ -252,10 +252,6 @@ def test_folders_that_are_too_deep_are_rejected(tmp_path: Path) -> None:
     assert (entry.problem, entry.name.count(b"/")) == ("a directory", MAX_DEPTH + 1)
 
 
-def _fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def _socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
         previous = os.getcwd()
@@ -265,7 +261,7 @@ def _socket(path: Path) -> None:
 
 
 SPECIAL_FILES: dict[str, Callable[[Path], None]] = {
-    "fifo": _fifo,
+    "fifo": os.mkfifo,
     "device": lambda path: path.symlink_to("/dev/zero"),
     "folder": Path.mkdir,
     "socket": _socket,
