@@ -27,6 +27,7 @@ TORCHRUN = BY_HAND | {"TORCHELASTIC_RUN_ID": "none"}
         (TORCHRUN, Rank(7, 8, "torchrun")),
         (SLURM | TORCHRUN | PMI | OPEN_MPI, Rank(7, 8, "torchrun")),
         (SLURM | OPEN_MPI, Rank(2, 5, "Open MPI")),
+        (TORCHRUN | {"VC_TASK_INDEX": "3"}, Rank(7, 8, "torchrun")),
         # set by hand in a task of srun: consecutive, or every fourth rank
         (SLURM | {"SLURM_PROCID": "2", "RANK": "5", "WORLD_SIZE": "8"}, Rank(5, 8, "torchrun")),
         (SLURM | {"SLURM_PROCID": "2", "RANK": "6", "WORLD_SIZE": "8"}, Rank(6, 8, "torchrun")),
@@ -123,18 +124,16 @@ def test_launchers_that_contradict_each_other_are_refused(environ: dict[str, str
             find()
 
 
-@pytest.mark.parametrize("name", ["JOB_COMPLETION_INDEX", "VC_TASK_INDEX"])
-def test_training_with_an_index_but_no_world_size_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 3, but no variable gives the number of ranks; set RANK"):
-        find_rank({name: "3"})
-    assert find_rank({name: "3", "RANK": "3", "WORLD_SIZE": "4"}) == Rank(3, 4, "torchrun")
-
-
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
         ({"RANK": "8", "WORLD_SIZE": "8"}, "RANK is 8 and WORLD_SIZE 8, expected 0 <= RANK < WORLD_SIZE"),
         ({"PMI_RANK": "-1", "PMI_SIZE": "2"}, "PMI_RANK is -1"),
+        (
+            {"JOB_COMPLETION_INDEX": "3"},
+            "JOB_COMPLETION_INDEX is 3, but no variable gives the number of ranks; set RANK",
+        ),
+        ({"VC_TASK_INDEX": "3"}, "VC_TASK_INDEX is 3, but no variable gives the number of ranks; set RANK"),
         ({"PMI_RANK": "one", "PMI_SIZE": "2"}, "PMI_RANK is 'one', expected a whole number"),
     ],
 )
@@ -211,11 +210,7 @@ def test_task_names_its_origin() -> None:
         (slurm_array(3) | SLURM, 31, "31 tasks were given, expected a multiple of 4: this is rank 1 of 4 .Slurm."),
         (BATCH, 4, "which of the 4 tasks"),
         (OPEN_MPI, 8, "rank 2 of 5 .Open MPI., but 8 tasks were given; start 8 ranks"),
-        (
-            {"SLURM_ARRAY_TASK_ID": "3", "PBS_ARRAYID": "4"},
-            8,
-            r"SLURM_ARRAY_TASK_ID=3 .Slurm. and PBS_ARRAYID=4 .Torque. contradict each other; unset",
-        ),
+        ({"SLURM_ARRAY_TASK_ID": "3", "PBS_ARRAYID": "4"}, 8, "3 .Slurm. and PBS_ARRAYID=4 .Torque. contradict each"),
         ({"SLURM_ARRAY_TASK_ID": "3"}, None, "no variable gives the size of the array"),
         ({"PBS_ARRAY_INDEX": "8"}, 8, "PBS_ARRAY_INDEX=8 is task 8, expected one below 8"),
         ({"PBS_ARRAY_INDEX": "x"}, 8, "PBS_ARRAY_INDEX is 'x', expected a whole number"),

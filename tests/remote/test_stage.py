@@ -161,7 +161,6 @@ def test_store_replaced_meanwhile_is_refused(tmp_path: Path, s3: Any, whole: Pat
         ("images-00002.npy", lambda data: None, "no such object or bucket; look for it with `aws s3 ls "),
         ("labels.npy", lambda data: data[:600], "600 bytes, expected 608; " + UPLOAD),
         ("store.json", lambda data: data[:600], "not JSON ("),
-        ("store.json", lambda data: b"", "not JSON ("),
         ("store.json", lambda data: None, "no such object or bucket; look for it with `aws s3 ls "),
         ("images-00001.npy", flipped(DATA_OFFSET + 6 * ROW), "row 31 does not match its checksum; " + UPLOAD),
         ("images-00002.npy", flipped(9), "its header (first 4096 bytes) is damaged; " + UPLOAD),

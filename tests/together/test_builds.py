@@ -223,7 +223,7 @@ def test_plan_does_not_touch_store_finished_meanwhile(
         assert tree_bytes(out) == expected_files
 
 
-@pytest.mark.parametrize("times", [5, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [4, pytest.param(300, marks=pytest.mark.long)])
 def test_simultaneous_finishes_and_plans_make_one_store(times: int) -> None:
     command = [sys.executable, "-m", "tests.together.at_once", str(times)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
