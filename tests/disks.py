@@ -6,36 +6,30 @@ import struct
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from tests.packages import give_up
 
 
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Path]:
+def small_disk(folder: Path, size: str) -> AbstractContextManager[Path]:
     """Mount a tmpfs of this size (in the units of mount(8)) in `folder`, or skip the test if that is not possible.
 
     If CI is set, the test fails instead, because a skipped test would go unnoticed there.
     """
-    with _mounted(folder, "tmpfs", f"size={size}") as disk:
-        yield disk
+    return _mounted(folder, "tmpfs", f"size={size}")
 
 
-@contextmanager
-def reporting_disk(folder: Path, figures: tuple[int, int, int, int, int]) -> Iterator[Path]:
+def reporting_disk(folder: Path, figures: tuple[int, int, int, int, int]) -> AbstractContextManager[Path]:
     """Mount an empty FUSE file system that reports these f_blocks, f_bfree, f_bavail, f_files and f_ffree."""
     statistics = struct.pack("<5Q4I24x", *(figure % 2**64 for figure in figures), 4096, 255, 4096, 0)
-    with _fuse(folder, {STATFS: statistics}) as disk:
-        yield disk
+    return _fuse(folder, {STATFS: statistics})
 
 
-@contextmanager
-def failing_disk(folder: Path, name: str, operation: int, code: int) -> Iterator[Path]:
+def failing_disk(folder: Path, name: str, operation: int, code: int) -> AbstractContextManager[Path]:
     """Mount a FUSE file system with one file of 999 bytes, for which LOOKUP or OPEN fails with the errno `code`."""
     found = struct.pack("<4Q2I", 2, 0, 3600, 3600, 0, 0) + _attributes(2, 0o100644, 999)
-    with _fuse(folder, {LOOKUP: found, operation: code}, name) as disk:
-        yield disk
+    return _fuse(folder, {LOOKUP: found, operation: code}, name)
 
 
 LOOKUP, GETATTR, OPEN, STATFS, INIT, ACCESS, DESTROY = 1, 3, 14, 17, 26, 34, 38  # FUSE_* of linux/fuse.h

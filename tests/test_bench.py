@@ -1,7 +1,6 @@
 """Benchmarks that need special hardware or much time run here with small settings, to show that they work."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from bench.conditions import ratio, ratio_text
+from tests import command
 from tests.images import make_tree
 from tests.libraries import library
 from tests.stores import make_store, random_images
@@ -17,11 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 ON_CPU = ["--device", "cpu", "--batch-size", "2", "--repeats", "1", "--json"]
 
 
-def run(module: str, *arguments: str | Path) -> dict[str, Any]:
+def run(module: str, *arguments: object) -> dict[str, Any]:
     """Run a benchmark and return the facts that it prints."""
-    command = [sys.executable, "-m", f"bench.{module}", *map(str, arguments)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-    facts: dict[str, Any] = json.loads(done.stdout)
+    facts: dict[str, Any] = json.loads(command.run(sys.executable, "-m", f"bench.{module}", *arguments, cwd=ROOT))
     return facts
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
 
+SMALLER = "raise `ulimit -f`, or choose a smaller --shard-size or another file system"
+
 
 @pytest.mark.parametrize(
     ("code", "name", "kind", "message"),
@@ -14,13 +16,7 @@ from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
         (errno.ESTALE, b"/data/a", Stopped, "/data/a: why; run the same command again"),
         (errno.EBADFD, "/a", Stopped, "/a: why; the file server may be down; run the same command again"),
         (errno.ENOSPC, None, BuildError, "OUT: why; make room and run the same command again"),
-        (
-            errno.EFBIG,
-            None,
-            BuildError,
-            "OUT: why; raise `ulimit -f`, or choose a smaller --shard-size or another file system, and run the same "
-            "command again",
-        ),
+        (errno.EFBIG, None, BuildError, f"OUT: why; {SMALLER}, and run the same command again"),
         (errno.EACCES, "/data/a", BuildError, "/data/a: why; change its permissions and run the same command again"),
     ],
 )

@@ -23,35 +23,34 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_smallest_cpu_quota_of_ancestors_applies(tmp_path: Path) -> None:
-    write(tmp_path / "self", "0::/slice/job/step\n")
-    write(tmp_path / "fs/slice/job/step/cpu.max", "max 100000\n")
-    write(tmp_path / "fs/slice/job/cpu.max", "150000 100000\n")
-    write(tmp_path / "fs/slice/cpu.max", "800000 100000\n")
-    assert cgroup_cores(tmp_path / "fs", tmp_path / "self") == 1.5
+QUOTA, PERIOD = "cpu.cfs_quota_us", "cpu.cfs_period_us"
 
 
-def test_cpu_quota_is_read_from_cgroup_v1(tmp_path: Path) -> None:
-    write(tmp_path / "self", "4:memory:/job\n3:cpu,cpuacct:/job\n")
-    write(tmp_path / "fs/cpu/job/cpu.cfs_quota_us", "300000\n")
-    write(tmp_path / "fs/cpu/job/cpu.cfs_period_us", "100000\n")
-    write(tmp_path / "fs/cpu/cpu.cfs_quota_us", "-1\n")
-    write(tmp_path / "fs/cpu/cpu.cfs_period_us", "100000\n")
-    assert cgroup_cores(tmp_path / "fs", tmp_path / "self") == 3
-
-
-@pytest.mark.parametrize("own", ["0::/\n", "", "0::/gone\n"])
-def test_missing_cpu_quota_is_none(tmp_path: Path, own: str) -> None:
-    write(tmp_path / "self", own)
-    assert cgroup_cores(tmp_path / "fs", tmp_path / "self") is None
+@pytest.mark.parametrize(
+    ("own", "files", "cores"),
+    [
+        (  # the smallest quota of all ancestors
+            "0::/slice/job/step",
+            {"slice/job/step/cpu.max": "max 9", "slice/job/cpu.max": "15 10", "slice/cpu.max": "80 10"},
+            1.5,
+        ),
+        (  # cgroup v1
+            "4:memory:/job\n3:cpu,cpuacct:/job",
+            {f"cpu/job/{QUOTA}": "30", f"cpu/job/{PERIOD}": "10", f"cpu/{QUOTA}": "-1", f"cpu/{PERIOD}": "10"},
+            3,
+        ),
+        ("0::/job", {"job/cpu.max": "", "job/memory.max": ""}, None),
+        ("0::/", {}, None),
+        ("", {}, None),
+        ("0::/gone", {}, None),
+    ],
+)
+def test_cpu_quota_of_cgroup(tmp_path: Path, own: str, files: dict[str, str], cores: float | None) -> None:
+    write(tmp_path / "self", f"{own}\n" if own else "")
+    for name, text in files.items():
+        write(tmp_path / "fs" / name, f"{text}\n")
+    assert cgroup_cores(tmp_path / "fs", tmp_path / "self") == cores
     assert cgroup_cores(tmp_path / "fs", tmp_path / "nowhere") is None
-
-
-def test_empty_files_of_a_cgroup_are_no_limits(tmp_path: Path) -> None:
-    write(tmp_path / "self", "0::/job\n")
-    for name in ("cpu.max", "memory.max"):
-        write(tmp_path / "fs/job" / name, "\n")
-    assert cgroup_cores(tmp_path / "fs", tmp_path / "self") is None
     assert cgroup_memory(tmp_path / "fs", tmp_path / "self") is None
 
 

@@ -1,7 +1,7 @@
 """Which parts and subpackages of decodeonce import which; docs/contribute/architecture.md describes them."""
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -34,21 +34,20 @@ FORBIDDEN = {"store": {"torch", "PIL"}, "loader": {"PIL"}, "prep": {"torch"}}
 EXCEPT = {("loader.augment.foreign", "PIL")}
 
 
-def imports() -> Iterator[tuple[str, str]]:
-    """Yield (importing module, imported module) for every import in the package."""
-    modules = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
-    for path in PACKAGE.rglob("*.py"):
-        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+@cache
+def imports() -> set[tuple[str, str]]:
+    """Return (importing module, imported module) for every import in the package."""
+    modules = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+    found = set[tuple[str, str]]()
+    for name, path in modules.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                yield from ((name, alias.name.removeprefix("decodeonce.")) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("decodeonce."):
-                yield name, "." * node.level + (node.module or "")
+                found |= {(name, alias.name.removeprefix("decodeonce.")) for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                found = str(node.module).removeprefix("decodeonce.")
-                yield from (
-                    (name, f"{found}.{a.name}" if f"{found}.{a.name}" in modules else found) for a in node.names
-                )
+                source = ("." * node.level + (node.module or "")).removeprefix("decodeonce.")
+                inner = [f"{source}.{alias.name}" for alias in node.names]
+                found |= {(name, module if module in modules else source) for module in inner}
+    return found
 
 
 def imports_by_package(depth: int) -> dict[str, set[str]]:
@@ -75,9 +74,5 @@ def test_package_parts_have_only_allowed_imports() -> None:
     base = {path.stem for path in PACKAGE.glob("*.py")}
     assert {part: found[part] & (base | {*PARTS}) for part in PARTS} == PARTS
     assert {name for name in base - PUBLIC if found.get(name, set()) & {*PARTS}} == set()
-    forbidden = {
-        (name, imported)
-        for name, imported in imports()
-        if imported.split(".")[0] in FORBIDDEN.get(name.split(".")[0], ())
-    }
-    assert forbidden == EXCEPT
+    found_there = {pair for pair in imports() if pair[1].split(".")[0] in FORBIDDEN.get(pair[0].split(".")[0], ())}
+    assert found_there == EXCEPT

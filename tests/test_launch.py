@@ -27,6 +27,10 @@ TORCHRUN = BY_HAND | {"TORCHELASTIC_RUN_ID": "none"}
         (TORCHRUN, Rank(7, 8, "torchrun")),
         (SLURM | TORCHRUN | PMI | OPEN_MPI, Rank(7, 8, "torchrun")),
         (SLURM | OPEN_MPI, Rank(2, 5, "Open MPI")),
+        (TORCHRUN | {"VC_TASK_INDEX": "3"}, Rank(7, 8, "torchrun")),
+        # set by hand in a task of srun: consecutive, or every fourth rank
+        (SLURM | {"SLURM_PROCID": "2", "RANK": "5", "WORLD_SIZE": "8"}, Rank(5, 8, "torchrun")),
+        (SLURM | {"SLURM_PROCID": "2", "RANK": "6", "WORLD_SIZE": "8"}, Rank(6, 8, "torchrun")),
         (SLURM | {"WORLD_SIZE": "4", "RANK": "", "PMIX_RANK": "1"}, Rank(1, 4, "Slurm")),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, Rank(0, 1, "no launcher")),
         (SLURM | {"SLURM_STEP_ID": "4294967290"}, Rank(0, 1, "no launcher")),  # the shell of salloc
@@ -101,11 +105,6 @@ def test_every_launcher_and_array_is_tested() -> None:
     assert {line.index for line in ARRAYS} == indexes | {"SLURM_ARRAY_TASK_ID"}
 
 
-@pytest.mark.parametrize("environ", [{"SGE_TASK_ID": "undefined"}, {"LSB_JOBINDEX": "0", "LSB_JOBINDEX_END": "0"}])
-def test_job_outside_of_an_array_has_no_task(environ: dict[str, str]) -> None:
-    assert find_task(None, environ) is None
-
-
 STALE = {"RANK": "0", "WORLD_SIZE": "1"}
 
 
@@ -126,41 +125,15 @@ def test_launchers_that_contradict_each_other_are_refused(environ: dict[str, str
 
 
 @pytest.mark.parametrize(
-    ("rank", "procid"), [("5", "2"), ("2", "2"), ("6", "2")], ids=["consecutive", "every fourth", "every fourth, too"]
-)
-def test_rank_set_by_hand_in_a_task_of_srun(rank: str, procid: str) -> None:
-    environ = SLURM | {"SLURM_PROCID": procid, "RANK": rank, "WORLD_SIZE": "8"}
-    assert find_rank(environ) == Rank(int(rank), 8, "torchrun")
-
-
-@pytest.mark.parametrize("name", ["JOB_COMPLETION_INDEX", "VC_TASK_INDEX"])
-def test_training_with_an_index_but_no_world_size_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 3, but no variable gives the number of ranks; set RANK"):
-        find_rank({name: "3"})
-    assert find_rank({name: "3", "RANK": "3", "WORLD_SIZE": "4"}) == Rank(3, 4, "torchrun")
-
-
-def test_arrays_that_contradict_each_other_are_refused() -> None:
-    message = r"SLURM_ARRAY_TASK_ID=3 .Slurm. and PBS_ARRAYID=4 .Torque. contradict each other; unset"
-    with pytest.raises(ValueError, match=message):
-        find_task(8, {"SLURM_ARRAY_TASK_ID": "3", "PBS_ARRAYID": "4"})
-    assert find_task(8, {"SLURM_ARRAY_TASK_ID": "3", "PBS_ARRAYID": "3"}) == Task(3, 8, "SLURM_ARRAY_TASK_ID=3")
-
-
-def test_environment_is_read_on_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*TORCHRUN, *OPEN_MPI, *PMI, *SLURM):
-        monkeypatch.delenv(name, raising=False)
-    assert str(find_rank()) == "rank 0 of 1 (no launcher)"
-    monkeypatch.setenv("PMI_RANK", "3")
-    monkeypatch.setenv("PMI_SIZE", "6")
-    assert str(find_rank()) == "rank 3 of 6 (PMI)"
-
-
-@pytest.mark.parametrize(
     ("environ", "message"),
     [
         ({"RANK": "8", "WORLD_SIZE": "8"}, "RANK is 8 and WORLD_SIZE 8, expected 0 <= RANK < WORLD_SIZE"),
         ({"PMI_RANK": "-1", "PMI_SIZE": "2"}, "PMI_RANK is -1"),
+        (
+            {"JOB_COMPLETION_INDEX": "3"},
+            "JOB_COMPLETION_INDEX is 3, but no variable gives the number of ranks; set RANK",
+        ),
+        ({"VC_TASK_INDEX": "3"}, "VC_TASK_INDEX is 3, but no variable gives the number of ranks; set RANK"),
         ({"PMI_RANK": "one", "PMI_SIZE": "2"}, "PMI_RANK is 'one', expected a whole number"),
     ],
 )
@@ -189,7 +162,8 @@ BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}  # a batch script, which is o
     ("environ", "tasks", "expected"),
     [
         ({}, None, None),
-        ({}, 1, None),
+        ({"SGE_TASK_ID": "undefined"}, None, None),
+        ({"LSB_JOBINDEX": "0", "LSB_JOBINDEX_END": "0"}, None, None),
         (ALONE, None, None),
         (BATCH, None, None),
         (FROM_A_SHELL_OF_SRUN, None, None),
@@ -199,16 +173,14 @@ BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}  # a batch script, which is o
         (SLURM | TORCHRUN, None, (7, 8)),
         (slurm_array(3), None, (3, 8)),
         (slurm_array(3) | BATCH, None, (3, 8)),
-        (slurm_array(3) | ALONE, None, (3, 8)),
         (slurm_array(4, first=1), None, (3, 8)),
-        (slurm_array(4, first=1), 8, (3, 8)),
         (slurm_array(16, first=10, step=2, count=4), None, (3, 4)),
         (slurm_array(3) | SLURM, None, (13, 32)),
         (slurm_array(3) | SLURM | PMI, None, (21, 48)),
         (slurm_array(3) | SLURM, 32, (13, 32)),
         # one element of an array of 16, submitted again
         (slurm_array(5, first=5, count=1), 16, (5, 16)),
-        ({"PBS_ARRAY_INDEX": "3"}, 8, (3, 8)),
+        ({"SLURM_ARRAY_TASK_ID": "3", "PBS_ARRAYID": "3"}, 8, (3, 8)),
         ({"PBS_ARRAY_INDEX": "3", "PBS_TASKNUM": "1"}, 8, (3, 8)),
         ({"PBS_ARRAY_INDEX": "3"} | PMI, 24, (21, 24)),
         ({"PBS_TASKNUM": "20000001", "PBS_NODENUM": "1"}, None, None),
@@ -238,7 +210,7 @@ def test_task_names_its_origin() -> None:
         (slurm_array(3) | SLURM, 31, "31 tasks were given, expected a multiple of 4: this is rank 1 of 4 .Slurm."),
         (BATCH, 4, "which of the 4 tasks"),
         (OPEN_MPI, 8, "rank 2 of 5 .Open MPI., but 8 tasks were given; start 8 ranks"),
-        ({"PBS_ARRAY_INDEX": "3"}, None, "PBS_ARRAY_INDEX=3, but no variable gives the size of the array"),
+        ({"SLURM_ARRAY_TASK_ID": "3", "PBS_ARRAYID": "4"}, 8, "3 .Slurm. and PBS_ARRAYID=4 .Torque. contradict each"),
         ({"SLURM_ARRAY_TASK_ID": "3"}, None, "no variable gives the size of the array"),
         ({"PBS_ARRAY_INDEX": "8"}, 8, "PBS_ARRAY_INDEX=8 is task 8, expected one below 8"),
         ({"PBS_ARRAY_INDEX": "x"}, 8, "PBS_ARRAY_INDEX is 'x', expected a whole number"),

@@ -57,15 +57,11 @@ def test_notebook_has_no_outputs() -> None:
 
 
 @pytest.mark.long
-def test_notebook_environment_has_only_stock_pillow(python: Path, tmp_path: Path) -> None:
+def test_notebook_environment_has_stock_pillow_and_pinned_packages(python: Path, tmp_path: Path) -> None:
     code = "from decodeonce.prep.pixels.versions import find_pillow as f; print(f().name, f().version, *f().installed)"
     name, version, *installed = run(python, "-c", code, cwd=tmp_path).split()
     assert [name] == installed == ["pillow"]
     assert f"\npillow=={version} " in (ROOT / "constraints.txt").read_text()
-
-
-@pytest.mark.long
-def test_own_packages_of_notebook_environment_are_pinned(python: Path) -> None:
     lines = [line for pins in setup_notebook.PINS for line in pins.read_text().splitlines() if line[0] != "#"]
     pinned = {(canonicalize_name(pin.name), str(pin.specifier)) for pin in map(Requirement, lines)}
     [own] = setup_notebook.VENV.glob("lib/python3*/site-packages")

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -12,11 +11,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from bench.peers import turboloader
 from bench.peers.harness.environments import find_python
-from bench.peers.harness.images import SAME_DECODER, decode, plain_tree
+from bench.peers.harness.images import plain_tree
 from bench.peers.harness.journal import Journal
 from bench.peers.harness.judge import Delivered, Saved, find_fault, load, save
 from bench.peers.harness.measure import Peers, Run, measure_builds, measure_loads
@@ -120,64 +117,26 @@ def test_peers_of_test_environment_deliver_all_images(tmp_path: Path) -> None:
         assert f"{median(found['rows'][name]['images_per_s']):,.0f}" in texts
 
 
-def test_both_decoders_give_similar_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.JPEG"
-    path.write_bytes(jpeg(90, 70))
-    plain = decode(path, SIZE)
-    monkeypatch.setenv(SAME_DECODER, "1")
-    fast = decode(path, SIZE)
-    assert fast.shape == plain.shape == (SIZE, SIZE, 3)
-    assert np.abs(fast.astype(int) - plain).max() <= 2
-
-
-def saved(labels: list[int], images: Any, *, exact: bool, path: Path) -> Saved:
-    """Return what the parent loads if a peer delivers these images in batches of two."""
-    got = Delivered(SIZE, "exact" if exact else "about")
-    for row in range(0, len(labels), 2):
-        got.add(images[row : row + 2], labels[row : row + 2])
+def saved(got: Delivered, path: Path, images: Any, labels: list[int]) -> Saved:
+    """Return what the parent loads if a peer delivers these images."""
+    got.add(images, labels)
     save(got, path)
     return load(path)
 
 
-def test_augmented_images_are_checked_for_labels_shape_and_mean(tmp_path: Path) -> None:
-    right = saved([0, 1], np.zeros((2, SIZE, SIZE, 3), np.uint8), exact=False, path=tmp_path / "a.npz")
+def test_delivered_images_are_checked(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (2, SIZE, SIZE, 3), np.uint8)
+    right = saved(Delivered(SIZE, "exact"), tmp_path / "a.npz", images, [0, 1])
+    for shown, expected in ((images, ""), (images ^ 1, "2 of 2 images have wrong pixels")):
+        floats = (shown / np.float32(255)).transpose(0, 3, 1, 2).copy()
+        found = saved(Delivered(SIZE, "exact", unit_range=True), tmp_path / "b.npz", floats, [0, 1])
+        assert find_fault(found, right, 1)[: len(expected) or None] == expected
     for labels, expected in (([1, 0], ""), ([1, 1], "label 0 came 0 times")):
-        got = Delivered(28, "augmented")
-        got.add(np.zeros((2, 3, 28, 28), np.float32), labels)
-        save(got, tmp_path / "b.npz")
-        assert find_fault(load(tmp_path / "b.npz"), right, 1)[: len(expected) or None] == expected
+        normalized = np.zeros((2, 3, 28, 28), np.float32)
+        found = saved(Delivered(28, "augmented"), tmp_path / "b.npz", normalized, labels)
+        assert find_fault(found, right, 1)[: len(expected) or None] == expected
     with pytest.raises(ValueError, match="about 0 after normalization"):
         Delivered(28, "augmented").add(np.full((2, 3, 28, 28), 128, np.float32), [0, 1])
-    with pytest.raises(ValueError, match="expected float32"):
-        Delivered(28, "augmented").add(np.zeros((2, 3, 28, 28), np.uint8), [0, 1])
-
-
-def test_floats_are_checked_like_bytes(tmp_path: Path) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (2, SIZE, SIZE, 3), np.uint8)
-    right = saved([0, 1], images, exact=True, path=tmp_path / "a.npz")
-    for shown, expected in ((images, ""), (images ^ 1, "2 of 2 images have wrong pixels")):
-        got = Delivered(SIZE, "exact", unit_range=True)
-        got.add((shown / np.float32(255)).transpose(0, 3, 1, 2).copy(), [0, 1])
-        save(got, tmp_path / "b.npz")
-        assert find_fault(load(tmp_path / "b.npz"), right, 1)[: len(expected) or None] == expected
-    with pytest.raises(ValueError, match="expected float32"):
-        Delivered(SIZE, "about", unit_range=True).add(images, [0, 1])
-
-
-def test_stretching_keeps_the_margins_that_cropping_cuts(tmp_path: Path) -> None:
-    pixels = np.zeros((64, 192, 3), np.uint8)
-    pixels[:, :64] = 255  # the left third; a crop of the centre has none of it
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    assert decode(tmp_path / "a.png", SIZE).mean() < 10
-    assert 75 < decode(tmp_path / "a.png", SIZE, stretch=True).mean() < 95
-
-
-def test_tar_for_turboloader_has_data_for_every_link(tmp_path: Path) -> None:
-    folder = tmp_path / "tree" / "train" / "n1"
-    folder.mkdir(parents=True)
-    (folder / "0_a.JPEG").write_bytes(jpeg())
-    (folder / "1_a.JPEG").hardlink_to(folder / "0_a.JPEG")
-    turboloader.write_tar(Source(tmp_path / "tree", SIZE, BATCH, WORKERS), tmp_path / "built")
-    with tarfile.open(tmp_path / "built" / turboloader.TAR) as tar:
-        found = [(one.name, one.size, one.isreg()) for one in tar]
-        assert found == [(name, len(jpeg()), True) for name in ("00000000.jpg", "00000001.jpg")]
+    for got, size in ((Delivered(28, "augmented"), 28), (Delivered(SIZE, "about", unit_range=True), SIZE)):
+        with pytest.raises(ValueError, match="expected float32"):
+            got.add(np.zeros((2, 3, size, size), np.uint8), [0, 1])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import run
 from tests.images import make_tree
 
 pytestmark = pytest.mark.long
@@ -17,21 +18,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def run_in_bench(code: str, *arguments: str | Path) -> str:
     """Run code in a new Python process that can import the benchmarks, and return what it prints."""
-    command = [sys.executable, "-c", f"import sys\n{code}", *map(str, arguments)]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
+    return run(sys.executable, "-c", f"import sys\n{code}", *arguments, cwd=ROOT)
 
 
 def test_short_soak_run(tmp_path: Path) -> None:
     tree, scratch = make_tree(tmp_path / "src"), tmp_path / "scratch"
     options = ["--rows", "15", "--size", "32", "--batch-size", "4", "--seconds", "1", "--every", "0.02"]
-    command = [sys.executable, "-m", "bench.soak", str(tree), *options, "--scratch", str(scratch), "--json"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-    facts = json.loads(done.stdout.splitlines()[-1])
+    printed = run(sys.executable, "-m", "bench.soak", tree, *options, "--scratch", scratch, "--json", cwd=ROOT)
+    facts = json.loads(printed.splitlines()[-1])
     assert set(facts["processes"]) >= {"`prep build`", "`prep build`, its largest worker", "`prep verify`", "Loader"}
     assert facts["growth"] == []
     assert facts["streamed"]["Loaders"] > 2
     assert facts["streamed"]["left halfway"] > 2
-    assert "| Loader | anonymous memory, MB |" in done.stdout
+    assert "| Loader | anonymous memory, MB |" in printed
     assert list(scratch.iterdir()) == []
 
 

@@ -3,8 +3,6 @@
 import os
 import re
 import subprocess
-from collections.abc import Mapping
-from pathlib import Path
 
 from tests import packages
 
@@ -25,20 +23,3 @@ def environ() -> dict[str, str]:
 def mpiexec(mpi: str, ranks: int, *command: str) -> None:
     """Run a command with `ranks` ranks on this host."""
     subprocess.run([*MPIEXEC[mpi], str(ranks), *command], env=environ(), check=True, timeout=60)
-
-
-def recorder(folder: Path) -> list[str]:
-    """Return a command that writes its environment to a new file in this folder."""
-    folder.mkdir()
-    return ["sh", "-c", 'env -0 > "$0/$$"', str(folder)]
-
-
-def recorded(folder: Path) -> list[dict[str, str]]:
-    """Return the environments that `recorder` wrote, in the order of their array indexes and ranks."""
-    texts = [path.read_text(errors="replace").rstrip("\0").split("\0") for path in folder.iterdir()]
-    return sorted((dict(line.split("=", 1) for line in lines) for lines in texts), key=_numbers)
-
-
-def _numbers(environ: Mapping[str, str]) -> list[int]:
-    names = ("SLURM_ARRAY_TASK_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-    return [int(environ.get(name, -1)) for name in names]

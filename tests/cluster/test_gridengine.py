@@ -1,6 +1,5 @@
 """An array of a real Grid Engine, whose tasks each do their own share of a build."""
 
-import re
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -39,12 +38,3 @@ def test_array_of_four_writes_each_block_once(
     assert (len(records), sum(records)) == (4, BLOCKS)
     subprocess.run([*PREP, "finish", str(out)], check=True)
     assert digests(out) == uninterrupted
-
-
-def test_single_job_has_no_task(grid_engine: GridEngine, tmp_path: Path) -> None:
-    script = tmp_path / "doctor.sh"
-    script.write_text(f"#!/bin/bash\nexec {shlex.join([*PREP, 'doctor'])}\n")
-    grid_engine.run("qsub", "-cwd", "-V", "-j", "y", "-o", str(tmp_path), str(script))
-    until(lambda: not grid_engine.run("qstat"), lambda: grid_engine.run("qstat", "-f"), within=120)
-    (log,) = tmp_path.glob("doctor.sh.o*")
-    assert re.search("none: prep work decodes all remaining blocks", log.read_text())

@@ -126,15 +126,13 @@ def test_elements_of_several_nodes(
     assert digests(out) == uninterrupted
 
 
-def is_stopped(pid: int) -> bool:
-    return "State:\tT" in Path(f"/proc/{pid}/status").read_text()
-
-
 def test_task_stops_before_its_time_limit_and_the_next_round_resumes(
     cluster: Cluster, limited: Limited, uninterrupted: dict[str, str]
 ) -> None:
     out, jobs, processes = limited
-    until(lambda: not all(map(is_stopped, processes)), "a process continued by the signal of Slurm", within=50)
+    statuses = [Path(f"/proc/{pid}/status") for pid in processes]
+    continued = "a process continued by the signal of Slurm"
+    until(lambda: not all("State:\tT" in path.read_text() for path in statuses), continued, within=50)
     for pid in processes:
         os.kill(pid, signal.SIGCONT)
     cluster.wait(*jobs, within=120)
@@ -201,25 +199,6 @@ def test_failed_plan_cancels_the_chain(cluster: Cluster, tree: Path, tmp_path: P
     assert cluster.states(jobs[0]) == ["FAILED"]
     assert [set(cluster.states(job)) for job in jobs[1:]] == [{"CANCELLED"}] * 3
     assert "it contains mine; choose another OUT" in logs(out, "plan-*.log")
-
-
-def test_chain_is_not_submitted_if_slurm_refuses_a_job(cluster: Cluster, tree: Path, tmp_path: Path) -> None:
-    words = ["build", "imagenet", str(tree), str(tmp_path / "store"), "--cpus", "1", "--tasks", "5000", "--submit"]
-    with pytest.raises(AssertionError, match=r"not submitted: .*Invalid job array specification"):
-        cluster.run(*PREP, "submit", "slurm", *words)
-    assert "store-plan" not in cluster.run("squeue", "-h", "-o", "%j")
-
-
-def test_chain_is_submitted_with_qsub_of_slurm_wlm_torque(
-    cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path
-) -> None:
-    out = tmp_path / "store"
-    jobs = submit_chain(cluster, "pbs", tree, out, "--tasks", "3", "--time", "0:10:00")
-    cluster.wait(*jobs)
-    assert [set(cluster.states(job)) for job in jobs] == [{"COMPLETED"}] * 3, logs(out, "*")
-    assert cluster.facts(f"{jobs[1]}_0")["TimeLimit"] == "00:10:00"
-    assert {status.task for status in read_status(out).tasks} == set()
-    assert digests(out) == uninterrupted
 
 
 def test_chain_is_submitted_in_a_step_of_several_tasks(

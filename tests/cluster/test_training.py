@@ -117,20 +117,6 @@ def stop_in_the_middle(cluster: Cluster, job: str, checkpoint: Path) -> tuple[in
     return step, ranks
 
 
-def test_requeued_job_resumes(
-    cluster: Cluster, store: Path, uninterrupted: dict[str, Any], settings: dict[str, str]
-) -> None:
-    checkpoint = Path(settings["CHECKPOINT"])
-    job = sbatch(cluster, store, settings)
-    step, _ = stop_in_the_middle(cluster, job, checkpoint)
-    cluster.requeue(job)
-    cluster.wait(job, within=240)
-    assert (cluster.states(job), cluster.facts(job)["Restarts"]) == (["COMPLETED"], "1"), cluster.output()
-    log = (cluster.jobs / f"{job}.out").read_text()
-    assert int(re.findall(r"resumed after step (\d+)", log)[0]) >= step
-    assert_same(read(checkpoint), uninterrupted, resumed=True)
-
-
 def test_job_queues_itself_again_at_its_time_limit(
     cluster: Cluster, store: Path, uninterrupted: dict[str, Any], settings: dict[str, str]
 ) -> None:
@@ -157,13 +143,6 @@ def test_no_part_stays_on_a_node(cluster: Cluster, store: Path, settings: dict[s
         cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now")
     cluster.wait(job, within=120)
     until(lambda: not list(Path(settings["LOCAL"]).iterdir()), cluster.output)
-
-
-def test_missing_script_is_reported_before_staging(cluster: Cluster, store: Path, settings: dict[str, str]) -> None:
-    job = sbatch(cluster, store, settings | {"TRAIN": "missing.py"})
-    cluster.wait(job)
-    log = (cluster.jobs / f"{job}.out").read_text()
-    assert log == "missing.py: no such file; set TRAIN to your training script\n"
 
 
 def test_killed_rank_ends_the_job_and_a_new_job_resumes(

@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from mmap import PAGESIZE  # tmpfs counts these pages: 4 KiB, or 64 KiB on some aarch64 kernels
 from pathlib import Path
@@ -32,9 +32,8 @@ class Suites:
         self.failures: list[str] = []
 
     def run(self, suite: str, at_most: int | None) -> None:
-        """Test the points of a suite or of one kind of fault; `at_most` limits them to a random sample."""
-        found = self._faults([suite]) if suite in KINDS else getattr(self, f"_{suite}")()
-        points: list[tuple[str, Point]] = list(found)
+        """Test the points of a suite; `at_most` limits them to a random sample."""
+        points: list[tuple[str, Point]] = list(getattr(self, f"_{suite}")())
         rng = random.Random(self._seed)
         if at_most is not None and at_most < len(points):
             points = rng.sample(points, at_most)
@@ -47,9 +46,9 @@ class Suites:
             if kind is not None:
                 self.count[kind] += 1
 
-    def _faults(self, kinds: Iterable[str] | None = None) -> Iterator[tuple[str, Point]]:
+    def _faults(self) -> Iterator[tuple[str, Point]]:
         """Every kind of fault at every call that it can happen to."""
-        for kind in kinds or (KINDS if self._crasher.target.name == "npy" else FEWER_KINDS):
+        for kind in KINDS if self._crasher.target.name == "npy" else FEWER_KINDS:
             for number, call in enumerate(self._crasher.calls, 1):
                 if call.accepts(kind):
                     yield f"{kind} at call {number}, {call}", partial(self._fault, Fault(number, kind))

@@ -15,8 +15,8 @@ from tests.disks import small_disk
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = (
-    *("npy:faults:20", "npy:power:8", "npy:again:1", "hdf5:faults:4", "boxes:faults:2"),
-    *("convert:faults:3", "stage:faults:12", "folder:faults:3", "webdataset:faults:3", "repair:faults:20"),
+    *("npy:faults:14", "npy:power:5", "npy:again:1", "hdf5:faults:3", "boxes:faults:2"),
+    *("convert:faults:3", "stage:faults:8", "folder:faults:3", "webdataset:faults:2", "repair:faults:12"),
     *("stage:again:1", "folder:again:1", "column:faults:4"),
 )
 # One process per line, the longest first.
@@ -62,7 +62,7 @@ def test_every_point() -> None:
     assert {f"npy: {kind}" for kind in KINDS} <= set(tried)
 
 
-@pytest.mark.parametrize("at_most", [":3", pytest.param("", marks=pytest.mark.long)])
+@pytest.mark.parametrize("at_most", [":2", pytest.param("", marks=pytest.mark.long)])
 def test_real_disk_that_is_full_at_any_moment(at_most: str, tmp_path: Path) -> None:
     with small_disk(tmp_path, "1m"):  # skips the test if no disk can be mounted
         result = crash(*(f"{what}{at_most}" for what in ("npy:full", "npy:sparse", "hdf5:full", "hdf5:sparse")))

@@ -18,6 +18,8 @@ from decodeonce.prep.sources.imagenet import open_imagenet
 from tests.cluster.until import until
 from tests.images import encoded, make_image, make_tree, tree_bytes
 
+pytestmark = pytest.mark.long
+
 SLOW = 6
 CPU_SECONDS = 2  # a worker's start takes half a second, a slow image about 0.3
 
@@ -64,14 +66,7 @@ def worker_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
-@pytest.mark.parametrize(
-    "signal_",
-    [
-        signal.SIGXCPU,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.long),
-        pytest.param(signal.SIGKILL, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("signal_", [signal.SIGXCPU, signal.SIGTERM, signal.SIGKILL])
 def test_worker_killed_alone_is_replaced(
     signal_: signal.Signals, tree: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -87,7 +82,6 @@ main()
 """
 
 
-@pytest.mark.long
 def test_paused_build_has_no_rejects(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "out"
     impatient = [sys.executable, "-c", IMPATIENT, *command(tree, out)[3:]]
@@ -104,7 +98,6 @@ def test_paused_build_has_no_rejects(tree: Path, reference: dict[str, bytes], tm
     assert tree_bytes(out) == reference
 
 
-@pytest.mark.long
 def test_build_out_of_time_says_so_and_resumes(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     status, stderr = build_and_signal(tree, tmp_path / "out", signal.SIGXCPU, lambda pid: pid)
     assert (status, stderr.count("\n")) == (75, 1)
@@ -115,7 +108,6 @@ def test_build_out_of_time_says_so_and_resumes(tree: Path, reference: dict[str, 
     assert tree_bytes(tmp_path / "out") == reference
 
 
-@pytest.mark.long
 def test_builds_with_limited_processor_time_finish(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, 60))

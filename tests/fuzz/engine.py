@@ -6,7 +6,7 @@ With a file instead of a corpus folder, run the target once with the content of 
 import sys
 from random import Random
 
-from tests.fuzz import TARGETS, load, mutator_of
+from tests.fuzz import TARGETS, load
 from tests.fuzz.fence import build_fence
 from tools.setup_fuzz import FOLDER
 
@@ -26,9 +26,8 @@ def main() -> None:
         target = load(name)
     for seed in target.seeds():  # import modules that are imported on first use
         target.TestOneInput(seed)
-    mutate = mutator_of(target)
     own = {}
-    if mutate is not None:
+    if mutate := getattr(target, "mutate", None):
         own["custom_mutator"] = lambda data, size, seed: mutate(bytes(data), size, Random(seed), atheris.Mutate)
     atheris.Setup([sys.argv[0], *arguments], target.TestOneInput, **own)
     build_fence()

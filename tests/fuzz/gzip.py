@@ -30,14 +30,11 @@ def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
     """Change the tar in the stream (3 of 4 times) or the bytes of the stream."""
     if random.randrange(4):
         try:
-            return compress(tar.mutate(_decompress(data), 1 << 16, random, mutate))[:size]
+            whole = zlib.decompressobj(31).decompress(data, 1 << 16)
+            return compress(tar.mutate(whole, 1 << 16, random, mutate))[:size]
         except (OSError, EOFError, zlib.error):
             pass
     return mutate(data, size)
-
-
-def _decompress(data: bytes) -> bytes:
-    return zlib.decompressobj(31).decompress(data, 1 << 16)
 
 
 def TestOneInput(data: bytes) -> None:

@@ -1,6 +1,7 @@
 """Images, decoded by recipes of every kind."""
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from random import Random
 from typing import get_args
@@ -20,7 +21,7 @@ SIZE = (24, 16)
 MAX_PIXELS = 1 << 20  # instead of 179 million: images of that size take a second
 BOXES = (None, [0.0, 0.0, 1.0, 1.0], [0.4, 0.4, 0.4, 0.4], [0.9, 0.1, 1.0, 0.2])
 CHOICES = list(product(get_args(Fit), get_args(Exif), get_args(OnDamaged), (False, True), BOXES))
-DECODERS: dict[tuple[str, str, str, bool, bool], Decoder] = {}
+
 EXIF_HEAD = b"Exif\0\0"
 MARKERS = bytes((*range(0xC0, 0xD0), *range(0xD8, 0xE3), 0xEE, 0xFE))
 
@@ -94,17 +95,17 @@ def _segments(data: bytes) -> tuple[bytes, list[bytes], bytes]:
     return data[:3], parts, data[start:]
 
 
+@cache
+def decoder_of(fit: Fit, exif: Exif, on_damaged: OnDamaged, scaled: bool, boxes: BoxRules | None) -> Decoder:
+    return Decoder(Recipe(*SIZE, fit=fit, exif=exif, on_damaged=on_damaged, scaled_decode=scaled, boxes=boxes))
+
+
 def TestOneInput(data: bytes) -> None:
     """Decoding gives a row or raises Undecodable."""
     if not data:
         return
     fit, exif, on_damaged, scaled, box = CHOICES[data[0] % len(CHOICES)]
-    key = (fit, exif, on_damaged, scaled, bool(box))
-    if key not in DECODERS:
-        rules = BoxRules() if box else None
-        recipe = Recipe(*SIZE, fit=fit, exif=exif, on_damaged=on_damaged, scaled_decode=scaled, boxes=rules)
-        DECODERS[key] = Decoder(recipe)
-    decoder = DECODERS[key]
+    decoder = decoder_of(fit, exif, on_damaged, scaled, BoxRules() if box else None)
     try:
         with patch.object(decode, "MAX_PIXELS", MAX_PIXELS):
             row = decoder.row(data[1:], Entry(b"a/b.jpg", 0, len(data), 0, planned={"box": box} if box else {}))

@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from random import Random
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.plan import plan_facts, read_plan, scan
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import StorePaths
-from tests.fuzz import Mutate, scratch
+from tests.fuzz import scratch
 from tests.fuzz.trees import mutate_tree, reencode
 from tests.images import make_tree
 from tests.store.signing import sign
@@ -17,6 +16,7 @@ from tests.store.signing import sign
 FOLDER = scratch("plan")
 PATHS = StorePaths(FOLDER / "out")
 PATHS.build.mkdir(parents=True)
+mutate = mutate_tree
 SOURCE = FolderSource(make_tree(FOLDER / "src", classes=2, per_class=1) / "train")
 
 
@@ -26,10 +26,6 @@ def seeds() -> Iterator[bytes]:
     facts["source"]["root"] = "images"  # not the name of this folder, which is different in every run
     yield sign(json.loads(json.dumps(facts)))
     yield b"[" * 100_000
-
-
-def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    return mutate_tree(data, size, random, mutate)
 
 
 def TestOneInput(data: bytes) -> None:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from decodeonce.errors import DecodeonceError
@@ -15,7 +14,7 @@ from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import part_bytes
 from decodeonce.store.reader import Store
 from decodeonce.store.table import read_rejects
-from tests.fuzz import Mutate, scratch
+from tests.fuzz import scratch
 from tests.fuzz.trees import mutate_tree
 from tests.store.signing import sign
 from tests.stores import make_store, random_images
@@ -25,6 +24,7 @@ SMALL = ("labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", "weights.n
 STORE = make_store(
     ROOT, random_images(5, shape=(2, 2, 3)), shard_rows=3, columns={"weights": random_images(5, shape=(1, 1, 2))}
 )
+mutate = mutate_tree
 FACTS = json.loads((ROOT / "store.json").read_bytes())
 
 
@@ -34,10 +34,6 @@ def seeds() -> Iterator[bytes]:
     yield json.dumps(whole).encode()
     part = json.loads(part_bytes(FACTS["digest"], range(1, 3)))
     yield json.dumps({**whole, "part": part}).encode()
-
-
-def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    return mutate_tree(data, size, random, mutate)
 
 
 def TestOneInput(data: bytes) -> None:

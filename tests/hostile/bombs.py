@@ -73,6 +73,7 @@ def scans(side: int, count: int) -> bytes:
 
 
 JPEG = jpeg(64, 48)
+EXIF_SHORT = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0"  # five tags, of which the first is incomplete
 # A function that makes the image, and the beginning of the error ("" if the image becomes a row).
 BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "png-pixels": (lambda: png((b"IDAT", zeros())), ""),
@@ -99,6 +100,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "tiff-tag": (lambda: tiff(100, 100, (270, 2**30, 8)), "broken TIFF: |truncated: "),
     "tiff-channels": (lambda: tiff(100, 100, (277, 1, 65535)), "broken TIFF: "),
     "jpeg-exif": (lambda: JPEG[:2] + segment(0xE1, b"Exif\0\0" + bytes(60000)) * 99 + JPEG[2:], ""),
+    "jpeg-exif-short": (lambda: JPEG[:2] + segment(0xE1, EXIF_SHORT) + JPEG[2:], ""),
     "jpeg-comments": (lambda: JPEG[:2] + b"\xff\xfe\0\2" * 99999 + JPEG[2:], ""),
     "jpeg-scans": (lambda: scans(200, 2000), ""),
 }

@@ -20,8 +20,7 @@ from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.export.export import ExportPaths, ExportSettings, export_store
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.store import StorePaths, disk, open_store, stage
-from decodeonce.store.layout import PRIVATE_FOLDER
+from decodeonce.store import disk, open_store, stage
 from tests.command import Ended, prep
 from tests.images import make_tree, tree_bytes
 
@@ -133,10 +132,12 @@ def prep_line(line: str, tree: Path, base: Path, here: Path) -> Ended:
     return prep(*line.split())
 
 
-CASES = ["planned", "worked", "damaged npy", "damaged hdf5", "column", "part", "export", "jobs"]
+LONG = ("planned", "damaged npy", "column", "part", "jobs")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", ["worked", "damaged hdf5", "export", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
+)
 def test_no_command_writes_through_a_link(cases: dict[str, Case], name: str, tree: Path, tmp_path: Path) -> None:
     case = cases[name]
     base = case.folder.parent
@@ -158,13 +159,6 @@ def test_no_command_writes_through_a_link(cases: dict[str, Case], name: str, tre
         codes, errors = [result.returncode for result in results], "".join(result.stderr for result in results)
         assert tree_bytes(foreign) == before, (linked, codes, errors)
         assert not any(codes) or "symbolic link" in errors, (linked, codes, errors)
-
-
-def test_names_of_private_folders_are_recognised(tmp_path: Path) -> None:
-    paths, export = StorePaths(tmp_path / "out"), ExportPaths(tmp_path / "out")
-    for path in (paths.build, paths.staging, paths.repair, paths.jobs, export.work):
-        assert PRIVATE_FOLDER.fullmatch(path.name), path
-    assert not PRIVATE_FOLDER.fullmatch(paths.root.name)
 
 
 @pytest.mark.parametrize("link", ["link", "mine.jobs/link", ".build/link"])

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from decodeonce.cli import submit
-from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.prep.building.build import build, make_plan
 from decodeonce.prep.building.plan import scan
@@ -142,26 +140,6 @@ def test_linked_folder_outside_src_is_not_read(tree: Tree) -> None:
     assert problems(tree.open(follow=True)).count("") == (2 if tree.kind == "list" else 3)
 
 
-@pytest.mark.parametrize("tree", ["imagenet", "imagenet-flat"], indirect=True)
-def test_error_names_the_flag_if_all_images_are_outside_src(tree: Tree, tmp_path: Path) -> None:
-    folder = tree.src / ("train" if tree.kind == "imagenet" else "val")
-    folder.rename(tree.outside / "split")
-    folder.symlink_to(tree.outside / "split")
-    with pytest.raises(BuildError, match=r"all 2 candidates are rejects, first .*: a link .* --follow-links"):
-        make_plan(tree.open(), tmp_path / "out", SMALL)
-    assert make_plan(tree.open(follow=True), tmp_path / "out", SMALL).count == 2
-
-
-@pytest.mark.parametrize("tree", KINDS, indirect=True)
-def test_command_line_has_the_flag(tree: Tree, tmp_path: Path) -> None:
-    kind, requests = tree.kind.partition("-")[0], list[BuildRequest]()
-    words = [kind, str(tmp_path / "list.txt" if kind == "list" else tree.src), "out"]
-    words += ["--root", str(tree.src)] if kind == "list" else []
-    for flags in ([], ["--follow-links"]):
-        submit.parse_build([*words, *flags], requests.append)
-    assert [request.source.facts()["follow_links"] for request in requests] == [False, True]
-
-
 @pytest.mark.parametrize("tree", KINDS, indirect=True)
 @pytest.mark.parametrize("what", ["link", "folder", "fifo", "device"])
 def test_image_replaced_after_the_plan_is_not_read(tree: Tree, what: str) -> None:
@@ -274,10 +252,6 @@ def test_folders_that_are_too_deep_are_rejected(tmp_path: Path) -> None:
     assert (entry.problem, entry.name.count(b"/")) == ("a directory", MAX_DEPTH + 1)
 
 
-def _fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def _socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
         previous = os.getcwd()
@@ -287,7 +261,7 @@ def _socket(path: Path) -> None:
 
 
 SPECIAL_FILES: dict[str, Callable[[Path], None]] = {
-    "fifo": _fifo,
+    "fifo": os.mkfifo,
     "device": lambda path: path.symlink_to("/dev/zero"),
     "folder": Path.mkdir,
     "socket": _socket,
@@ -299,6 +273,7 @@ OPENERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "parquet": ("x.parquet", lambda path: list(open_parquet(path).entries())),
     "imagenet": ("x.zip", lambda path: open_imagenet(path)),
     "archive": ("x", lambda path: source_file(path.parent, path.name)),
+    "classes": ("x", read_class_list),
     "any": ("x", open_regular),
     "text": ("x", read_small),
 }
@@ -309,7 +284,7 @@ OPENERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 def test_special_file_is_refused_without_waiting(tmp_path: Path, what: str, opener: str) -> None:
     name, call = OPENERS[opener]
     SPECIAL_FILES[what](tmp_path / name)
-    with pytest.raises((DecodeonceError, OSError), match=name.split(".")[0]):
+    with pytest.raises((DecodeonceError, OSError, ValueError), match=name.split(".")[0]):
         call(tmp_path / name)
 
 
@@ -320,12 +295,6 @@ def test_imagenet_lists_that_are_special_files_are_ignored(tmp_path: Path, what:
     companions = CompanionFiles(tmp_path)
     assert companions.find("LOC_val_solution.csv") is None
     assert companions.truth() is None
-
-
-def test_class_list_that_is_a_fifo_is_a_usage_error(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "classes.txt")
-    with pytest.raises(ValueError, match=r"classes.txt: a FIFO; expected a file with one class name per line"):
-        read_class_list(tmp_path / "classes.txt")
 
 
 STORE_FILES = ("images-00000.npy", "labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", "store.json")

@@ -145,10 +145,3 @@ def test_build_whose_server_hangs_while_another_node_finishes_it(
     found = [*ended(started[0]), *second]
     assert [code for code, _ in found] == [0, 0], found
     assert digests(served / "paused") == expected
-
-
-@pytest.mark.parametrize("command", ["work PATH", "finish PATH", "column remove PATH score", "repair PATH --from SRC"])
-def test_wrong_path_is_reported_at_once(mounted: list[Mount], command: str) -> None:
-    wrong = str(mounted[0].path / "wrong")
-    ((code, output),) = run([wrong if word == "PATH" else word for word in command.split()])
-    assert (code, "trying again" in output) == (1, False), output

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain, cycle
 from ssl import SSLContext
 from threading import Event, Lock, Thread
 from typing import Any
@@ -121,6 +122,11 @@ class Proxy(ThreadingHTTPServer):
         self.answers: Iterator[int | None] = iter(())
         self.requests: list[tuple[str, str | None]] = []
         self.lock, self.arrived = Lock(), Event()
+
+
+def failing(*, every: int) -> Iterator[int | None]:
+    """Yield the answers of a server that fails at one of so many requests."""
+    return chain.from_iterable([*[None] * (every - 1), status] for status in cycle((503, 0, 429)))
 
 
 class Forwarder(Handler):

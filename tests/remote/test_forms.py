@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,12 @@ from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.file_list import open_list
 from decodeonce.prep.sources.folder import open_folder
 from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.remote import QUERY, source_path
 from tests.command import assert_fails, prep
 from tests.forms import folder, imagenet, listed, parquet, webdataset
 from tests.forms.all_forms import PICS, PLAIN_FORMS
 from tests.forms.folder import write_folder
 from tests.images import tree_bytes
-from tests.remote.conftest import Proxy, serving
+from tests.remote.conftest import Handler, Proxy, serving
 
 OPENERS = [
     (imagenet, "open_imagenet"),
@@ -32,7 +30,8 @@ OPENERS = [
     (webdataset, "open_webdataset"),
     (parquet, "open_parquet"),
 ]
-FLAGS = ("--size", 16, "--workers", 2)
+FLAGS = ("--size", 16, "--workers", 1)
+UNMARKED = ("imagenet-val-kaggle", "list-tsv", "webdataset-gzip")
 
 
 def upload(s3: Any, root: Path) -> None:
@@ -45,7 +44,9 @@ def upload(s3: Any, root: Path) -> None:
             s3.put_object(Bucket="images", Key=str(path.relative_to(root)), Body=data)
 
 
-@pytest.mark.parametrize("form", PLAIN_FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=() if form in UNMARKED else pytest.mark.long) for form in PLAIN_FORMS]
+)
 def test_source_at_url_equals_local_one(tmp_path: Path, s3: Any, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     calls: list[Callable[[], Source]] = []
 
@@ -97,26 +98,26 @@ def test_list_of_urls_has_a_store_like_the_local_list(tmp_path: Path, s3: Any) -
     assert tree_bytes(tmp_path / "urls")["rejects.tsv"].count(b"\n") == 3
 
 
-def test_downloaded_tar_and_list_are_read_from_a_web_server(tmp_path: Path, s3: Any, endpoint: str) -> None:
-    write_folder(tmp_path / "set", PICS)
-    (tmp_path / imagenet.TRAIN_TAR).write_bytes(imagenet.tar_bytes(imagenet.class_tars(PICS)))
-    upload(s3, tmp_path)
-    for key in [item["Key"] for item in s3.list_objects_v2(Bucket="images")["Contents"]]:
-        s3.put_object_acl(Bucket="images", Key=key, ACL="public-read")
-    (tmp_path / "list.txt").write_text("".join(f"{endpoint}/images/set/{p.wnid}/{p.stem}.JPEG\n" for p in PICS))
-    tree = {entry.name.rpartition(b"/")[2]: entry.label for entry in open_folder(tmp_path / "set").entries()}
-    tar = open_imagenet(f"{endpoint}/images/{imagenet.TRAIN_TAR}")
-    for source in (tar, open_list(tmp_path / "list.txt")):
-        worker = open_source(source.kind, source.root, source.facts())
-        found = {entry.name.rpartition(b"/")[2]: (entry.label, worker.read(entry)) for entry in source.entries()}
-        assert {name: label for name, (label, _) in found.items()} == tree
-        assert {data for _, data in found.values()} == {pic.data for pic in PICS}
+class Apache(Handler):
+    """Lists the folders below `root` as Apache does, with links that sort the page."""
+
+    root: Path
+
+    def do_GET(self) -> None:
+        path = self.root / self.path.partition("?")[0].strip("/")
+        if not path.is_dir():
+            body = path.read_bytes() if path.exists() else b""
+            self.answer(200 if path.exists() else 404, body, Content_Type="image/jpeg")
+            return
+        names = [f"{item.name}/" if item.is_dir() else item.name for item in sorted(path.iterdir())]
+        body = "".join(f'<a href="{name}">x</a>\n' for name in ["?C=N;O=D", "?C=S;O=A", *names]).encode()
+        self.answer(200, body, Content_Type="text/html")
 
 
 def test_tree_is_read_from_a_web_server_that_lists_folders(tmp_path: Path) -> None:
     local = open_imagenet(write_folder(tmp_path / "imagenet/train", PICS).parent)
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as address:
+    Apache.root = tmp_path
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Apache)) as address:
         source = open_imagenet(f"{address}/imagenet")
         here, there = list(local.entries()), list(source.entries())
         assert [replace(entry, mtime_ns=0) for entry in there] == [replace(entry, mtime_ns=0) for entry in here]
@@ -152,27 +153,16 @@ def test_image_of_a_tree_that_changes_is_noticed(tmp_path: Path, s3: Any) -> Non
     ("kind", "src", "message"),
     [
         ("folder", "s3://nowhere/set", "s3://nowhere/set: no such object or bucket; look for it with `aws s3 ls"),
-        ("folder", "s3://images/set", "s3://images/set: no such object or bucket; look for it with `aws s3 ls"),
         ("imagenet", "s3://nowhere/set", "s3://nowhere/set: no such object or bucket; look for it with `aws s3 ls"),
-        ("imagenet", "s3://images/a.tar", "s3://images/a.tar: no such object or bucket; look for it"),
         ("list", "s3://images/a.txt", "s3://images/a.txt: no such object or bucket; look for it with `aws s3 ls"),
         ("folder", "https://me:hush@host/set", "https://host/set: the URL also has a password or a query"),
         ("webdataset", "s3://images/none*.tar", "s3://images/none*.tar: no such file; expected *.tar or"),
-        ("webdataset", "s3://images/a.tar", "s3://images/a.tar: no such object or bucket; look for it with `aws s3 ls"),
-        ("webdataset", "s3://nowhere/", "s3://nowhere/: no such object or bucket"),
         ("webdataset", "s3://", "s3://: names no host or bucket; expected a URL such as s3://NAME/..."),
-        ("webdataset", "https://", "https://: names no host or bucket; expected a URL such as https://NAME/..."),
         ("webdataset", "http://host:99999/a.tar", "/host:99999/a.tar: ValueError: Port out of range 0-65535; test"),
-        ("webdataset", "http://a..b/*.tar", "http://a..b/*.tar: "),
         ("webdataset", "az://a/b.tar", "reading az:// requires another package: Install adlfs to access Azure"),
         ("webdataset", "zz://a/b.tar", "zz://: unsupported scheme; expected s3, gs, hf or https"),
         ("webdataset", "gs://a/b.tar", "reading gs:// requires gcsfs; run: pip install gcsfs"),
-        (
-            "webdataset",
-            "{endpoint}/images/private.tar",
-            "/private.tar: access denied (403); test your credentials with",
-        ),
-        ("webdataset", "https://me:hush@host/a.tar?sig=hush", "https://host/a.tar: the URL also has a password or a"),
+        ("webdataset", "{endpoint}/images/private.tar", "/private.tar: access denied (403); test your credentials"),
     ],
 )
 def test_url_that_cannot_be_read_is_one_line(
@@ -184,18 +174,9 @@ def test_url_that_cannot_be_read_is_one_line(
     assert "hush" not in done.stdout + done.stderr + (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize("url", ["https://host/cat/1.jpg", "https://host/a cat/1.jpg"])
-def test_list_of_urls_with_queries_is_refused(tmp_path: Path, url: str) -> None:
-    (tmp_path / "list.txt").write_text(f"{url}?signature=hush\n")
-    with pytest.raises(BuildError, match=f"^{url}: the URL also has a password or a query") as failed:
-        list(open_list(tmp_path / "list.txt").entries())
-    assert "hush" not in str(failed.value)
-
-
-def test_query_is_kept_out_of_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(QUERY, "")
-    assert str(source_path("https://host/a.tar?signature=hush")) == "https://host/a.tar"
-    assert os.environ[QUERY] == "https://host/a.tar signature=hush"
-    assert str(source_path(Path("s3://bucket/set"))) == "s3://bucket/set"
-    assert str(source_path("s3://bucket/set") / "a" / "b") == "s3://bucket/set/a/b"
-    assert str(source_path("s3://bucket").parent / "other") == "s3://other"
+def test_list_of_urls_with_queries_is_refused(tmp_path: Path) -> None:
+    for url in ("https://host/cat/1.jpg", "https://host/a cat/1.jpg"):
+        (tmp_path / "list.txt").write_text(f"{url}?signature=hush\n")
+        with pytest.raises(BuildError, match=f"^{url}: the URL also has a password or a query") as failed:
+            list(open_list(tmp_path / "list.txt").entries())
+        assert "hush" not in str(failed.value)

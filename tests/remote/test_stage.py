@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from itertools import chain, cycle, repeat
+from collections.abc import Callable
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from decodeonce.errors import StageError, StoreError
 from decodeonce.store import RemoteStore, open_store, stage_store
 from decodeonce.store.manifest import DATA_OFFSET
 from tests.command import assert_fails, prep
-from tests.images import tree_bytes
-from tests.remote.conftest import SECRET, Proxy
+from tests.images import replaced, tree_bytes
+from tests.remote.conftest import SECRET, Proxy, failing
 from tests.store.signing import flip, resign
 from tests.stores import make_store, random_images
 
@@ -29,6 +29,7 @@ ROW = 8 * 6 * 3
 URL = "s3://images/train.store"
 IMAGES = random_images(COUNT)
 PAIRED = {"mask": random_images(COUNT, shape=(8, 6, 1), seed=1)[..., 0], "target": random_images(COUNT, seed=2)}
+UPLOAD = "upload it again from an intact copy of the store"
 FORMS: dict[str, dict[str, Any]] = {
     "npy": {"columns": {"features": np.arange(COUNT * 30_000, dtype="<f4").reshape(COUNT, -1)}},  # read in two ranges
     "hdf5": {"container": "hdf5"},
@@ -42,9 +43,9 @@ def upload(s3: Any, store: Path) -> None:
         s3.put_object(Bucket="images", Key=f"train.store/{path.name}", Body=path.read_bytes())
 
 
-def replace_object(s3: Any, name: str, data: bytes) -> None:
-    """Put other bytes into an object of the store."""
-    s3.put_object(Bucket="images", Key=f"train.store/{name}", Body=data)
+def flipped(at: int) -> Callable[[bytes], bytes]:
+    """Return a function that flips a bit of the byte at this offset."""
+    return lambda data: replaced(data, at, bytes([data[at] ^ 1]))
 
 
 @pytest.fixture
@@ -90,17 +91,12 @@ def test_only_what_the_part_needs_is_read(tmp_path: Path, whole: Path, proxy: Pr
     assert all("Signature=" in path for path, _ in proxy.requests)  # none by s3fs, which takes more processor time
 
 
-def failing() -> Iterator[int | None]:
-    """Yield the answers of a server that fails at 10% of the requests."""
-    return chain.from_iterable([*[None] * 9, status] for status in cycle((503, 0, 429)))
-
-
 def test_latency_and_failures_do_not_change_the_part(
     tmp_path: Path, whole: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "PAUSES", (0.001,) * 6)
     proxy.latency = 0.05
-    proxy.answers = failing()
+    proxy.answers = failing(every=10)
     done = prep("stage", URL, tmp_path / "part", *RANK)
     assert done.returncode == 0, done.stderr
     assert f"staging rows 20..39 of the 60 rows of {URL}, for rank 1 of 3" in done.stdout
@@ -132,40 +128,6 @@ def test_killed_stage_resumes_with_the_same_bytes(tmp_path: Path, s3: Any, proxy
     assert tree_bytes(tmp_path / "part") == tree_bytes(tmp_path / "local")
 
 
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("s3://images/other", "s3://images/other/store.json: no such object or bucket; look for it with `aws s3 ls "),
-        ("s3://nowhere/a", "s3://nowhere/a/store.json: no such object or bucket; look for it with `aws s3 ls s3://now"),
-        ("https://me:hush@host/a", "https://host/a: the URL also has a password or a query"),
-    ],
-)
-@pytest.mark.usefixtures("s3")
-def test_store_that_cannot_be_read_is_one_line(tmp_path: Path, url: str, message: str) -> None:
-    done = prep("stage", url, tmp_path / "part", "--log", tmp_path / "log")
-    assert_fails(done, 1, message, "; ")
-    assert "hush" not in done.stderr + (tmp_path / "log").read_text()
-    assert not (tmp_path / "part").exists()
-
-
-def test_local_store_that_is_missing_is_looked_for_with_ls(tmp_path: Path) -> None:
-    with pytest.raises(
-        StoreError, match=rf"no such object or bucket; look for it with `ls -l {tmp_path}/a/store.json`"
-    ):
-        RemoteStore(f"file://{tmp_path}/a")
-
-
-def test_missing_object_is_named(tmp_path: Path, s3: Any, whole: Path) -> None:
-    s3.delete_object(Bucket="images", Key="train.store/images-00002.npy")  # every part has its header
-    with pytest.raises(
-        StoreError, match=rf"^{URL}/images-00002\.npy: no such object or bucket; look for it with `aws "
-    ):
-        stage_store(RemoteStore(URL), tmp_path / "part", rows=HELD)
-    upload(s3, whole)
-    stage_store(RemoteStore(URL), tmp_path / "part", rows=HELD)
-    assert tree_bytes(tmp_path / "part") == stage_locally(whole)
-
-
 def test_object_replaced_meanwhile_is_noticed(tmp_path: Path, s3: Any, whole: Path) -> None:
     opened = RemoteStore(URL)
     stage_store(opened, tmp_path / "part", rows=range(5))
@@ -192,38 +154,31 @@ def test_store_replaced_meanwhile_is_refused(tmp_path: Path, s3: Any, whole: Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "message"),
+    ("name", "change", "message"),
     [
-        ("images-00001.npy", DATA_OFFSET + 9, "4105 bytes, expected 7696; upload it again from an intact copy"),
-        ("images-00002.npy", 9, "9 bytes, expected 5536; upload it again from an intact copy of the store"),
-        ("labels.npy", 600, "600 bytes, expected 608; upload it again from an intact copy of the store"),
-        ("store.json", 600, "not JSON ("),
-        ("store.json", 0, "not JSON ("),
+        ("images-00001.npy", lambda data: data[: DATA_OFFSET + 9], "4105 bytes, expected 7696; " + UPLOAD),
+        ("images-00002.npy", lambda data: data[:9], "9 bytes, expected 5536; " + UPLOAD),
+        ("images-00002.npy", lambda data: None, "no such object or bucket; look for it with `aws s3 ls "),
+        ("labels.npy", lambda data: data[:600], "600 bytes, expected 608; " + UPLOAD),
+        ("store.json", lambda data: data[:600], "not JSON ("),
+        ("store.json", lambda data: None, "no such object or bucket; look for it with `aws s3 ls "),
+        ("images-00001.npy", flipped(DATA_OFFSET + 6 * ROW), "row 31 does not match its checksum; " + UPLOAD),
+        ("images-00002.npy", flipped(9), "its header (first 4096 bytes) is damaged; " + UPLOAD),
+        ("samples.tsv", flipped(150), "damaged: its contents do not match store.json; " + UPLOAD),
     ],
 )
-def test_object_cut_short_is_named(tmp_path: Path, s3: Any, whole: Path, name: str, size: int, message: str) -> None:
-    replace_object(s3, name, (whole / name).read_bytes()[:size])
+def test_damaged_object_is_named(
+    tmp_path: Path, s3: Any, whole: Path, name: str, change: Callable[[bytes], bytes | None], message: str
+) -> None:
+    s3.delete_object(Bucket="images", Key=f"train.store/{name}")
+    if (data := change((whole / name).read_bytes())) is not None:
+        s3.put_object(Bucket="images", Key=f"train.store/{name}", Body=data)
     done = prep("stage", URL, tmp_path / "part", *RANK, "--quiet")
     assert_fails(done, 1, f"{URL}/{name}: {message}")
+    assert not (tmp_path / "part/store.json").exists()
     upload(s3, whole)
     assert prep("stage", URL, tmp_path / "part", *RANK).returncode == 0
     assert tree_bytes(tmp_path / "part") == stage_locally(whole)
-
-
-@pytest.mark.parametrize(
-    ("name", "at", "message"),
-    [
-        ("images-00001.npy", DATA_OFFSET + 6 * ROW, "row 31 does not match its checksum"),
-        ("images-00002.npy", 9, "its header (first 4096 bytes) is damaged"),
-        ("samples.tsv", 150, "damaged: its contents do not match store.json"),
-    ],
-)
-def test_damaged_object_is_named(tmp_path: Path, s3: Any, whole: Path, name: str, at: int, message: str) -> None:
-    flip(whole / name, at)
-    upload(s3, whole)
-    done = prep("stage", URL, tmp_path / "part", *RANK, "--quiet")
-    assert_fails(done, 1, f"{URL}/{name}: {message}; upload it again from an intact copy of the store")
-    assert not (tmp_path / "part/store.json").exists()
 
 
 def test_signature_of_a_web_address_is_nowhere(
@@ -246,9 +201,3 @@ def test_signature_of_a_web_address_is_nowhere(
     for text in (written, done.stdout, done.stderr, failed.stderr):
         assert "hush" not in text
         assert SECRET not in text
-
-
-def test_file_url_is_a_local_store(tmp_path: Path, whole: Path) -> None:
-    done = prep("stage", whole.as_uri(), tmp_path / "part", *RANK)
-    assert done.returncode == 0, done.stderr
-    assert tree_bytes(tmp_path / "part") == stage_locally(whole)

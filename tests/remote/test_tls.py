@@ -20,7 +20,7 @@ from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg, tree_bytes
 from tests.remote.conftest import SECRET, Proxy, running
 
-FLAGS = ("--size", 16, "--workers", 2)
+FLAGS = ("--size", 16, "--workers", 1)
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,7 @@ def tar(tmp_path: Path, s3: Any) -> Path:
 
 def test_s3_is_read_over_tls(tmp_path: Path, tar: Path, secure: Proxy, certificate: Path) -> None:
     assert prep("build", "webdataset", tar, tmp_path / "local", *FLAGS).returncode == 0
-    done = prep_process(
-        "build", "webdataset", "s3://images/a.tar", tmp_path / "out", *FLAGS, AWS_CA_BUNDLE=str(certificate)
-    )
+    done = prep("build", "webdataset", "s3://images/a.tar", tmp_path / "out", *FLAGS, AWS_CA_BUNDLE=str(certificate))
     assert done.returncode == 0, done.stderr
     assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "local")
     assert all("Signature=" in path for path, _ in secure.requests)  # none by s3fs, which takes more processor time
@@ -86,12 +84,15 @@ def test_signed_url_is_read_and_its_signature_is_nowhere(
         assert not [value for value in hidden if value in text]
 
 
-def test_unknown_certificate_is_one_line(tmp_path: Path, tar: Path, secure: Proxy) -> None:
-    done = prep_process("build", "webdataset", "s3://images/a.tar", tmp_path / "out")
+@pytest.mark.usefixtures("tar", "secure")
+def test_unknown_certificate_is_one_line(tmp_path: Path) -> None:
+    done = prep("build", "webdataset", "s3://images/a.tar", tmp_path / "out")
     assert_fails(done, 1, "s3://images/a.tar: SSLError: ", "test the URL and your credentials with `aws s3 ls")
 
 
-def test_signed_url_can_be_measured(tmp_path: Path, tar: Path, secure: Proxy, certificate: Path) -> None:
+@pytest.mark.long
+@pytest.mark.usefixtures("tar")
+def test_signed_url_can_be_measured(tmp_path: Path, secure: Proxy, certificate: Path) -> None:
     client = boto3.client("s3", endpoint_url=secure.url)
     url = client.generate_presigned_url("get_object", Params={"Bucket": "images", "Key": "a.tar"})
     done = prep_process("bench", "build", "webdataset", url, tmp_path / "out", *FLAGS, SSL_CERT_FILE=str(certificate))

@@ -20,7 +20,7 @@ from decodeonce.prep.building.output_dir import is_built
 from decodeonce.prep.building.pool import Progress, WorkSettings, work
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.store import StorePaths, open_store, stage_store, verify_store
+from decodeonce.store import StorePaths, open_store, stage_store
 from tests.command import prep
 from tests.images import make_tree, tree_bytes
 from tests.together.processes import ROOT, Prep, build_arguments
@@ -74,25 +74,6 @@ def test_task_running_when_other_process_finishes_build(
     ended = paused.ended()
     assert ended.returncode == 0, ended
     assert FINISHED in ended.stderr.splitlines()[-1]
-    assert tree_bytes(out) == expected_files
-
-
-def test_task_killed_in_write_after_finish_leaves_rows_intact(
-    tree: Path, recipe: Recipe, expected_files: dict[str, bytes], tmp_path: Path
-) -> None:
-    out, gate = tmp_path / "store", f"wrote:{LAST_SHARD}"
-    make_plan(open_imagenet(tree), out, recipe)
-    paused = Prep("work", out, "--max-bad", 2, "--workers", 1, folder=tmp_path, gates=(gate,))
-    hold = paused.reached(gate)
-    work(out, WorkSettings(workers=1, max_bad="2"))
-    finish(out, ALLOWANCE)
-    os.truncate(out / "images-00006.npy", 4096 + 2 * ROW)  # as if the write had come just after the finish
-    os.killpg(paused.process.pid, signal.SIGKILL)
-    os.close(hold)
-    assert paused.ended().returncode == -signal.SIGKILL
-    report = verify_store(out)
-    assert (report.bad_rows, bool(report.problems)) == ([], True)
-    assert finish(out, ALLOWANCE).count == 13
     assert tree_bytes(out) == expected_files
 
 
@@ -224,29 +205,25 @@ def test_error_names_differences_from_finished_store(
 def test_plan_does_not_touch_store_finished_meanwhile(
     tree: Path, recipe: Recipe, expected_files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = open_imagenet(tree)
-    check, out, calls = vars(build_module)["check_output_dir"], tmp_path / "store", 0
-
-    def check_then_finish(*arguments: Any) -> None:
-        nonlocal calls
-        calls += 1
-        check(*arguments)
-        if calls == at:
-            finish(out, ALLOWANCE)
-
+    source, check = open_imagenet(tree), vars(build_module)["check_output_dir"]
     for at in (1, 2):  # before and after the plan takes the lock
-        calls = 0
+        out, calls = tmp_path / f"store{at}", list[object]()
         make_plan(source, out, recipe)
-        work(out, WorkSettings(workers=2, max_bad="2"))
+        work(out, WorkSettings(workers=1, max_bad="2"))
+
+        def check_then_finish(*arguments: Any, out: Path = out, calls: list[object] = calls, at: int = at) -> None:
+            calls.append(check(*arguments))
+            if len(calls) == at:
+                finish(out, ALLOWANCE)
+
         with monkeypatch.context() as patched:
             patched.setattr(build_module, "check_output_dir", check_then_finish)
             assert plan_unless_built(source, out, recipe) is None
-        assert calls >= at
+        assert len(calls) >= at
         assert tree_bytes(out) == expected_files
-        shutil.rmtree(out)
 
 
-@pytest.mark.parametrize("times", [5, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [4, pytest.param(300, marks=pytest.mark.long)])
 def test_simultaneous_finishes_and_plans_make_one_store(times: int) -> None:
     command = [sys.executable, "-m", "tests.together.at_once", str(times)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

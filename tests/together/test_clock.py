@@ -52,6 +52,7 @@ def assert_makes_sense(status: Status, done: int) -> None:
         assert task.seconds_quiet >= 0
 
 
+@pytest.mark.long
 def test_jumping_clocks_do_not_change_bytes(
     faketime: str, tree: Path, recipe: Recipe, expected_files: dict[str, bytes], tmp_path: Path
 ) -> None:
