@@ -154,7 +154,7 @@ def find_rank(environ: Mapping[str, str] | None = None) -> Rank:
         Rank(rank=3, world_size=8, source='torchrun')
     """
     environ = os.environ if environ is None else environ
-    if found := _initialised() or _launched(environ):
+    if found := distributed_rank() or _launched(environ):
         return found
     for array in ARRAYS:
         if array.alone and environ.get(array.index):
@@ -245,8 +245,9 @@ def check_rank(rank: int, world_size: int, rank_name: str = "rank", size_name: s
         raise ValueError(f"{rank_name} is {rank} and {size_name} {world_size}, expected 0 <= {rank_name} < {size_name}")
 
 
-def _initialised() -> Rank | None:
-    # No import here: a program that has not imported torch.distributed has not initialised it.
+def distributed_rank() -> Rank | None:
+    """Return the rank of torch.distributed; None if it is not initialized."""
+    # No import here: a program that has not imported torch.distributed has not initialized it.
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

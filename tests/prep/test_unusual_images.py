@@ -147,6 +147,20 @@ def upper_bytes(channels: int) -> Pixels:
     return np.repeat(levels, 3, axis=2) if channels == 1 else levels[..., :3]
 
 
+def raw_tiff(bits: int, *, photometric: int = 1, sample_format: int = 1, order: str = "<") -> bytes:
+    """Return a gray TIFF with the upper `bits` of `sixteen_bits`."""
+    levels = sixteen_bits(1)[..., 0].astype(int) >> (16 - bits)
+    height, width = levels.shape
+    if bits == 16:
+        data = levels.astype(f"{order}u2").tobytes()
+    else:
+        data = np.packbits(levels[..., None] >> np.arange(bits - 1, -1, -1) & 1).tobytes()
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height, 279: len(data)}
+    entries = [struct.pack(f"{order}HHLL", tag, 4, 1, value) for tag, value in {**tags, 339: sample_format}.items()]
+    begin = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}L", 8 + len(data))
+    return begin + data + struct.pack(f"{order}H", len(entries)) + b"".join(entries) + bytes(4)
+
+
 def grey_sixteen(format_: str) -> bytes:
     return encoded(Image.fromarray(sixteen_bits(1)[..., 0]), format_)
 
@@ -257,6 +271,8 @@ KEPT = {
     ),
     "tiff-pages": Case(lambda: animated("TIFF"), name="x.tif", like=solid("TIFF")),
     "tiff-cmyk": Case(lambda: encoded(RED.convert("CMYK"), "TIFF"), name="x.tif"),
+    "tiff-12": Case(lambda: raw_tiff(12), name="x.tif", like=lambda: upper_bytes(1)),
+    "tiff-16-white": Case(lambda: raw_tiff(16, photometric=0), name="x.tif", like=lambda: 255 - upper_bytes(1)),
     "tiff-16": Case(lambda: grey_sixteen("TIFF"), name="x.tif", like=lambda: upper_bytes(1)),
     "ppm": Case(lambda: encoded(make_image(32, 32), "PPM"), name="x.ppm", like=drawn),
     "pgm": Case(lambda: encoded(make_image(50, 60, mode="L"), "PPM"), name="x.pgm"),
@@ -271,7 +287,7 @@ KEPT = {
         like=lambda: np.full((32, 32, 3), (10, 200, 30), np.uint8),
     ),
 }
-UNCOMPRESSED_TIFF = {"tiff", "tiff-pages", "tiff-cmyk", "tiff-16"}
+UNCOMPRESSED_TIFF = {"tiff", "tiff-pages", "tiff-cmyk", "tiff-16", "tiff-12", "tiff-16-white"}
 
 
 @pytest.mark.parametrize("id_", KEPT)
@@ -311,6 +327,8 @@ REJECTED: dict[str, Callable[[], bytes]] = {
     "broken-header": lambda: replaced(PLAIN, marker_at(PLAIN, 0xC4) + 5, b"\xff" * 8),
     "webp-cut": lambda: b"RIFF\x64\0\0\0WEBPVP8 \x58\0\0\0" + bytes(40),
     "tiff-float": lambda: encoded(Image.new("F", (50, 60), 0.5), "TIFF"),
+    "tiff-16-signed": lambda: raw_tiff(16, sample_format=2),
+    "tiff-bits": lambda: raw_tiff(12, order=">"),
     "tiff-32": lambda: encoded(Image.new("I", (50, 60), 1 << 20), "TIFF"),
     "tiff-lab": lambda: encoded(Image.new("LAB", (50, 60)), "TIFF"),
     "pfm": lambda: encoded(Image.new("F", (50, 60), 0.5), "PPM"),

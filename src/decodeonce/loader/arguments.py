@@ -26,7 +26,7 @@ DATA_LOADER_WORDS = {
     "collate_fn": "transform, a function from a Batch to a Batch",
     "pin_memory": 'device="cuda", which copies from pinned memory',
     "pin_memory_device": "device",
-    "drop_last": 'tail="drop" (default), "keep" or "pad"',
+    "drop_last": 'tail="drop" or "keep"',
     "timeout": _NO_WORKERS,
     "worker_init_fn": _NO_WORKERS,
     "multiprocessing_context": _NO_WORKERS,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset
 
 from decodeonce.host import usable_cores
-from decodeonce.launch import Rank, check_rank, find_rank
+from decodeonce.launch import Rank, check_rank, distributed_rank, find_rank
 from decodeonce.loader.arguments import StoreLike, advise, as_store, whole
 from decodeonce.loader.augment.augment import Augment
 from decodeonce.loader.buffers import refuse_to_copy
@@ -48,6 +48,7 @@ CHOICES: dict[str, object] = {
 
 # In our measurements, two threads copied as fast as two cores can. A rank should use only a few cores for loading.
 MOST_THREADS = 4
+GIVEN = "given"  # the source of a rank that the user passed
 
 
 class Loader:
@@ -76,9 +77,10 @@ class Loader:
         rank: Number of this rank. Pass both `rank` and `world_size`, or neither. Default: the rank from
             torch.distributed or the launcher.
         world_size: Number of ranks. Default: as for `rank`.
-        tail: What to do with the rows after the last complete global batch. "drop" (default): skip them. "pad": fill
-            the batch with rows from the start of the epoch; ``Batch.valid`` is the number of rows that count. "keep":
-            split them evenly into smaller batches; a rank without rows gets one row of padding.
+        tail: What to do with the rows after the last complete global batch. "drop": skip them. "pad": fill the batch
+            with rows from the start of the epoch; ``Batch.valid`` is the number of rows that count. "keep": split them
+            evenly into smaller batches; a rank without rows gets one row of padding. Default: "keep" with
+            ``shuffle="none"``, which is for evaluation, otherwise "drop".
         prefetch: Batches prepared ahead, at least 1. Default: 3. On a CPU, the Loader uses host memory for about
             ``prefetch + 2`` batches. With another device, it uses pinned host memory for 3 batches, and device memory
             for about ``prefetch + 2`` batches.
@@ -137,7 +139,7 @@ class Loader:
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
-        tail: Tail = "drop",
+        tail: Tail | None = None,
         prefetch: int = 3,
         threads: int | None = None,
         reader: ReaderName = "auto",
@@ -147,6 +149,8 @@ class Loader:
     ) -> None:
         if isinstance(shuffle, bool):
             raise TypeError(f'shuffle is {shuffle} as for torch\'s DataLoader; pass "{"full" if shuffle else "none"}"')
+        if tail is None:
+            tail = "keep" if shuffle == "none" else "drop"
         for name, value in zip(CHOICES, (shuffle, partition, tail, reader, cache), strict=True):
             if value not in (choices := get_args(CHOICES[name])):
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
@@ -154,7 +158,7 @@ class Loader:
         self._seed, self._shuffle, self._kind = whole("seed", seed), shuffle, partition
         threads = min(MOST_THREADS, usable_cores()) if threads is None else whole("threads", threads, 1)
         found = find_rank() if rank is None and world_size is None else _given_rank(rank, world_size)
-        self.rank, self.world_size = found.rank, found.world_size
+        self.rank, self.world_size, self._found = found.rank, found.world_size, found
         target, opened = find_device(device), as_store(store)
         self._root, self._manifest = opened.paths.root, opened.manifest
         if isinstance(transform, Augment):
@@ -230,11 +234,13 @@ class Loader:
             threads end after the batches that they have begun. ``close()`` and the next epoch wait for them.
 
         Raises:
-            RuntimeError: If the Loader is closed.
+            RuntimeError: If the Loader is closed, or was created before torch.distributed was initialized and found
+                another rank than torch.distributed.
         """
         self._end_epoch("a new epoch of this Loader was started")
         if self._reader is None:
             raise RuntimeError("this Loader is closed; create a new one")
+        self._check_rank()
         # Until this epoch yields a batch, it is also the next one: Lightning creates two iterators in a row and takes
         # batches from the second.
         start = self._positions.now = self._positions.next
@@ -400,6 +406,13 @@ class Loader:
             advice = "choose rows that it holds, or open the whole store"
         part.check_held(range(int(own[0]), int(own[-1]) + 1), advice)
 
+    def _check_rank(self) -> None:
+        """Raise RuntimeError if the rank was found, not given, and torch.distributed has another one by now."""
+        now = distributed_rank()
+        if now and self._found.source != GIVEN and (now.rank, now.world_size) != (self.rank, self.world_size):
+            advice = "create it in each process after init_process_group(), or pass rank and world_size"
+            raise RuntimeError(f"this Loader was created as {self._found}, but this process is {now}; {advice}")
+
     def _running(self) -> Epoch | None:
         """The epoch that has been started and has not ended."""
         epoch = self._filler.epoch() if self._filler else None
@@ -418,4 +431,4 @@ def _given_rank(rank: int | None, world_size: int | None) -> Rank:
         raise ValueError(f"rank is {rank!r} and world_size {world_size!r}, expected both or neither")
     rank, world_size = whole("rank", rank), whole("world_size", world_size)
     check_rank(rank, world_size)
-    return Rank(rank, world_size, "given")
+    return Rank(rank, world_size, GIVEN)

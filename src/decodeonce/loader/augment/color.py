@@ -155,7 +155,7 @@ def _hue(planes: Tensor, shift: Tensor) -> Tensor:
     spread = most - torch.minimum(torch.minimum(red, green), blue)
     others = torch.where(most == green, (blue - red).add_(spread, alpha=2), (red - green).add_(spread, alpha=4))
     sixths = torch.where(most == red, green - blue, others).div_(6 * spread.clamp(min=_TINY)).add_(shift + 1)
-    start = torch.linspace(5 / 6, 1 / 6, 3, device=planes.device)[:, None, None, None]
+    start = torch.linspace(5 / 6, 1 / 6, 3, dtype=planes.dtype, device=planes.device)[:, None, None, None]
     distance = (sixths + start).frac_().sub_(1 / 3).abs_().clamp_(1 / 6, 1 / 3)
     return torch.addcmul(most - 2 * spread, 6 * spread, distance)
 
@@ -166,7 +166,8 @@ _NEUTRAL = (1, 1, 1, 0)
 
 
 def _gray(red: Tensor, green: Tensor, blue: Tensor) -> Tensor:
-    return (red * 0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114)
+    # A product of uint8 and a float would have torch's default dtype.
+    return (red.to(torch.float32) * 0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 ORIENTATION = 0x0112
+PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # of TIFF
 # Raw modes of grey that Pillow scales to 0..255: 2 and 4 bits in PNG and TIFF, another maximum than 255 in PGM.
 SCALED_GREY = re.compile(r"'L;[24]I?R?'|\('L', (?!255\))\d+\)")
 # What Pillow's plugins raise if the content does not match its header.
@@ -323,18 +324,22 @@ def _decode_with_pillow(data: bytes, convert: Callable[[Image.Image], DecodedIma
 
 
 def _converted(image: Image.Image) -> DecodedImage:
-    """Convert an opened image to RGB; 16-bit channels keep the upper byte."""
+    """Convert an opened image to RGB; channels of 12 and 16 bits keep the upper 8."""
     format_ = "JPEG" if image.format == "MPO" else str(image.format)  # MPO is a JPEG followed by more images
-    deep = ";16" in str(getattr(image, "tile", ""))  # Pillow itself converts 16-bit colors to 8 bits
+    raw = str(getattr(image, "tile", ""))  # Pillow's name for the stored pixels; load() clears it
+    deep = next((bits for bits in (12, 16) if f";{bits}" in raw), 0)  # Pillow itself converts 16-bit colors to 8 bits
+    # Pillow inverts a TIFF of 8 bits in which white is 0, but no TIFF of 16 bits.
+    is_negative = format_ == "TIFF" and getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO
     image.load()
     width, height = image.size
     if image.mode == "I" and format_ == "TIFF":
-        raise Undecodable("32-bit pixels, of no known range")
+        raise Undecodable(f"{'signed 16-bit' if deep else '32-bit'} pixels, of no known range")
     if image.mode in REJECTED_MODES:
         raise Undecodable(REJECTED_MODES[image.mode])
     if image.mode.startswith("I"):
-        return DecodedImage(_upper_bytes(image).convert("RGB"), width, height, format_, "16 bit")
-    unusual = _join(UNUSUAL_MODES.get(image.mode, ""), "16 bit" if deep else "")
+        levels = _upper_bits(image, deep or 16, inverted=is_negative)
+        return DecodedImage(levels.convert("RGB"), width, height, format_, f"{deep or 16} bit")
+    unusual = _join(UNUSUAL_MODES.get(image.mode, ""), f"{deep} bit" if deep else "")
     return DecodedImage(image.convert("RGB"), width, height, format_, unusual)
 
 
@@ -350,14 +355,14 @@ def _values(image: Image.Image) -> DecodedImage:
     return DecodedImage(values, *image.size, str(image.format))
 
 
-def _upper_bytes(image: Image.Image) -> Image.Image:
-    """Return the upper bytes of a 16-bit image, some lines at a time; Pillow's own conversion clips to white."""
+def _upper_bits(image: Image.Image, bits: int, *, inverted: bool) -> Image.Image:
+    """Return the upper 8 of `bits` bits, some lines at a time; Pillow's own conversion clips to white."""
     levels = np.empty((image.height, image.width), np.uint8)
     rows = max(1, (1 << 20) // image.width)
     for top in range(0, image.height, rows):
         part = np.asarray(image.crop((0, top, image.width, min(top + rows, image.height))))
-        levels[top : top + rows] = (part.astype(np.int64) >> 8).clip(0, 255)
-    return Image.fromarray(levels)
+        levels[top : top + rows] = (part.astype(np.int64) >> (bits - 8)).clip(0, 255)
+    return Image.fromarray(255 - levels if inverted else levels)
 
 
 def _orientation(data: bytes, *, tiff: bool = False) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import struct
+import warnings
 
-from PIL import Image, UnidentifiedImageError, features
+from PIL import Image, TiffImagePlugin, UnidentifiedImageError, features
 
 LIBJPEG_SIDE = 65500  # libjpeg's limit, in pixels
 # Formats by their first bytes. A file that begins like this may still be broken.
@@ -32,6 +34,7 @@ NO_WEBP = f"WebP, and this Pillow was built without it: install libwebp-dev (Fed
 NO_TIFF = f"compressed TIFF, and this Pillow was built without libtiff: install libtiff-dev or libtiff-devel, {REBUILD}"
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15 (ITU T.81, table B.1)
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
+TIFF_BITS, TIFF_PHOTOMETRIC = 258, 262
 LOSSLESS = (0xC3, 0xCB)
 HIERARCHICAL = (0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF)
 BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without a length
@@ -53,7 +56,8 @@ def reason(data: bytes, error: Exception) -> str:
     if found == "JPEG" and (special := _special_jpeg(data)):
         return special
     if isinstance(error, UnidentifiedImageError):  # its text contains a memory address
-        return f"broken {found}: its header cannot be read"
+        special = _special_tiff(data) if found == "TIFF" else ""
+        return special or f"broken {found}: its header cannot be read"
     return f"truncated: {complaint}" if "truncated" in complaint.lower() else f"broken {found}: {complaint}"
 
 
@@ -94,6 +98,25 @@ def _special_jpeg(data: bytes) -> str:
     if marker in HIERARCHICAL:
         return "hierarchical JPEG, which is not read"
     return "" if channels in (1, 3, 4) else f"JPEG of {channels} channels, expected 1, 3 or 4"
+
+
+def _special_tiff(data: bytes) -> str:
+    """Return why a valid TIFF cannot be decoded, judged by its first directory; "" if that is broken or ordinary."""
+    directory, file = TiffImagePlugin.ImageFileDirectory_v2(data[:8]), io.BytesIO(data)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            file.seek(directory.next)
+            directory.load(file)
+        bits, [photometric] = directory.get(TIFF_BITS, (1,)), [directory.get(TIFF_PHOTOMETRIC, 0)]
+    except (OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, struct.error):
+        return ""
+    kinds = ("white is 0", "black is 0", "RGB", "palette")
+    if set(bits) <= {1, 2, 4, 8, 16} and photometric in range(len(kinds)):
+        return ""
+    kind = kinds[photometric] if photometric in range(len(kinds)) else f"photometric {photometric}"
+    order = "big-endian" if data[:2] == b"MM" else "little-endian"
+    return f"{order} TIFF of {bits[0]} bits a channel ({kind}), which Pillow does not read; save it with 8 or 16 bits"
 
 
 def _frame_at(data: bytes) -> int | None:

@@ -9,7 +9,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -105,13 +105,22 @@ class _HeaderReader(HolderFile):
 
 
 def list_tar(holder: Holder) -> Iterator[Member]:
-    """Yield the files of a tar in their order, except hidden ones.
+    """Yield the files of a tar in their order, except hidden ones, and those of tars that were appended to it with cat.
 
     Raises:
         BuildError: If the tar is compressed, damaged or truncated, such as an incomplete download.
     """
     _refuse_compressed(holder)
     headers, names = _HeaderReader(holder), _Names(holder.path)
+    start: int | None = 0
+    while start is not None:
+        headers.seek(start)
+        end = yield from _list_one_tar(holder, headers, names)
+        start = _next_start(holder, end)
+
+
+def _list_one_tar(holder: Holder, headers: _HeaderReader, names: _Names) -> Generator[Member, None, int]:
+    """Yield the files of the tar that begins where `headers` is. Return the offset of its end."""
     try:
         tar = tarfile.TarFile(fileobj=headers, encoding="utf-8", errors="surrogateescape")
         for info in iter(tar.next, None):
@@ -132,6 +141,7 @@ def list_tar(holder: Holder) -> Iterator[Member]:
             raise _truncated(holder, holder.size + BLOCK, "a header") from None
         raise BuildError(f"{holder.path}: not a tar, or damaged: {error}; download it again") from None
     _check_end(holder, tar.offset, ran_out=headers.tell() >= holder.size)
+    return int(tar.offset)
 
 
 def _refuse_compressed(holder: Holder) -> None:
@@ -151,6 +161,15 @@ def _check_end(holder: Holder, at: int, *, ran_out: bool) -> None:
         raise _truncated(holder, at + BLOCK, "the empty block that ends a tar")
     if any(block):
         raise BuildError(f"{holder.path}: damaged: no tar header at byte {at}; download it again")
+
+
+def _next_start(holder: Holder, at: int) -> int | None:
+    """Return the offset of the first block from `at` on that is not empty; None if there is none."""
+    while data := holder.read_at(at, CHUNK):
+        if kept := len(data.lstrip(b"\0")):
+            return at + (len(data) - kept) // BLOCK * BLOCK
+        at += len(data)
+    return None
 
 
 def _truncated(holder: Holder, expected: int, what: str) -> BuildError:

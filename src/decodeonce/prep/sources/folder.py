@@ -33,6 +33,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".ti
 SUFFIXES = tuple(map(str.encode, IMAGE_SUFFIXES))
 MAX_DEPTH = 64  # levels below a class folder; a folder deeper than this is rejected
 SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
+SPLIT_WORD = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?![a-z])", re.IGNORECASE)
 WNID = re.compile(r"n\d{8}")
 
 
@@ -145,17 +146,21 @@ def _to_walk(item: os.DirEntry[bytes]) -> bool:
 
 
 def _check_no_splits(root: Path, names: Sequence[str], links: Links) -> None:
-    """Raise BuildError if these class folders of `root` look like splits."""
-    splits = [name for name in names if name.lower() in SPLITS]
+    """Raise BuildError if these class folders of `root` look like splits, such as train.X1 and val.X."""
+    splits = {name: word[1].lower() for name in names if (word := SPLIT_WORD.match(name))}
     if len(splits) < min(2, len(names)):  # a single "train" among other classes is a vehicle
         return
-    split = root / min(splits, key=lambda name: SPLITS.index(name.lower()))
-    held = [] if links.folder_leads_outside(os.fsencode(split)) else class_folders(split)
+    first = min(splits, key=lambda name: SPLITS.index(splits[name]))
+    held = [] if links.folder_leads_outside(os.fsencode(root / first)) else class_folders(root / first)
     if not held:
         return
-    contents = f"{split.name} contains {counted(len(held), 'folder')} (first {quoted(held[0])})"
-    command = f"prep build folder {quoted(str(split))} OUT"
+    contents = f"{first} contains {counted(len(held), 'folder')} (first {quoted(held[0])})"
     found = f"{root}: contains splits instead of classes ({', '.join(splits)}): {contents}"
+    command = f"prep build folder {quoted(str(root / first))} OUT"
+    if (parts := [name for name in splits if splits[name] == splits[first]])[1:]:
+        # Each of Kaggle's four folders train.X1 to train.X4 of ImageNet-100 has a quarter of the classes.
+        linked = " ".join(f"{quoted(str(root.absolute() / name))}/*" for name in parts)
+        command = f"mkdir ALL && ln -s {linked} ALL && prep build folder ALL OUT --follow-links"
     raise BuildError(f"{found}; run: {command}; if these are classes, pass --splits-as-classes")
 
 

@@ -24,7 +24,7 @@ from decodeonce.store.manifest import Column, ImageClass
 MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
 WHOLE_IN_FLOAT32 = 2**24  # float32 represents every whole number up to here
-_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_WHOLE = re.compile(r"(-?[0-9]{1,18})(?:\.0*)?")  # pandas writes 5.0 if another label of the table is missing
 
 
 class LabelledSource(Source):
@@ -66,7 +66,8 @@ class LabelledSource(Source):
         """Set the classes, and the class number of each label.
 
         If all labels are whole numbers, they are the class numbers; a negative one has no class. Otherwise they are
-        names, in the order of the given classes, or sorted by their bytes.
+        names, in the order of the given classes, or sorted by their bytes. Without given classes, other numbers are
+        refused: they would become names, and 10.5 would come before 2.5.
 
         Args:
             seen: Each label, with the place where it was seen first, for messages.
@@ -76,10 +77,15 @@ class LabelledSource(Source):
             BuildError: If the given classes lack a label. Without given classes, if only some labels are whole numbers:
                 a single caption among numbers would otherwise renumber all classes.
         """
-        texts = [label for label in seen if not numbered or not _NUMBER.fullmatch(label)]
+        texts = [label for label in seen if not numbered or not _WHOLE.fullmatch(label)]
         if not texts:
-            self._learn_numbers(seen)
+            self._learn_numbers({label: int(label.partition(".")[0]) for label in seen}, seen)
             return
+        if numbered and self._given is None and all(map(_is_float, seen)):
+            raise BuildError(
+                f"{seen[texts[0]]}: label {texts[0]} is not a whole number; keep such numbers with --column NAME, "
+                "or list all of them as class names with --classes FILE"
+            )
         if numbered and self._given is None and len(texts) < len(seen):
             raise BuildError(
                 f"{seen[texts[0]]}: label {texts[0]!r:.80} is not a whole number, but {len(seen) - len(texts)} of "
@@ -94,16 +100,16 @@ class LabelledSource(Source):
                 raise BuildError(f"{where}: class {label!r} is not in {origin}; add it there, or omit --classes")
         self._names, self._numbers = names, {label: numbers[label] for label in seen}
 
-    def _learn_numbers(self, seen: Mapping[str, object]) -> None:
-        self._numbers = {label: int(label) for label in seen}
-        largest = max(seen, key=self._numbers.__getitem__, default="-1")
+    def _learn_numbers(self, numbers: dict[str, int], seen: Mapping[str, object]) -> None:
+        self._numbers = numbers
+        largest = max(numbers, key=numbers.__getitem__, default="")
         count = MAX_NUMBERS if self._given is None else len(self._given)
-        if int(largest) >= count:
+        if (last := numbers.get(largest, -1)) >= count:
             advice = "class numbers start at 0"
             if self._given is not None:
                 advice = f"{ClassList(self._given).origin} has {count} names, expected one for each class"
             raise BuildError(f"{seen[largest]}: label {largest}, expected 0 to {count - 1}; {advice}")
-        self._names = list(map(str, range(int(largest) + 1))) if self._given is None else list(self._given)
+        self._names = list(map(str, range(last + 1))) if self._given is None else list(self._given)
 
     def _class_of(self, label: str | None) -> tuple[int, str]:
         """Return the class number of a label and "", or 0 and the problem of a label without a class."""
@@ -174,6 +180,14 @@ def _is_number(value: object) -> bool:
     if isinstance(value, int):
         return -(2**63) <= value < 2**63
     return isinstance(value, float) and math.isfinite(value)
+
+
+def _is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def number_columns(names: Sequence[str]) -> list[NumberColumn]:

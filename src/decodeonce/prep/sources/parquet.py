@@ -24,8 +24,8 @@ from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, parallel_map, size_problem
 from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, ObjectHolder, SourceFiles, source_file
 from decodeonce.prep.sources.labels import LabelledSource
-from decodeonce.prep.sources.patterns import check_one_split, describe_files, find_files
-from decodeonce.remote import as_path, is_url, source_text
+from decodeonce.prep.sources.patterns import describe_files, find_files
+from decodeonce.remote import as_path, source_text
 from decodeonce.store.layout import Json
 
 MAX_FOOTER_BYTES = 1 << 26  # the footer is read whole; with 10,000 row groups of three columns it has about 4 MB
@@ -237,8 +237,6 @@ def open_parquet(
     """
     src = source_text(src)
     root, names = find_files(src, (".parquet",), deep=True, follow_links=follow_links)
-    if os.path.isdir(src) or (is_url(src) and not src.endswith(".parquet")):
-        check_one_split(root, names)
     files = SourceFiles(root, parallel_map(root, partial(source_file, root), names))
     columns = ask_about(files, 0, "columns", image=image_column, label=label_column, numbers=column or [])
     return ParquetSource(root, files=files.files, columns=columns, classes=classes)

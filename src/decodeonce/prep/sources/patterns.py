@@ -13,6 +13,7 @@ from pathlib import Path
 import bracex
 
 from decodeonce.errors import BuildError
+from decodeonce.formatting import quoted
 from decodeonce.prep.entry import name_text
 from decodeonce.prep.sources.files import mode_of
 from decodeonce.prep.sources.safe_open import Links
@@ -36,7 +37,7 @@ def find_files(
             be links.
 
     Raises:
-        BuildError: If a file is missing, or a link leads out of a folder.
+        BuildError: If a file is missing, a link leads out of a folder, or a folder or wildcard has several splits.
     """
     if pattern.startswith("pipe:"):
         raise BuildError(f"{pattern}: a command cannot be read; pass the URL or the path that it reads")
@@ -55,6 +56,9 @@ def find_files(
             raise BuildError(f"{missing[0]}: contains no {wanted}; pass the folder that holds them")
         of = f" ({len(missing)} of the {len(parts)} files of {pattern} are missing)" if len(parts) > 1 else ""
         raise BuildError(f"{missing[0]}: no such file{of}; expected {wanted}")
+    for part, files in found.items():
+        if files != [part]:
+            _check_one_split(part, files)
     paths = list(dict.fromkeys(absolute(as_path(path)) for part in parts for path in found[part]))
     top = os.path.commonpath([os.path.dirname(path) for path in paths])
     root = UrlPath(top) if is_url(paths[0]) else Path(top)
@@ -82,16 +86,19 @@ def _files_of(part: str, suffixes: tuple[str, ...], deep: bool, follow_links: bo
     return sorted(filter(os.path.isfile, glob.glob(part)), key=os.fsencode)
 
 
-def check_one_split(folder: Path, names: list[str]) -> None:
-    """Raise BuildError if the files of a folder belong to several splits: train-00000-of-00008, test/0000, ..."""
-    splits: dict[str, str] = {}
-    for name in names:
-        shard, word = _SHARD.fullmatch(os.path.basename(name)), _SPLIT.search(name)
-        above = folder / os.path.dirname(name)
+def _check_one_split(part: str, files: Sequence[str]) -> None:
+    """Raise BuildError if a folder or wildcard has the files of several splits: train-00000-of-00008, test/0000, ..."""
+    top, splits = os.path.dirname(re.split(r"[*?[]", f"{part}/", maxsplit=1)[0]), dict[str, str]()
+    for file in files:
+        folder, name = os.path.split(file)
+        below = file.removeprefix(f"{top}/")
+        shard, word = _SHARD.fullmatch(name), _SPLIT.search(below)
         if shard:
-            splits.setdefault(shard[1], str(above / f"{shard[1]}-*"))
+            splits.setdefault(shard[1], os.path.join(folder, f"{shard[1]}-*"))
+        elif word and word.end() > len(below) - len(name):  # in the name of the file
+            splits.setdefault(word[1], os.path.join(folder, f"{name[: word.end() - len(below)]}*"))
         else:
-            splits.setdefault(word[1] if word else "", str(above))
+            splits.setdefault(word[1] if word else "", folder)
     if len(splits) > 1:
         found, one = ", ".join(split or "others" for split in splits), list(splits.values())[-1]
-        raise BuildError(f"{folder}: contains several splits ({found}); pass the files of one, such as '{one}'")
+        raise BuildError(f"{part}: contains several splits ({found}); pass the files of one, such as {quoted(one)}")

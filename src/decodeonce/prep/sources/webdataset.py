@@ -6,6 +6,7 @@ A sample is a run of members whose names are equal up to the first dot.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -311,7 +312,8 @@ def _label(suffix: bytes, data: bytes) -> str:
         return name_text(data).strip()
     facts = _fields(data)
     found = next((facts[key] for key in LABEL_KEYS if key in facts), None)
-    label = str(found) if isinstance(found, (int, str)) and not isinstance(found, bool) else ""
+    whole = isinstance(found, (int, str)) and not isinstance(found, bool)
+    label = str(found) if whole or (isinstance(found, float) and math.isfinite(found)) else ""
     return "" if _LONE.search(label) else label
 
 

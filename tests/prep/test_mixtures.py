@@ -1,0 +1,92 @@
+"""Sources that mix what does not belong together, or hold more than it seems."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shlex
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources.file_list import open_list
+from decodeonce.prep.sources.folder import open_folder
+from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.store import open_store
+from tests.command import prep
+from tests.images import jpeg
+
+
+def tar_of(samples: range, label: str = "0") -> bytes:
+    """Return a tar with an image and a label for each number."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for number in samples:
+            for suffix, data in (("jpg", jpeg(40, 30, seed=number)), ("cls", label.encode())):
+                info = tarfile.TarInfo(f"{number:03}.{suffix}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def test_webdataset_shards_of_two_splits_are_an_error(tmp_path: Path) -> None:
+    for number, split in enumerate(["train-0000", "train-0001", "validation-00"]):
+        (tmp_path / f"imagenet1k-{split}.tar").write_bytes(tar_of(range(number, number + 1)))
+    for src in (tmp_path, tmp_path / "*.tar"):
+        with pytest.raises(
+            BuildError, match=r"several splits \(train, validation\); .* such as .*/imagenet1k-validation\*"
+        ):
+            open_webdataset(src)
+    assert len(list(open_webdataset(tmp_path / "imagenet1k-train*").entries())) == 2
+
+
+def test_all_tars_of_a_file_are_read(tmp_path: Path) -> None:
+    first, second = tar_of(range(3)), tar_of(range(3, 8))
+    (tmp_path / "cat.tar").write_bytes(first + second)
+    (tmp_path / "cat.tar.gz").write_bytes(gzip.compress(first) + gzip.compress(second))
+    for name in ("cat.tar", "cat.tar.gz"):
+        source = open_webdataset(tmp_path / name)
+        assert [source.read(entry) for entry in source.entries()] == [jpeg(40, 30, seed=n) for n in range(8)]
+    (tmp_path / "cat.tar").write_bytes(first + b"something else" * 100)
+    with pytest.raises(BuildError, match=f"damaged: no tar header at byte {len(first)}; "):
+        list(open_webdataset(tmp_path / "cat.tar").entries())
+
+
+def test_parts_of_splits_are_no_classes(tmp_path: Path) -> None:
+    """The layout of ImageNet-100 on Kaggle: train.X1 to train.X4 hold different classes."""
+    for folder in ("train.X1/n01", "train.X2/n02", "val.X/n01", "val.X/n02"):
+        (tmp_path / "kaggle" / folder).mkdir(parents=True)
+        (tmp_path / "kaggle" / folder / "1.JPEG").write_bytes(jpeg(40, 30))
+    with pytest.raises(BuildError, match=r"splits instead of classes \(train\.X1, train\.X2, val\.X\)") as raised:
+        open_folder(tmp_path / "kaggle")
+    commands = str(raised.value).partition("run: ")[2].partition(";")[0]
+    links, _, build = commands.rpartition(" && ")
+    subprocess.run(["bash", "-c", links], cwd=tmp_path, check=True)
+    assert prep(*shlex.split(build)[1:], "--size", 8, cwd=tmp_path).returncode == 0
+    assert [cls.name for cls in open_store(tmp_path / "OUT").manifest.classes] == ["n01", "n02"]
+    assert len(open_folder(tmp_path / "kaggle/val.X").classes()) == 2
+
+
+@pytest.mark.parametrize("label", ["5.0", "5.", "5"])
+def test_labels_with_a_point_are_whole_numbers(tmp_path: Path, label: str) -> None:
+    (tmp_path / "a.tar").write_bytes(tar_of(range(2), "10.0"))
+    (tmp_path / "b.tar").write_bytes(tar_of(range(2, 3), label))
+    source = open_webdataset(tmp_path)
+    assert [entry.label for entry in source.entries()] == [10, 10, 5]
+    assert len(source.classes()) == 11
+
+
+def test_labels_that_are_fractions_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("path,label\n1.jpg,10.5\n2.jpg,2.5\n3.jpg,4\n")
+    with pytest.raises(
+        BuildError, match=r"a\.csv: line 2: label 10\.5 is not a whole number; keep such numbers with --column"
+    ):
+        list(open_list(tmp_path / "a.csv").entries())
+    assert [cls.name for cls in open_list(tmp_path / "a.csv", classes=["4", "2.5", "10.5"]).classes()] == [
+        "4",
+        "2.5",
+        "10.5",
+    ]
