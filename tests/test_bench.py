@@ -30,7 +30,7 @@ def test_ratio_is_ratio_of_medians_with_range_over_repeats() -> None:
     assert ratio_text(found) == "0.45 (0.40 to 0.50)"
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_gpu_benchmark_runs_on_cpu(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", random_images(9, shape=(32, 32, 3)))
     facts = run("gpu", store, *ON_CPU, "--steps", "1", "--trace", tmp_path / "trace.json")
@@ -48,7 +48,7 @@ def test_gpu_benchmark_runs_on_cpu(tmp_path: Path) -> None:
     assert facts["bottleneck"]
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_gpu_benchmark_of_peers_runs_on_cpu(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "imagenet", classes=2, per_class=2)
     facts = run("gpu_peers", tree, *ON_CPU, "--steps", "1", "--scratch", tmp_path / "scratch")
@@ -58,7 +58,7 @@ def test_gpu_benchmark_of_peers_runs_on_cpu(tmp_path: Path) -> None:
     assert all(run["images_per_s"] > 0 and run["cores"] > 0 for run in facts["runs"].values())
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_benchmark_of_cores_compares_each_number_of_workers(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "imagenet", classes=3, per_class=20)
     options = ["--images", "60", "--rows", "12", "--batch-size", "4", "--repeats", "1", "--json"]
@@ -71,7 +71,7 @@ def test_benchmark_of_cores_compares_each_number_of_workers(tmp_path: Path) -> N
         assert rates["ours"][0] > 0
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_plan_and_finish_use_little_memory_per_sample(tmp_path: Path) -> None:
     counts = 30_000, 200_000
     found = run("scale", "--counts", *map(str, counts), "--scratch", tmp_path, "--json")
@@ -86,7 +86,7 @@ def test_plan_and_finish_use_little_memory_per_sample(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_story_trains_on_the_same_images_in_both_ways(tmp_path: Path) -> None:
     library("torchvision")
     facts = run("story", "--images", "300", "--epochs", "2", "--scratch", tmp_path / "story", "--json")

@@ -56,7 +56,7 @@ def test_notebook_has_no_outputs() -> None:
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_notebook_environment_has_stock_pillow_and_pinned_packages(python: Path, tmp_path: Path) -> None:
     code = "from decodeonce.prep.pixels.versions import find_pillow as f; print(f().name, f().version, *f().installed)"
     name, version, *installed = run(python, "-c", code, cwd=tmp_path).split()
@@ -70,7 +70,7 @@ def test_notebook_environment_has_stock_pillow_and_pinned_packages(python: Path,
     assert len(has) > 20
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_notebook_builds_a_store_and_plots_it(python: Path, tmp_path: Path) -> None:
     notebook = tmp_path / NOTEBOOK.name
     notebook.write_bytes(NOTEBOOK.read_bytes())
@@ -86,7 +86,7 @@ def test_notebook_builds_a_store_and_plots_it(python: Path, tmp_path: Path) -> N
     assert printed.count(" GB/s in batches of ") == 2 * 3 * 3  # threads, orders, sizes
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_first_part_of_notebook_needs_only_numpy(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["$\\frac{1}{$", "\udcff\x1b[2J", "line\nbreak", "長い" * 99]
     monkeypatch.setattr("tests.stores.ImageClass", lambda name, _: ImageClass(names[int(name[5:])], ""))

@@ -56,7 +56,7 @@ FACTS = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_failing_peers_are_left_out(tmp_path: Path) -> None:
     def find(name: str, peer: Peer) -> Path:
         if name != "hdf5":
@@ -94,7 +94,7 @@ def test_failing_peers_are_left_out(tmp_path: Path) -> None:
     assert again.peers.missing == {"HDF5 by h5py": missing["HDF5 by h5py"]}
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_peers_of_test_environment_deliver_all_images(tmp_path: Path) -> None:
     run = begin(tmp_path, [OURS, "memmap", "store_dataset", "threads", "torch_pillow"], repeats=2)
     builds, loads = measure_builds(run), measure_loads(run, augmented=False)

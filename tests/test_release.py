@@ -262,7 +262,7 @@ for number, name in enumerate(("bedroom", "tower")):
 """
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(600)
 def test_example_package_adds_a_source_to_the_installed_wheel(built: Built, tmp_path: Path) -> None:
     python = new_venv(tmp_path / "venv")
@@ -283,7 +283,7 @@ def test_example_package_adds_a_source_to_the_installed_wheel(built: Built, tmp_
     assert '"ok": true' in run(prep, "verify", "--json", "train.store", cwd=tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_archive_installs_with_dependencies_and_builds_store(built: Built, tmp_path: Path, kind: str) -> None:
     python = new_venv(tmp_path / "venv")
@@ -299,7 +299,7 @@ def test_archive_installs_with_dependencies_and_builds_store(built: Built, tmp_p
     assert "each other" not in found
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_tests_pass_in_unpacked_sdist(unpacked: Path) -> None:
     python = ("env", "ALLOW_SKIPS=1", f"PYTHONPATH={unpacked / 'src'}", sys.executable)
     assert run(*python, "-c", "import decodeonce as d; print(d.__file__)").startswith(str(unpacked))

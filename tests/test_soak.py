@@ -11,7 +11,7 @@ import pytest
 from tests.command import run
 from tests.images import make_tree
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.release
 
 ROOT = Path(__file__).resolve().parent.parent
 

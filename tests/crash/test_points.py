@@ -49,7 +49,7 @@ def test_sample_of_all_points() -> None:
     assert sum(result["tried"].values()) > 50
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(3600)
 def test_every_point() -> None:
     with ThreadPoolExecutor(2) as processes:

@@ -12,7 +12,7 @@ from tests.cluster.until import until
 from tests.netfs.commands import build, ended, has_block, run, start
 from tests.netfs.gluster import Gluster
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.release
 
 Digests = dict[str, dict[str, str]]  # by container
 PAIRS = 10

@@ -11,7 +11,7 @@ from tests.netfs.commands import run
 from tests.netfs.gluster import Gluster
 from tests.stores import make_store, random_images
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.release
 
 # Run epochs until an error. Print a line at the first batch, and at the end the error and the files still open.
 EPOCHS = """

@@ -17,7 +17,7 @@ from tests.netfs.commands import build, ended, has_block, run, start
 from tests.netfs.sshfs import Mount
 from tests.stores import make_store, random_images
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.release
 
 PAIRS = 4
 ROWS = 24
