@@ -25,6 +25,7 @@ EPOCHS, BATCH = 2, 2
 ROWS = 13  # 7 steps for one rank, 4 for two, 3 for three; in the last step, all ranks but one have only padding
 STEPS = 7
 LINES = {"plain": 20, "weighted": 20, "augmented": 10, "foreign": 10}  # lines that each script runs per step that saves
+SCRIPTS = [pytest.param(name, marks=[] if name == "plain" else [pytest.mark.long]) for name in LINES]
 DARKEN = """
 def darken(images):
     return (images * torch.rand(())).to(torch.uint8)
@@ -78,7 +79,7 @@ def server() -> Iterator[subprocess.Popen[str]]:
         server.communicate("")
 
 
-@pytest.fixture(scope="module", params=LINES)
+@pytest.fixture(scope="module", params=SCRIPTS)
 def runner(
     server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Runner:
