@@ -39,8 +39,12 @@ class Large(NamedTuple):
     images: NDArray[np.uint8]
 
 
+FORMS = [("npy", "one file of 66 GiB"), ("hdf5", "shards of 32 GiB")]
+MORE = [("npy", "shards of 32 GiB"), ("hdf5", "one file of 66 GiB")]
+
+
 @pytest.fixture(
-    scope="module", params=[(form, shards) for form in CONTAINERS for shards in SHARD_ROWS], ids=" in ".join
+    scope="module", params=[*FORMS, *(pytest.param(form, marks=pytest.mark.long) for form in MORE)], ids=" in ".join
 )
 def large(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Large]:
     container, shards = request.param

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from decodeonce.errors import StageError, StoreError
-from decodeonce.store import Report, Store, StorePaths, open_store, part_rows, stage_store, verify_store
+from decodeonce.store import Report, StorePaths, open_store, part_rows, stage_store, verify_store
 from decodeonce.store import stage as stage_module
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import reserve
@@ -109,10 +109,6 @@ def test_any_range_with_any_shards_can_be_staged(
         assert_part(Path(folder) / "p", source, images, held)
 
 
-def test_store_with_columns_can_be_staged(whole: Path, part: Path) -> None:
-    assert_part(part, whole, IMAGES, HELD)
-
-
 @given(st.integers(1, 10**7), st.integers(1, 300), st.integers(1, 16))
 def test_parts_are_consecutive_and_contain_their_ranks(count: int, nodes: int, ranks: int) -> None:
     parts = [part_rows(count, node, nodes) for node in range(nodes)]
@@ -187,6 +183,7 @@ def test_every_way_to_read_rows_outside_part_raises(part: Path) -> None:
 
 
 def test_rows_in_part_read_as_in_store(whole: Path, part: Path) -> None:
+    assert_part(part, whole, IMAGES, HELD)
     store, other = open_store(part), open_store(whole)
     indexes: list[Any] = [20, 39, -40, slice(20, 40), slice(26, 38), slice(39, 19, -3), slice(5, 5), [20, 39, 25]]
     indexes += [(21, 3), [], np.zeros(COUNT, bool), np.arange(COUNT) == 30, (slice(22, 24), ..., 1)]
@@ -222,17 +219,12 @@ def test_bytes_of_stage_json() -> None:
     "wrong",
     [
         {"rows": 0},
-        {"rows": -1},
-        {"rows": COUNT + 1},
         {"first_row": -1},
         {"first_row": 41},
-        {"first_row": 20.0},
         {"rows": True},
         {"store": "0" * 16},
         {"version": 2},
-        {"version": True},
         {"format": "decodeonce"},
-        {"rows": None},
     ],
 )
 def test_signed_but_wrong_stage_json_is_refused(part: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
@@ -268,17 +260,23 @@ def test_part_without_stage_json_has_bad_rows(part: Path, tmp_path: Path) -> Non
 # --- damage to the source or to an unfinished part
 
 
-def test_damaged_source_row_stops_stage_until_repaired(large: Path, tmp_path: Path) -> None:
-    shard, dest = large / "images-00001.npy", tmp_path / "p"
+@pytest.fixture
+def unfinished(large: Path, tmp_path: Path) -> Path:
+    """An unfinished part: the damaged row 20 of the source stopped it, and has been repaired since."""
+    shard = large / "images-00001.npy"
     flip(shard, DATA_OFFSET + 8 * MIB + 5)
     with pytest.raises(StoreError, match=rf"{shard}: row 20 does not match its checksum; run `prep verify {large}`"):
-        stage_store(open_store(large), dest, rows=LARGE_HELD, threads=1)
-    with pytest.raises(StoreError, match=r"an unfinished part .*; run the same `prep stage` again"):
-        open_store(dest)
-    assert not (dest / "stage.json").exists()
+        stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=1)
     flip(shard, DATA_OFFSET + 8 * MIB + 5)
-    assert stage_store(open_store(large), dest, rows=LARGE_HELD).copied == 3  # only the last piece
-    assert_part(dest, large, LARGE, LARGE_HELD)
+    return tmp_path / "p"
+
+
+def test_damaged_source_row_stops_stage_until_repaired(large: Path, unfinished: Path) -> None:
+    with pytest.raises(StoreError, match=r"an unfinished part .*; run the same `prep stage` again"):
+        open_store(unfinished)
+    assert not (unfinished / "stage.json").exists()
+    assert stage_store(open_store(large), unfinished, rows=LARGE_HELD).copied == 3  # only the last piece
+    assert_part(unfinished, large, LARGE, LARGE_HELD)
 
 
 def test_damage_outside_range_is_ignored(large: Path, tmp_path: Path) -> None:
@@ -287,7 +285,7 @@ def test_damage_outside_range_is_ignored(large: Path, tmp_path: Path) -> None:
     assert verify_store(tmp_path / "p").ok
 
 
-@pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy", "labels.npy", "weight.npy"])
+@pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy"])
 def test_damaged_small_file_stops_stage(whole: Path, tmp_path: Path, name: str) -> None:
     source = Path(shutil.copytree(whole, tmp_path / "s"))
     flip(source / name, 150)
@@ -311,41 +309,23 @@ def test_shard_truncated_after_opening_stops_stage(whole: Path, tmp_path: Path) 
         stage_store(store, tmp_path / "p", rows=HELD)
 
 
-@pytest.fixture
-def unfinished(large: Path, tmp_path: Path) -> Path:
-    """An unfinished part: the damaged row 20 of the source stopped it, and has been repaired since."""
-    flip(large / "images-00001.npy", DATA_OFFSET + 8 * MIB + 5)
-    with pytest.raises(StoreError):
-        stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=1)
-    flip(large / "images-00001.npy", DATA_OFFSET + 8 * MIB + 5)
-    return tmp_path / "p"
-
-
-def overwrite_header(part: Path) -> None:
-    with open(part / "images-00000.npy", "r+b") as file:
-        file.write(bytes(DATA_OFFSET))
-
-
-def truncate_shard(part: Path) -> None:
-    os.truncate(part / "images-00000.npy", DATA_OFFSET + 9 * MIB + 77)
+def damage_what_is_not_copied(part: Path) -> None:
+    flip(part / "images-00000.npy", 9)
+    flip(part / "samples.tsv", 60)
+    os.truncate(part / "checksums.npy", 100)
+    (part / "labels.npy").unlink()
+    (part / ".stage/.labels.npy.17-abcd.tmp").touch()
 
 
 @pytest.mark.parametrize(
     ("damage", "copied"),
     [
         (lambda part: flip(part / "images-00000.npy", DATA_OFFSET + 5 * MIB), 3 + 4),
-        (lambda part: flip(part / "samples.tsv", 60), 3),
-        (lambda part: os.truncate(part / "labels.npy", 100), 3),
         (lambda part: (part / "images-00001.npy").unlink(), 11),
-        (truncate_shard, 3 + 4),
-        (overwrite_header, 3),
-        (lambda part: (part / "labels.npy").unlink(), 3),
-        (lambda part: (part / ".stage/.labels.npy.17-abcd.tmp").touch(), 3),
+        (lambda part: os.truncate(part / "images-00000.npy", DATA_OFFSET + 9 * MIB + 77), 3 + 4),
+        (damage_what_is_not_copied, 3),
     ],
-    ids=[
-        *("row", "small file", "short small file", "missing shard", "short shard", "header", "missing small file"),
-        "leftover temporary file",
-    ],
+    ids=["row", "missing shard", "short shard", "header and small files"],
 )
 def test_damage_before_resuming_is_repaired(
     large: Path, unfinished: Path, damage: Callable[[Path], object], copied: int
@@ -359,10 +339,13 @@ def test_damage_before_resuming_is_repaired(
 
 
 def test_finished_part_is_not_changed(part: Path, whole: Path) -> None:
-    before = {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in part.iterdir()}
+    def facts() -> list[tuple[Path, int, int]]:
+        return sorted((path, path.stat().st_mtime_ns, path.stat().st_ino) for path in part.iterdir())
+
+    before = facts()
     staged = stage_store(open_store(whole), part, rows=HELD)
     assert (staged.rows, staged.copied, staged.finished) == (HELD, 0, True)
-    assert {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in part.iterdir()} == before
+    assert facts() == before
 
 
 def test_damaged_finished_part_is_refused(part: Path, whole: Path, tmp_path: Path) -> None:
@@ -377,13 +360,12 @@ def test_damaged_finished_part_is_refused(part: Path, whole: Path, tmp_path: Pat
         stage_store(open_store(whole), copy, rows=HELD)
 
 
-@pytest.mark.parametrize("way", ["itself", "inside", "deep inside", "a link"])
-def test_staging_into_store_is_refused(whole: Path, tmp_path: Path, way: str) -> None:
+def test_staging_into_store_is_refused(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(whole)
-    ways = {"itself": whole, "inside": whole / "p", "deep inside": whole / "p/q", "a link": tmp_path / "link/p"}
     before = sorted(whole.iterdir())
-    with pytest.raises(StageError, match="is inside the store to be staged"):
-        stage_store(open_store(whole), ways[way], rows=HELD)
+    for dest in (whole, whole / "p/q", tmp_path / "link/p"):
+        with pytest.raises(StageError, match="is inside the store to be staged"):
+            stage_store(open_store(whole), dest, rows=HELD)
     assert sorted(whole.iterdir()) == before
 
 
@@ -416,9 +398,7 @@ def test_unfinished_part_of_other_rows_is_refused(large: Path, unfinished: Path,
         stage_store(open_store(large), unfinished, rows=LARGE_HELD)
 
 
-@pytest.mark.parametrize(
-    "rows", [range(0), range(5, 5), range(0, COUNT + 1), range(-1, 3), range(0, 9, 2), range(9, 0, -1)]
-)
+@pytest.mark.parametrize("rows", [range(5, 5), range(0, COUNT + 1), range(-1, 3), range(0, 9, 2)])
 def test_invalid_ranges_are_refused(whole: Path, tmp_path: Path, rows: range) -> None:
     with pytest.raises(StageError, match=r"no rows to stage|expected a range of step 1 within 0\.\.59"):
         stage_store(open_store(whole), tmp_path / "p", rows=rows)
@@ -502,16 +482,6 @@ def test_stage_resumes_after_full_disk(large: Path, small_disk: Path, monkeypatc
     assert_part(small_disk / "p", large, LARGE, LARGE_HELD)
 
 
-def test_space_lost_after_check_fails_before_copying(
-    large: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copied: list[int] = []
-    monkeypatch.setattr(stage_module, "_check_space", lambda *_: (small_disk / "filler").write_bytes(bytes(9 * MIB)))
-    with pytest.raises(OSError, match=r"No space left.*/p/[\w-]+\.(npy|tsv)'$"):
-        stage_store(open_store(large), small_disk / "p", rows=LARGE_HELD, progress=copied.append)
-    assert copied == []
-
-
 def test_shards_are_reserved_at_the_same_time(large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both, copied = threading.Barrier(2, timeout=30), list[int]()
 
@@ -526,9 +496,8 @@ def test_shards_are_reserved_at_the_same_time(large: Path, tmp_path: Path, monke
     assert_part(tmp_path / "p", large, LARGE, LARGE_HELD)
 
 
-def test_stage_leaves_no_open_files(whole: Path, large: Path, tmp_path: Path) -> None:
+def test_stage_leaves_no_open_files(whole: Path, tmp_path: Path) -> None:
     before = len(open_files())
-    store: Store = open_store(whole)
-    stage_store(store, tmp_path / "p", rows=HELD)
+    stage_store(open_store(whole), tmp_path / "p", rows=HELD)
     assert len(open_files()) == before
     assert not StorePaths(tmp_path / "p").staging.exists()

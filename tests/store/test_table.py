@@ -67,15 +67,6 @@ def test_unknown_escapes_are_kept(field: str) -> None:
     assert unescape(field) == field
 
 
-@given(st.binary(max_size=40))
-def test_names_of_any_bytes_round_trip(name: bytes) -> None:
-    text = os.fsdecode(name)
-    field = escape(text)
-    assert os.fsencode(unescape(field)) == name
-    assert field.encode("utf-8").decode("utf-8") == field
-    assert not set(field) & set("\t\n\r")
-
-
 @given(st.lists(NAMES, min_size=1, max_size=6))
 def test_line_is_one_utf8_line_and_round_trips(texts: list[str]) -> None:
     encoded = line(texts)
