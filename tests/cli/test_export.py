@@ -49,7 +49,7 @@ def test_failure_is_one_line(store: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert_fails(prep(*command[:-1], 30), 1, f"{message}{tmp_path}/.out.export")
 
 
-@pytest.mark.parametrize("group", [False, True])
+@pytest.mark.parametrize("group", [pytest.param(False, marks=pytest.mark.long), True])
 def test_signal_stops_export_with_75_and_same_command_resumes(store: Path, tmp_path: Path, group: bool) -> None:
     """Send SIGTERM to the parent, as `kill` does, or SIGINT to all processes, as a terminal does, at the 25th image."""
     out = tmp_path / "out"

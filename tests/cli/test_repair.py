@@ -1,6 +1,5 @@
-"""The command `prep repair`."""
+"""The commands `prep repair` and `prep verify`."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -82,13 +81,6 @@ def test_verify_names_rows_it_cannot_check(store: Path) -> None:
     result = prep("verify", store)
     assert result.stderr.count("\n") == 1
     assert result.stderr.endswith("; no row was checked\n")
-
-
-def test_repair_of_folder_without_store_fails(tmp_path: Path) -> None:
-    os.mkdir(tmp_path / "empty")
-    result = prep("repair", tmp_path / "empty")
-    assert (result.returncode, result.stdout) == (1, "")
-    assert "not a store" in result.stderr
 
 
 def test_verify_groups_rows_and_names_next_step(tmp_path: Path) -> None:

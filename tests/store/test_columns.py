@@ -134,16 +134,6 @@ def test_other_file_is_not_overwritten(store: Path) -> None:
     assert verify_store(store).ok
 
 
-def test_link_is_replaced_not_written_through(store: Path) -> None:
-    outside = store.parent / "outside.npy"
-    np.save(outside, SCORES)
-    before = outside.read_bytes()
-    (store / "score.npy").symlink_to(outside)
-    add_column(store, "score", SCORES)
-    assert not (store / "score.npy").is_symlink()
-    assert outside.read_bytes() == before
-
-
 def test_part_or_missing_store_is_refused(store: Path) -> None:
     part = store.parent / "part"
     stage_store(open_store(store), part, rows=range(5))

@@ -14,21 +14,11 @@ import numpy as np
 import pytest
 
 from decodeonce.store import disk, sharing
-from decodeonce.store.files import read_at, remove_file, remove_tree, reserve, write_at, write_atomic
-from decodeonce.store.shard_file import page_aligned_buffer
+from decodeonce.store.files import remove_file, remove_tree, reserve, write_at, write_atomic
 from decodeonce.store.sharing import locked
 from tests.open_files import open_files
 
 MIB = 1 << 20
-
-
-def test_write_atomic_writes_all_chunks(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_atomic(path, [b"one ", memoryview(b"two "), b"", page_aligned_buffer(2)])
-    assert path.read_bytes() == b"one two \0\0"
-    write_atomic(path, iter([b"another"]))
-    assert path.read_bytes() == b"another"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, OSError])
@@ -64,39 +54,6 @@ def test_readers_never_see_partial_file(tmp_path: Path) -> None:
         assert reader.read() == b"old"
     assert seen == [b"old"] * 3
     assert path.stat().st_size == 3 * MIB
-
-
-def test_temporary_file_is_in_scratch_folder(tmp_path: Path) -> None:
-    path, scratch = tmp_path / "out" / "file", tmp_path / "scratch"
-    path.parent.mkdir()
-    scratch.mkdir()
-    seen = []
-
-    def chunks() -> Iterator[bytes]:
-        yield b"x"
-        seen.append((len(list(path.parent.iterdir())), len(list(scratch.iterdir()))))
-
-    write_atomic(path, chunks(), scratch=scratch)
-    assert seen == [(0, 1)]
-    assert path.read_bytes() == b"x"
-    assert list(scratch.iterdir()) == []
-
-
-def test_read_past_end_returns_bytes_read(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"0123456789")
-    fd = os.open(path, os.O_RDWR)
-    try:
-        buffer = bytearray(b"." * 6)
-        assert read_at(fd, memoryview(buffer), 7) == 3
-        assert buffer == b"789..."
-        assert read_at(fd, memoryview(buffer), 10) == 0
-        assert read_at(fd, memoryview(buffer), 2) == 6
-        write_at(fd, memoryview(b"ab"), 9)
-        write_at(fd, memoryview(b""), 100)
-    finally:
-        os.close(fd)
-    assert path.read_bytes() == b"012345678ab"
 
 
 def test_short_write_is_continued(tmp_path: Path) -> None:
