@@ -114,38 +114,17 @@ def test_install_page_has_what_the_advice_names() -> None:
     assert all(package in page for package in ("libwebp-dev", "libtiff-dev", "libwebp-devel", "libtiff-devel"))
 
 
-def test_missing_formats_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("PIL.features.check", lambda name: name != "webp")
-    check = software.formats_of_pil()
-    assert (check.level, check.found) == ("warn", "built without WebP: such images are rejected")
-    monkeypatch.setattr("PIL.features.check", lambda name: True)
-    assert software.formats_of_pil().level == "ok"
-
-
-def test_missing_package_is_bad_unless_it_is_only_needed_to_build() -> None:
+def test_missing_package_or_one_with_failing_import_is_bad(site: Path) -> None:
     assert software.package("no-such-package") == Finding("bad", "not installed", "pip install no-such-package")
-    assert software.package("no-such-package", "warn").level == "warn"
-
-
-def test_package_with_failing_import_is_bad(site: Path) -> None:
     (site / "numpy.py").write_text("raise ImportError('no libgfortran')\n")
-    (site / "h5py.py").write_text("raise ValueError('numpy.dtype size changed')\n")
     (site / "xxhash.py").write_text("(\n")
     code, facts = run_doctor(PYTHONPATH=site)
     assert code == 1
     assert finding_of(facts, "numpy")[1].endswith(", import fails: no libgfortran")
-    assert finding_of(facts, "h5py")[1].endswith(", import fails: numpy.dtype size changed")
     assert finding_of(facts, "xxhash")[0] == "bad"
     assert finding_of(facts, "pillow")[0] in ("ok", "warn")  # this check needs no NumPy
     assert finding_of(facts, "file system")[:2] == ("bad", "cannot be checked: no libgfortran")
     assert finding_of(facts, "cores")[0] in ("ok", "warn")
-
-
-def test_torch_that_takes_too_long_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software, "TORCH_SECONDS", 0)
-    finding = software.torch()
-    assert finding.level == "bad"
-    assert finding.found.endswith(", its import did not end within 0 s")
 
 
 @pytest.mark.parametrize(
@@ -224,28 +203,16 @@ def test_devices_of_torch_are_checked(devices: list[str], stderr: str, gpus: str
 
 
 def test_gpus_are_found_by_their_device_files(tmp_path: Path) -> None:
-    assert software.gpus_of_machine(tmp_path) == ""
-    (tmp_path / "nvidiactl").touch()
-    assert software.gpus_of_machine(tmp_path) == ""
-    (tmp_path / "kfd").touch()
-    assert software.gpus_of_machine(tmp_path) == "AMD GPUs"
-    (tmp_path / "nvidia1").touch()
-    assert software.gpus_of_machine(tmp_path) == "NVIDIA GPUs"
+    for file, found in (("none", ""), ("nvidiactl", ""), ("kfd", "AMD GPUs"), ("nvidia1", "NVIDIA GPUs")):
+        (tmp_path / file).touch()
+        assert software.gpus_of_machine(tmp_path) == found
 
 
 def test_free_space_counts_every_quota(tmp_path: Path) -> None:
-    def room(*quotas: Quota) -> Finding:
-        return machine.file_system(Storage(tmp_path, "Lustre", 10**12, None, quotas))
-
-    roomy = Quota("user 5", 10**11, None)
+    quotas = (Quota("user 5", 10**11, None), Quota("group 7", 10**8, None))
+    roomy, full = (machine.file_system(Storage(tmp_path, "Lustre", 10**12, None, quotas[:n])) for n in (1, 2))
     found = f"{tmp_path}: Lustre, 1000.00 GB free; the quota of user 5 leaves 100.00 GB and any number of files"
-    assert room(roomy) == ok(found)
-    assert room(roomy, Quota("group 7", 10**8, None)).level == "warn"
-    assert room(roomy, Quota("group 7", None, 3)).level == "warn"
-
-
-def findings(path: Path) -> dict[str, Finding]:
-    return {name: doctor._check_path(check, path) for name, check in doctor.PATH_CHECKS.items()}
+    assert (roomy, full.level) == (ok(found), "warn")
 
 
 def test_unreachable_path_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,14 +220,8 @@ def test_unreachable_path_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(free_space, "find_storage", stale)
-    found = findings(tmp_path)
-    assert [finding.level for finding in found.values()] == ["bad"] * 3
-    assert found["file system"].found == f"{tmp_path}: Stale file handle"
-
-
-def test_link_to_itself_is_not_a_traceback(tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("loop")
-    assert findings(tmp_path / "loop/x")["file system"].found.startswith(f"{tmp_path}: ")
+    found = [doctor._check_path(check, tmp_path) for check in doctor.PATH_CHECKS.values()]
+    assert [(one.level, one.found) for one in found] == [("bad", f"{tmp_path}: Stale file handle")] * 3
 
 
 @pytest.mark.parametrize(

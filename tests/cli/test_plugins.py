@@ -26,8 +26,6 @@ FLAGS = ("--size", "24x20", "--shuffle-seed", "none")
 BROKEN = {
     "raising": "raise RuntimeError('this package is old')",
     "exiting": "raise SystemExit(3)",
-    "without": "",
-    "other": "REGISTERED = 3",
     "missing": "from decodeonce.prep.sources import Registered as R\nREGISTERED = R('missing:S', 'missing:open_it')",
     "clashing": """
 from typing import Annotated
@@ -41,7 +39,7 @@ def open_it(src, *, size: Annotated[str, 'Clashes with --size.'] = '', classes=N
 @pytest.fixture
 def broken(tmp_path: Path) -> Iterator[None]:
     for name, code in BROKEN.items():
-        write_package(tmp_path / "packages", name, {name: f"{name}:REGISTERED"}, code or "pass")
+        write_package(tmp_path / "packages", name, {name: f"{name}:REGISTERED"}, code)
     write_package(tmp_path / "packages", "thief", {"folder": "thief:REGISTERED"}, "raise RuntimeError('used')")
     with installed(tmp_path / "packages"):
         yield
@@ -53,8 +51,6 @@ def broken(tmp_path: Path) -> Iterator[None]:
     [
         ("raising", "RuntimeError: this package is old"),
         ("exiting", "SystemExit: 3"),
-        ("without", "AttributeError: module 'without' has no attribute 'REGISTERED'"),
-        ("other", "TypeError: other:REGISTERED is a int, expected a Registered"),
         ("missing", "AttributeError: module 'missing' has no attribute 'open_it'"),
         ("clashing", "ValueError: duplicate parameter name: 'size'"),
     ],
@@ -131,10 +127,6 @@ def test_example_package_reads_lmdb(tmp_path: Path) -> None:
         rows.flush()
         assert repair_store(out, src).repaired_rows == 2
         assert tree_bytes(out) == before
-        assert '"samples": 10' in prep("bench", "build", "lmdb", src, tmp_path / "bench", "--json").stdout
-        assert (
-            prep("submit", "slurm", "build", "lmdb", src, tmp_path / "jobs", "--tasks", 2, "--cpus", 2).returncode == 0
-        )
         assert "already finished" in prep("build", "lmdb", src, out, *FLAGS).stdout
         prep("plan", "lmdb", src, tmp_path / "planned", *FLAGS)
         (src / f"{WNIDS[1]}_train_lmdb" / "data.mdb").touch()

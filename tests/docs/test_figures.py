@@ -52,6 +52,7 @@ def test_cost_of_stock_pillow_is_the_measured_one() -> None:
     assert f"decodes and resizes {slower}" in (ROOT / "tools/setup_env.py").read_text()
 
 
+@pytest.mark.long
 def test_shares_of_enlarged_crops_are_right() -> None:
     names: dict[str, Callable[[int, int, int], float]] = {}
     [block] = [block for block in blocks(SIZES) if "def share_enlarged" in block.text]
@@ -87,7 +88,7 @@ def test_terminal_shows_the_lines_of_commands_as_they_are_now() -> None:
         assert line in " ".join(" ".join(lines).split())
 
 
-@pytest.mark.parametrize("path", sorted(IMAGES.glob("*.svg")), ids=lambda path: path.name)
-def test_pictures_load_nothing(path: Path) -> None:
-    found = re.findall(r"https?:[^\"']*|url\(|href=|@import", path.read_text())
-    assert found == ["http://www.w3.org/2000/svg"]
+def test_pictures_load_nothing() -> None:
+    for path in IMAGES.glob("*.svg"):
+        found = re.findall(r"https?:[^\"']*|url\(|href=|@import", path.read_text())
+        assert found == ["http://www.w3.org/2000/svg"], path.name
