@@ -1,9 +1,6 @@
 """`prep bench`: measurements on real files, the sentences made from them, and the removal of scratch files."""
 
 import json
-import signal
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,7 @@ from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store, part_rows, stage_store
-from tests.command import assert_fails, prep, prep_process
+from tests.command import assert_fails, kill_when, prep, prep_after, prep_process
 from tests.forms.all_forms import PICS, PLAIN_FORMS
 from tests.images import make_tree, tree_bytes
 from tests.stores import make_store, random_images
@@ -120,14 +117,6 @@ def test_limit_of_build(
     assert facts["sentence"].startswith(f"A build is limited by {build.WHAT[limits]}: 2 workers reach {rate:,} images")
 
 
-def test_source_that_stays_cached_is_not_cold(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "is_in_memory", lambda _: False)
-    monkeypatch.setattr(build, "run_trial", lambda *_, **__: Trial(37, 0, "", 100.0, 1.0, 0))
-    facts = measure_build(request(FolderSource(tree / "train"), tmp_path / "out"), 0.02)
-    assert facts["cold"] is None
-    assert f"build, source cold: not measured: {facts['why_not_cold']}" in list(build_lines(facts))
-
-
 def test_build_command_has_the_kinds_and_flags_of_a_build(tree: Path, tmp_path: Path) -> None:
     before = tree_bytes(tree)
     flags = ["--size", "24x32", "--workers", 2, "--split", "train", "--json"]
@@ -141,27 +130,10 @@ def test_build_command_has_the_kinds_and_flags_of_a_build(tree: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_signal_removes_scratch_folder(tmp_path: Path) -> None:
-    script = """
-import signal
-from decodeonce import cli
-from decodeonce.cli.bench.build import scratch_folder
-from pathlib import Path
-signal.signal(signal.SIGTERM, cli._stop)
-with scratch_folder(Path()) as folder:
-    (folder / "file").touch()
-    print("ready", flush=True)
-    signal.pause()
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        assert len(list(tmp_path.glob(".prep-bench-*/file"))) == 1
-        process.send_signal(signal.SIGTERM)
-        assert process.wait() == cli.EXIT_STOPPED
-    assert list(tmp_path.iterdir()) == []
+def test_signal_removes_scratch_folder(tree: Path, tmp_path: Path) -> None:
+    moment = kill_when("event == 'open' and '.prep-bench-' in str(args[0])", "SIGTERM", 3)
+    ended = prep_after(moment, "bench", "build", "imagenet", tree, tmp_path / "out", "--size", 24)
+    assert (ended.returncode, list(tmp_path.iterdir())) == (cli.EXIT_STOPPED, [])
 
 
 def check_facts(facts: dict[str, Any], rows: int) -> None:
@@ -261,21 +233,15 @@ def test_other_programs_are_reported() -> None:
     assert warning.startswith("warning: other programs use 50% of the cores, so these rates are too low; ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "expected"),
-    [
-        (["load", "nowhere"], 1, "nowhere"),
-        (["load", "STORE", "--device", "abacus"], 2, "--device abacus: "),
-        (["build", "imagenet", "TREE", "nowhere/out"], 2, "OUT nowhere/out: there is no folder "),
-        (["build", "imagenet", "TREE", "out", "--expect", "3"], 1, "but --expect is 3"),
-        (["build", "imagenet", "TREE", "TREE/train/out"], 1, "is inside the source"),
-    ],
-)
-def test_error_is_one_line(
-    arguments: list[str], code: int, expected: str, store: Path, tree: Path, tmp_path: Path
-) -> None:
-    words = {"STORE": str(store), "TREE": str(tree), "TREE/train/out": str(tree / "train/out")}
-    assert_fails(prep("bench", *(words.get(word, word) for word in arguments), "-q", cwd=tmp_path), code, expected)
+def test_error_is_one_line(store: Path, tree: Path, tmp_path: Path) -> None:
+    def refused(code: int, expected: str, *arguments: object) -> None:
+        assert_fails(prep("bench", *arguments, "-q", cwd=tmp_path), code, expected)
+
+    refused(1, "nowhere", "load", "nowhere")
+    refused(2, "--device abacus: ", "load", store, "--device", "abacus")
+    refused(2, "OUT nowhere/out: there is no folder ", "build", "imagenet", tree, "nowhere/out")
+    refused(1, "but --expect is 3", "build", "imagenet", tree, "out", "--expect", "3")
+    refused(1, "is inside the source", "build", "imagenet", tree, tree / "train/out")
     assert list(tmp_path.iterdir()) == []
 
 

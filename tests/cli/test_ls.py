@@ -53,10 +53,7 @@ def test_ls_adds_class_descriptions_if_there_are_any(tmp_path: Path) -> None:
     expected += [f"{line}\t{text}" for line, text in zip(lines, words, strict=True)]
     assert prep("ls", root).stdout == "\n".join([*expected, ""])
     replace_file(root, "samples.tsv", f"{header}\n0\t3\tx\nno tab".encode())
-    for row in range(2):
-        result = prep("ls", root, "--rows", f"{row}:")
-        assert result.returncode == 1
-        assert f"samples.tsv: the line of row {row} is not a valid sample;" in result.stderr
+    assert "samples.tsv: the line of row 1 is not a valid sample;" in prep("ls", root, "--rows", "1:").stderr
 
 
 def test_control_characters_are_escaped_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

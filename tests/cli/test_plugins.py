@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decodeonce.errors import BuildError
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.repair.repair import repair_store
-from decodeonce.prep.sources import find_opener, plugins
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
 from tests.command import prep
@@ -76,19 +74,6 @@ def test_kind_of_two_packages_is_refused(tmp_path: Path) -> None:
         failed = prep("build", "twice", "SRC", tmp_path / "out", "--size", 8)
     assert failed.returncode == 1
     assert "several packages add this kind: first (first:REGISTERED), second (second:REGISTERED)" in failed.stderr
-
-
-def test_packages_are_not_searched_for_own_kinds(tmp_path: Path) -> None:
-    plugins.cache_clear()
-    prep("build", "folder", tmp_path / "nowhere", tmp_path / "out")
-    assert plugins.cache_info().currsize == 0
-    prep("build", "movies", tmp_path / "nowhere", tmp_path / "out")
-    assert plugins.cache_info().currsize == 1
-
-
-def test_store_of_a_package_that_is_missing_names_it(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="no package adds the kind of source 'movies'; install the one that"):
-        find_opener("movies")
 
 
 def write_databases(root: Path) -> list[bytes]:

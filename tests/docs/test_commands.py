@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,18 @@ def command_lines(text: str) -> Iterator[list[str]]:
                 words.append(word)
 
 
-def parse(root: Any, words: Sequence[str]) -> None:
+@cache
+def parser() -> Any:
+    """Return `prep` with commands that parse their arguments and do nothing else."""
+    root = typer.main.get_command(app)
+    disable(root)
+    return root
+
+
+def parse(words: Sequence[str]) -> None:
     """Parse a command line as `prep` does, without running it."""
-    if not set(words) <= flags_of(root):  # not `prep --version`, which needs no command
-        root.main(list(words), prog_name="prep", standalone_mode=False)
+    if not set(words) <= flags_of(parser()):  # not `prep --version`, which needs no command
+        parser().main(list(words), prog_name="prep", standalone_mode=False)
 
 
 def disable(command: Any) -> None:
@@ -74,19 +83,18 @@ def disable(command: Any) -> None:
 
 def parse_inner_command(context: Any) -> None:
     if words := context.params.get("words"):  # of `prep submit slurm build ...`
-        parse(context.find_root().command, words if words[0] == "build" else ["build", *words])  # of `prep bench build`
+        parse(words if words[0] == "build" else ["build", *words])  # of `prep bench build ...`
 
 
 def test_command_lines_of_pages_are_valid(tmp_path: Path) -> None:
     shown = [(page, block) for page in WRITTEN for block in blocks(page) if block.language in SHELL]
     assert sum(len([*command_lines(block.text)]) for _, block in shown) > 80
     with example_installed(tmp_path):
-        root = typer.main.get_command(app)
-        disable(root)
+        parser.cache_clear()
         for page, block in shown:
             for words in command_lines(block.text):
                 try:
-                    parse(root, words)
+                    parse(words)
                 except Exception as error:
                     pytest.fail(f"{name_of(page)}: prep {' '.join(words)}: {error}")
 

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 import resource
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -161,21 +160,6 @@ def test_lock_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     opened = len(open_files())
     with pytest.raises(OSError, match="Stale file handle"), locked(tmp_path / ".repair"):
         pass
-    assert len(open_files()) == opened
-
-
-def test_interrupted_wait_for_a_lock_leaves_no_file_open(tmp_path: Path) -> None:
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    opened, before = len(open_files()), signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with locked(tmp_path / ".repair"):
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(KeyboardInterrupt), locked(tmp_path / ".repair"):
-                pytest.fail("the lock was given twice")
-    finally:
-        signal.signal(signal.SIGALRM, before)
     assert len(open_files()) == opened
 
 
