@@ -74,10 +74,17 @@ def test_help_uses_terminal_width_and_cuts_no_summary(columns: int) -> None:
         (["build", "folder", "a", "b", "--workers"], "requires an argument. (see prep build folder --help)"),
         (["--nope"], "No such option: --nope (see prep --help)"),
         (["convert", "train.store"], "Missing argument 'OUT'. (see prep convert --help)"),
+        (["build", "folder", "a", "b", "--size", "12x"], "--size 12x"),
+        (["build", "folder", "a", "b", "--shuffle-seed", "²"], "--shuffle-seed ²"),
+        (["build", "folder", "a", "b", "--shuffle-seed", "9" * 19], "--shuffle-seed 999"),
+        (["build", "folder", "a", "b", "--max-bad", "x"], "max-bad is 'x'"),
+        (["build", "folder", "a", "b", "--classes", "nowhere.txt"], "nowhere.txt"),
+        (["work", "b", "--task", "2", "--tasks", "2"], "task is 2 of 2"),
     ],
 )
-def test_usage_error_names_what_is_expected_and_the_help_to_read(words: list[str], expected: str) -> None:
-    assert_fails(prep(*words), 2, expected)
+def test_usage_error_names_what_is_expected(words: list[str], expected: str, tmp_path: Path) -> None:
+    assert_fails(prep(*words, cwd=tmp_path), 2, expected)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_has_headings_and_arguments_without_types() -> None:
@@ -158,6 +165,8 @@ def test_quiet_prints_only_data(tree: Path, tmp_path: Path, monkeypatch: pytest.
 
 def test_quiet_prints_errors_and_keeps_exit_codes(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(9))
+    assert "9 rows" in on_terminal("verify", store, TERM="xterm")
+    assert on_terminal("verify", store, "-q", TERM="xterm") == ""  # no progress bar
     os.truncate(store / "labels.npy", 100)
     quiet = prep("verify", store, "-q")
     assert (quiet.returncode, quiet.stdout) == (1, "")
@@ -170,12 +179,6 @@ def on_terminal(*arguments: object, columns: int = 80, **environ: str) -> str:
     words = ("-m", "decodeonce.cli", *map(str, arguments))
     with Terminal(sys.executable, *words, cwd=Path(), columns=columns, environ=environ) as terminal:
         return terminal.read_until(None)
-
-
-def test_quiet_shows_no_bar(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store", random_images(9))
-    assert "9 rows" in on_terminal("verify", store, TERM="xterm")
-    assert on_terminal("verify", store, "-q", TERM="xterm") == ""
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -244,21 +247,16 @@ def test_url_with_a_secret_and_a_space_is_refused(tmp_path: Path, word: str) -> 
     assert ("hu" in done.stdout + done.stderr, os.listdir(tmp_path)) == (False, [])
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
+def test_log_that_cannot_be_written_warns(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    store = make_store(tmp_path / "store", random_images(9))
+    for name, why in (
         ("/dev/full", "No space left on device"),
         ("store.json/x", "Not a directory"),
         ("images-00000.npy", "contains something other than JSON lines and was not changed"),
-    ],
-)
-def test_log_that_cannot_be_written_warns(
-    name: str, why: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    store = make_store(tmp_path / "store", random_images(9))
-    result = prep("verify", store, "--log", store / name)
-    assert (result.returncode, result.stdout) == (0, f"{store}: 9 rows intact\n")
-    assert capfd.readouterr().err == f"prep: --log {store / name}: {why}; continuing without a log\n"
+    ):
+        result = prep("verify", store, "--log", store / name)
+        assert (result.returncode, result.stdout) == (0, f"{store}: 9 rows intact\n")
+        assert capfd.readouterr().err == f"prep: --log {store / name}: {why}; continuing without a log\n"
 
 
 def test_log_to_full_pipe_does_not_block(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

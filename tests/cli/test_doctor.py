@@ -122,29 +122,21 @@ def test_missing_package_or_one_with_failing_import_is_bad(site: Path) -> None:
     assert code == 1
     assert finding_of(facts, "numpy")[1].endswith(", import fails: no libgfortran")
     assert finding_of(facts, "xxhash")[0] == "bad"
-    assert finding_of(facts, "pillow")[0] in ("ok", "warn")  # this check needs no NumPy
     assert finding_of(facts, "file system")[:2] == ("bad", "cannot be checked: no libgfortran")
     assert finding_of(facts, "cores")[0] in ("ok", "warn")
 
 
-@pytest.mark.parametrize(
-    ("code", "level", "expected"),
-    [
-        ("import atexit; print('hello'); atexit.register(print, 'bye')", "ok", "9.9: CPU only"),
-        ("import os; os.write(1, b'\\xff')", "ok", "9.9: CPU only"),
-        ("import os; os._exit(0)", "bad", "import fails: exit status 0"),
-        ("import os; os.write(2, b'\\xff'); os._exit(1)", "bad", "import fails: \\xff"),
-    ],
-)
-def test_torch_that_prints_or_exits_is_understood(
-    code: str, level: str, expected: str, site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    version = "__version__ = '9.9'\n"
-    (site / "torch.py").write_text(f"{version}{code}\n")
+def test_torch_that_prints_or_exits_is_understood(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setattr(software, "gpus_of_machine", lambda: "")
-    found = software.torch()
-    assert (found.level, expected in found.found) == (level, True), found
+    for code, level, expected in (
+        ("atexit.register(os.write, 1, b'\\xff')", "ok", "9.9: CPU only"),
+        ("os._exit(0)", "bad", "import fails: exit status 0"),
+        ("os.write(2, b'\\xff'), os._exit(1)", "bad", "import fails: \\xff"),
+    ):
+        (site / "torch.py").write_text(f"import atexit, os\n__version__ = '9.9'\n{code}\n")
+        found = software.torch()
+        assert (found.level, expected in found.found) == (level, True), found
 
 
 def test_limits_are_reported(site: Path) -> None:
@@ -169,14 +161,11 @@ def test_doctor_prints_one_line_per_check(site: Path, tmp_path: Path, monkeypatc
     lines = result.stdout.splitlines()
     width = lines[0].index("3.")
     assert {line[:6] for line in lines[:-1]} == {"ok    ", "warn  ", "bad   ", "      "}
-    assert all(line[width - 2 : width] == "  " for line in lines[:-1])
     line_of = {line[6:width].strip(): line for line in lines[:-1]}
     assert line_of["rank"].endswith("rank 1 of 2 (PMI)")
     assert line_of["task"].endswith("task 1 of 2 (PMI)")
     systems = [line[width:] for line in lines if line.startswith("ok    file system")]
     assert systems[0].startswith(f"{tmp_path}: ")
-    found = [system.partition(",")[0] for system in systems[1:]]
-    assert found == ["/dev/shm: a local file system", "/proc: a local file system"]
     assert f"ok    abilities       {tmp_path}: mmap yes, fallocate yes\n" in result.stdout
     assert "warn  abilities       /proc: cannot be written: " in result.stdout
     assert lines[-1].endswith(" 1 bad")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,27 +16,19 @@ from decodeonce.store import part_rows
 from tests.command import assert_fails, kill_when, prep, prep_after
 from tests.conftest import COUNT
 
+NODES: list[tuple[tuple[object, ...], dict[str, str], tuple[int, int], str]] = [
+    (("--node-rank", 1, "--node-count", 3), {}, (1, 3), "node 1 of 3"),
+    (("--rank", 2, "--world-size", 7), {"RANK": "0", "WORLD_SIZE": "2"}, (2, 7), "rank 2 of 7"),
+    ((), {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, (3, 4), "rank 3 of 4 (Slurm)"),
+    ((), {}, (0, 1), "rank 0 of 1 (no launcher)"),
+]
 
-@pytest.mark.parametrize(
-    ("arguments", "variables", "share", "who"),
-    [
-        (("--node-rank", 1, "--node-count", 3), {}, (1, 3), "node 1 of 3"),
-        (("--rank", 2, "--world-size", 7), {"RANK": "0", "WORLD_SIZE": "2"}, (2, 7), "rank 2 of 7"),
-        ((), {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, (3, 4), "rank 3 of 4 (Slurm)"),
-        ((), {}, (0, 1), "rank 0 of 1 (no launcher)"),
-    ],
-)
-def test_node_gets_its_rows(
-    store: Path,
-    images: NDArray[np.uint8],
-    tmp_path: Path,
-    arguments: tuple[object, ...],
-    variables: dict[str, str],
-    share: tuple[int, int],
-    who: str,
-) -> None:
+
+@pytest.mark.parametrize("node", NODES)
+def test_node_gets_its_rows(store: Path, images: NDArray[np.uint8], tmp_path: Path, node: Any) -> None:
+    arguments, variables, share, who = node
     dest = tmp_path / "local/part"
-    result = prep("stage", store, dest, *arguments, cwd=None, **variables)
+    result = prep("stage", store, dest, *arguments, **variables)
     assert result.returncode == 0
     rows = part_rows(COUNT, *share)
     first, second = result.stdout.splitlines()
@@ -45,31 +38,23 @@ def test_node_gets_its_rows(
     staged = open_store(dest)
     assert staged.rows == rows
     np.testing.assert_array_equal(staged.images[rows.start : rows.stop], images[rows.start : rows.stop])
-    again = prep("stage", store, dest, *arguments, cwd=None, **variables)
+    again = prep("stage", store, dest, *arguments, **variables)
     assert again.returncode == 0
     matches = "already staged: names, sizes and headers of its files match"
     assert again.stdout.splitlines()[1] == f"{dest}: {matches}; to check its rows, run: prep verify {dest}"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("--world-size", 3), "--rank and --world-size must be given together"),
-        (("--rank", 0, "--world-size", 2, "--node-rank", 0, "--node-count", 2), "but not both pairs"),
-        (("--rank", -1, "--world-size", 2), "--rank is -1 and --world-size 2"),
-    ],
-)
-def test_wrong_flags_are_usage_errors(
-    store: Path, tmp_path: Path, arguments: tuple[object, ...], expected: str
-) -> None:
-    assert_fails(prep("stage", store, tmp_path / "p", *arguments), 2, expected)
-    assert list(tmp_path.iterdir()) == []
+def test_wrong_flags_are_usage_errors(store: Path, tmp_path: Path) -> None:
+    def refused(expected: str, *arguments: object, **variables: str) -> None:
+        assert_fails(prep("stage", store, tmp_path / "p", *arguments, **variables), 2, expected)
 
-
-def test_failure_is_one_line(store: Path, tmp_path: Path) -> None:
+    refused("--rank and --world-size must be given together", "--world-size", 3)
+    refused("but not both pairs", "--rank", 0, "--world-size", 2, "--node-rank", 0, "--node-count", 2)
+    refused("--rank is -1 and --world-size 2", "--rank", -1, "--world-size", 2)
+    refused("RANK is 'x'", RANK="x", WORLD_SIZE="2")
     result = prep("stage", store, tmp_path / "p", "--node-rank", 0, "--node-count", COUNT + 1)
     assert (result.returncode, result.stderr.count("\n"), "no rows to stage" in result.stderr) == (1, 1, True)
-    assert_fails(prep("stage", store, tmp_path / "p", RANK="x", WORLD_SIZE="2"), 2, "RANK is 'x'")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_commands_work_on_staged_part(store: Path, images: NDArray[np.uint8], tmp_path: Path) -> None:

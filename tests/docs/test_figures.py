@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from packaging.specifiers import SpecifierSet
 
 from tests.docs.pages import ROOT, blocks
 
@@ -70,15 +69,6 @@ def test_shares_of_enlarged_crops_are_right() -> None:
     assert float(original) == pytest.approx(100 * share(*map(int, call)), abs=0.7)
     [readme] = re.findall(r"\b(\d+%) of the crops would have", (ROOT / "README.md").read_text())
     assert [row[1] for row in table if row[0] == "256"] == [readme]
-
-
-def test_badges_are_true() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    python = SpecifierSet(re.findall(r'^requires-python = "(.*)"$', text, re.MULTILINE)[0])
-    first, last = re.findall(r">3\.(\d+) to 3\.(\d+)<", (IMAGES / "python.svg").read_text())[0]
-    right = [minor for minor in range(100) if f"3.{minor}" in python]
-    assert [int(first), int(last)] == [right[0], right[-1]]
-    assert f'license = "{re.findall(r">([^<]+)</text>", (IMAGES / "license.svg").read_text())[-1]}"' in text
 
 
 def test_terminal_shows_the_lines_of_commands_as_they_are_now() -> None:

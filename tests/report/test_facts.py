@@ -14,7 +14,7 @@ from markupsafe import Markup
 from decodeonce.cli.report import charts
 from decodeonce.cli.report import page as page_module
 from decodeonce.cli.report.charts import Axis, y_axis
-from decodeonce.cli.report.page import _quantiles, enlarged, environment, read_sizes
+from decodeonce.cli.report.page import enlarged, environment, read_sizes
 from decodeonce.cli.rows import evenly_spaced
 from decodeonce.prep.pixels.geometry import fit_to
 from decodeonce.store import Reject, open_store, stage_store
@@ -112,11 +112,6 @@ def test_enlarged_is_unknown_if_the_recipe_does_not_determine_it() -> None:
     assert enlarged(sides, {**plain, "exif": "apply"}, 99, 99) is not None
     for recipe in ({}, {"exif": "ignore"}, {**plain, "resized_from": [9, 9]}, {**plain, "exif": "apply"}):
         assert enlarged(sides, recipe, 99, 98) is None
-
-
-def test_quantiles_of_large_sizes_are_whole_numbers() -> None:
-    texts = _quantiles(np.array([[1234567.0, 3000], [30, 7]]))
-    assert (texts["width"][-1], texts["width"][3], texts["width / height"][-1]) == ("1234567", "30", "411.5")
 
 
 def test_sizes_come_from_samples_and_boxes(tmp_path: Path) -> None:

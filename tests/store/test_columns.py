@@ -27,16 +27,9 @@ def store(tmp_path: Path) -> Path:
     return make_store(tmp_path / "s", random_images(COUNT), columns={"weight": np.arange(COUNT, dtype="<i4")})
 
 
-ARRAYS = [
-    SCORES,
-    SCORES.astype(">f8"),
-    SCORES.astype(np.float16),
-    np.arange(COUNT) % 2 == 0,
-    np.arange(COUNT, dtype=np.int8),
-    np.arange(COUNT, dtype=">u8"),
-    np.asfortranarray(np.arange(COUNT * 6).reshape(COUNT, 2, 3)),
-    np.arange(2 * COUNT)[::2],
-]
+ARRAYS = [SCORES, SCORES.astype(">f8"), SCORES.astype(np.float16), np.arange(COUNT) % 2 == 0]
+ARRAYS += [np.arange(COUNT, dtype=np.int8), np.arange(COUNT, dtype=">u8"), np.arange(2 * COUNT)[::2]]
+ARRAYS += [np.asfortranarray(np.arange(COUNT * 6).reshape(COUNT, 2, 3))]
 
 
 @pytest.mark.parametrize("values", ARRAYS, ids=lambda values: f"{values.dtype.str}{values.shape}")

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -159,17 +158,6 @@ def test_hdf5_headers_for_tiny_and_huge_shards(tmp_path: Path, shape: tuple[int,
     with h5py.File(tmp_path / "sparse.h5", "r") as opened:
         assert (opened["images"].shape, opened["images"].id.get_offset()) == (shape, DATA_OFFSET)
         assert opened["images"][shape[0] - 1].sum() == 0
-
-
-def test_failing_hdf5_header_raises_os_error(tmp_path: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-    try:
-        with pytest.raises(OSError, match=f"errno = 27.*'{tmp_path}"):
-            CONTAINERS["hdf5"].head((500_000, 256, 256, 3), size=DATA_OFFSET, scratch=tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_hdf5_files_contain_no_timestamps(tmp_path: Path) -> None:

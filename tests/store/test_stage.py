@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import pickle
 import shutil
@@ -199,24 +200,16 @@ def test_bytes_of_stage_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"rows": 0},
-        {"first_row": -1},
-        {"first_row": 41},
-        {"rows": True},
-        {"store": "0" * 16},
-        {"version": 2},
-        {"format": "decodeonce"},
-    ],
+    ("key", "wrong"),
+    [("rows", 0), ("rows", True), ("first_row", -1), ("first_row", 41), ("store", "0" * 16), ("format", "decodeonce")],
 )
-def test_signed_but_wrong_stage_json_is_refused(part: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_signed_but_wrong_stage_json_is_refused(part: Path, tmp_path: Path, key: str, wrong: Any) -> None:
     copy = Path(shutil.copytree(part, tmp_path / "p"))
-    facts = {"format": "decodeonce-part", "version": 1, "store": open_store(part).manifest.digest}
-    facts |= {"first_row": 20, "rows": 20}
+    facts = json.loads((copy / "stage.json").read_bytes())
+    del facts["digest"]
     (copy / "stage.json").write_bytes(sign({**facts, "from_later_version": 1}))
     assert open_store(copy).rows == HELD
-    (copy / "stage.json").write_bytes(sign({**facts, **wrong}))
+    (copy / "stage.json").write_bytes(sign({**facts, key: wrong}))
     with pytest.raises(StoreError, match=r"stage\.json: "):
         open_store(copy)
 

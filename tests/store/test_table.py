@@ -24,21 +24,9 @@ from decodeonce.store.table import (
     unescape,
 )
 
-HOSTILE = [
-    "",
-    "a\tb",
-    "a\nb",
-    "a\r\nb",
-    "back\\slash",
-    "\\",
-    "\\\\",
-    "\\t",
-    "\\x80",
-    "n01440764\\",
-    os.fsdecode(b"\xff\xfe"),
-    os.fsdecode(b"caf\xe9"),
-    os.fsdecode(b"\xed\xa0\x80"),
-    os.fsdecode(b"\x80\\x80\x80"),
+HOSTILE = ["", "a\tb", "a\nb", "a\r\nb", "back\\slash", "\\", "\\\\", "\\t", "\\x80", "n01440764\\"]
+HOSTILE += map(os.fsdecode, [b"\xff\xfe", b"caf\xe9", b"\xed\xa0\x80", b"\x80\\x80\x80"])
+HOSTILE += [
     "caf\u00e9 \u65e5\u672c\u8a9e \U0001f600",
     "\u2028\u0085\x0b\x0c\x1c\x00",
     "\ufeffbom",
