@@ -126,6 +126,8 @@ def test_build_command_has_the_kinds_and_flags_of_a_build(tree: Path, tmp_path: 
     assert (facts["samples"], facts["workers"], facts["row_bytes"]) == (37, 2, 24 * 32 * 3)
     assert facts["limits"] in build.WHAT
     assert "None" not in "\n".join(build_lines(facts))
+    dry = prep("bench", "build", "imagenet", tree, tmp_path / "out", *flags[:-1], "--dry-run")
+    assert dry.stdout.splitlines()[2].startswith("space: ")
     assert tree_bytes(tree) == before
     assert list(tmp_path.iterdir()) == []
 

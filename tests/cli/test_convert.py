@@ -48,5 +48,5 @@ def test_error_is_one_line(store: Path, tmp_path: Path) -> None:
 def test_input_and_output_must_differ(store: Path, tmp_path: Path) -> None:
     assert_fails(prep("convert", store, store), 1, "is the input store")
     assert_fails(prep("convert", tmp_path / "nowhere", tmp_path / "out"), 1, "nowhere: no such folder")
-    ranks = {"PMI_RANK": "1", "PMI_SIZE": "2"}
-    assert_fails(prep("convert", store, tmp_path / "out", **ranks), 2, "rank 1 of 2", "must run in one process")
+    done = prep("convert", store, tmp_path / "out", PMI_RANK="1", PMI_SIZE="2")
+    assert_fails(done, 2, "rank 1 of 2", "must run in one process")

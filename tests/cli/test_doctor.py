@@ -108,7 +108,10 @@ def test_pillow_is_checked(live: Pillow, level: str, expected: str, monkeypatch:
     assert check.advice == ("" if level == "ok" else software.PIL_ADVICE)
 
 
-def test_install_page_has_what_the_advice_names() -> None:
+def test_missing_formats_are_reported_and_the_install_page_has_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("PIL.features.check", lambda name: name != "webp")
+    check = software.formats_of_pil()
+    assert (check.level, check.found) == ("warn", "built without WebP: such images are rejected")
     page = (Path(__file__).resolve().parents[2] / "docs/start/install.md").read_text()
     assert "## pillow-simd or Pillow\n" in page
     assert all(package in page for package in ("libwebp-dev", "libtiff-dev", "libwebp-devel", "libtiff-devel"))
@@ -137,6 +140,8 @@ def test_torch_that_prints_or_exits_is_understood(site: Path, monkeypatch: pytes
         (site / "torch.py").write_text(f"import atexit, os\n__version__ = '9.9'\n{code}\n")
         found = software.torch()
         assert (found.level, expected in found.found) == (level, True), found
+    monkeypatch.setattr(software, "TORCH_SECONDS", 0)
+    assert software.torch().found.endswith(", its import did not end within 0 s")
 
 
 def test_limits_are_reported(site: Path) -> None:

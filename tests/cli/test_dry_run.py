@@ -93,12 +93,18 @@ def test_too_many_rejects_are_predicted(tmp_path: Path) -> None:
     assert not any("this build would fail" in line for line in enough)
 
 
-def test_unfinished_build_needs_no_more_space(tree: Path, tmp_path: Path) -> None:
+def test_unfinished_build_needs_no_more_space_and_the_same_recipe(tree: Path, tmp_path: Path) -> None:
     source, out = FolderSource(tree / "train"), tmp_path / "out"
     make_plan(source, out, Recipe(height=24, width=24))
     before = tree_bytes(tmp_path)
     found = lines(source, out)[4:]
     assert found == [f"{out}: an unfinished build is here; the same command without --dry-run resumes it"]
+    for recipe, place, message in (
+        (Recipe(height=24, width=32), out, "--size is 24x32, the plan says 24"),
+        (SMALL, tree / "train/out", "is inside the source"),
+    ):
+        with pytest.raises(BuildError, match=message):
+            lines(source, place, recipe)
     assert tree_bytes(tmp_path) == before
 
 

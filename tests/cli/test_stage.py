@@ -28,7 +28,7 @@ NODES: list[tuple[tuple[object, ...], dict[str, str], tuple[int, int], str]] = [
 def test_node_gets_its_rows(store: Path, images: NDArray[np.uint8], tmp_path: Path, node: Any) -> None:
     arguments, variables, share, who = node
     dest = tmp_path / "local/part"
-    result = prep("stage", store, dest, *arguments, **variables)
+    result = prep("stage", store, dest, *arguments, cwd=None, **variables)
     assert result.returncode == 0
     rows = part_rows(COUNT, *share)
     first, second = result.stdout.splitlines()
@@ -38,7 +38,7 @@ def test_node_gets_its_rows(store: Path, images: NDArray[np.uint8], tmp_path: Pa
     staged = open_store(dest)
     assert staged.rows == rows
     np.testing.assert_array_equal(staged.images[rows.start : rows.stop], images[rows.start : rows.stop])
-    again = prep("stage", store, dest, *arguments, **variables)
+    again = prep("stage", store, dest, *arguments, cwd=None, **variables)
     assert again.returncode == 0
     matches = "already staged: names, sizes and headers of its files match"
     assert again.stdout.splitlines()[1] == f"{dest}: {matches}; to check its rows, run: prep verify {dest}"
@@ -46,7 +46,7 @@ def test_node_gets_its_rows(store: Path, images: NDArray[np.uint8], tmp_path: Pa
 
 def test_wrong_flags_are_usage_errors(store: Path, tmp_path: Path) -> None:
     def refused(expected: str, *arguments: object, **variables: str) -> None:
-        assert_fails(prep("stage", store, tmp_path / "p", *arguments, **variables), 2, expected)
+        assert_fails(prep("stage", store, tmp_path / "p", *arguments, cwd=None, **variables), 2, expected)
 
     refused("--rank and --world-size must be given together", "--world-size", 3)
     refused("but not both pairs", "--rank", 0, "--world-size", 2, "--node-rank", 0, "--node-count", 2)

@@ -39,20 +39,22 @@ def test_old_file_stays_if_chunks_raise(tmp_path: Path, error: type[BaseExceptio
 
 
 def test_readers_never_see_partial_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
+    path, scratch, seen = tmp_path / "out/file", tmp_path / "scratch", []
+    path.parent.mkdir()
+    scratch.mkdir()
     path.write_bytes(b"old")
-    seen = []
 
     def chunks() -> Iterator[bytes]:
         for _ in range(3):
-            seen.append(path.read_bytes())
             yield b"x" * MIB
+            seen.append((path.read_bytes(), len(os.listdir(path.parent)), len(os.listdir(scratch))))
 
     with open(path, "rb") as reader:  # keeps reading the old file
-        write_atomic(path, chunks())
+        write_atomic(path, chunks(), scratch=scratch)
         assert reader.read() == b"old"
-    assert seen == [b"old"] * 3
+    assert seen == [(b"old", 1, 1)] * 3
     assert path.stat().st_size == 3 * MIB
+    assert os.listdir(scratch) == []
 
 
 def test_short_write_is_continued(tmp_path: Path) -> None:

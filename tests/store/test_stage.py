@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from decodeonce.store import Report, StorePaths, open_store, part_rows, stage_st
 from decodeonce.store import stage as stage_module
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import reserve
-from decodeonce.store.manifest import DATA_OFFSET, part_bytes
+from decodeonce.store.manifest import DATA_OFFSET, Shard, part_bytes
+from decodeonce.store.shard_file import PAGE, pieces
 from tests import disks
 from tests.open_files import open_files
 from tests.store.signing import flip, resign, sign
@@ -115,6 +117,17 @@ def test_parts_are_consecutive_and_contain_their_ranks(count: int, nodes: int, r
     for node, rows in enumerate(parts):
         own = [part_rows(count, rank, nodes * ranks) for rank in range(node * ranks, (node + 1) * ranks)]
         assert (own[0].start, own[-1].stop) == (rows.start, rows.stop)
+
+
+@pytest.mark.parametrize("shape", [(256, 256, 3), (224, 224, 3), (61, 67, 3), (4096, 4096, 1)])
+def test_pieces_are_whole_pages_if_possible(whole: Path, shape: tuple[int, int, int]) -> None:
+    size = shape[0] * shape[1] * shape[2]
+    shard = Shard("a", 0, 1000, DATA_OFFSET, DATA_OFFSET + 1000 * size, "")
+    manifest = replace(open_store(whole).manifest, count=1000, shape=shape, shards=(shard,))
+    found = [rows for _, rows in pieces(manifest, range(3, 901))]
+    assert [row for rows in found for row in rows] == [*range(3, 901)]
+    assert max(map(len, found)) * size <= max(17 * MIB, size)
+    assert shape[0] == 61 or all(shard.offset(rows.start) % PAGE == 0 for rows in found[1:])
 
 
 def test_rows_outside_take_no_disk_space(large: Path, tmp_path: Path) -> None:
@@ -454,16 +467,17 @@ def test_stage_resumes_after_full_disk(large: Path, small_disk: Path, monkeypatc
 
 
 def test_shards_are_reserved_at_the_same_time(large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    both, copied = threading.Barrier(2, timeout=30), list[int]()
+    both, copied, reserved = threading.Barrier(2, timeout=30), list[int](), list[Path]()
 
     def reserve_together(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
         both.wait()
         assert copied == []
+        reserved.append(path)
         return reserve(fd, nbytes, path, offset=offset)
 
     monkeypatch.setattr(stage_module, "reserve", reserve_together)
     stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=2, progress=copied.append)
-    assert sum(copied) == len(LARGE_HELD)
+    assert (sum(copied), len(reserved)) == (len(LARGE_HELD), 2)
     assert_part(tmp_path / "p", large, LARGE, LARGE_HELD)
 
 
