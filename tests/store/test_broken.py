@@ -95,10 +95,10 @@ def test_manifest_that_is_not_json_is_refused(store: Path, encoded: bytes) -> No
     assert_refused(store, "store.json: not JSON", "restore it from a copy, or remove the store and build it again")
 
 
-@pytest.mark.parametrize("facts", [{}, [], None, 3, "decodeonce", {"format": "decode2"}, {"format": ["decodeonce"]}])
-def test_json_without_our_format_is_refused(store: Path, facts: Any) -> None:
-    (store / "store.json").write_text(json.dumps(facts))
-    assert_refused(store, 'store.json: not a decodeonce file: "format" is not "decodeonce"; restore it from a copy')
+def test_json_without_our_format_is_refused(store: Path) -> None:
+    for facts in ({}, [], None, 3, "decodeonce", {"format": "decode2"}, {"format": ["decodeonce"]}):
+        (store / "store.json").write_text(json.dumps(facts))
+        assert_refused(store, 'store.json: not a decodeonce file: "format" is not "decodeonce"; restore it from a copy')
 
 
 @pytest.mark.parametrize("version", [3, 17, 0, "1", 1.0, True, None])

@@ -60,14 +60,12 @@ def facts(report: Report) -> tuple[object, ...]:
 
 
 @pytest.fixture(scope="module")
-def rich(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def rich(originals: Originals, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A store with a column and rejects in each container, and a staged part. Together they have every kind of file."""
-    folder, images = tmp_path_factory.mktemp("flips"), random_images(COUNT, shape=SHAPE)
-    columns = {"weights": np.arange(COUNT, dtype="<f4")}
+    folder, stores = tmp_path_factory.mktemp("flips"), []
     rejects = [Reject("train/a\tb.JPEG", "truncated: é", "rejected"), Reject("c.JPEG", "grey", "kept")]
-    stores = []
-    for name in CONTAINERS:
-        store = make_store(folder / name, images, container=name, shard_rows=SHARD_ROWS, columns=columns)
+    for name, original in originals.items():
+        store = Path(shutil.copytree(original, folder / name))
         replace_file(store, "rejects.tsv", line(REJECT_COLUMNS) + b"".join(map(reject_line, rejects)))
         stores.append(store)
     stage_store(open_store(stores[0]), folder / "part", rows=range(3, 9))
