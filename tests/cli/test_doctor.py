@@ -213,9 +213,12 @@ def test_unreachable_path_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def stale(path: Path) -> Storage:
         raise OSError(errno.ESTALE, "Stale file handle")
 
+    (tmp_path / "loop").symlink_to("loop")
+    found = doctor._check_path(doctor.PATH_CHECKS["file system"], tmp_path / "loop/x")
+    assert found.found.startswith(f"{tmp_path}: ")
     monkeypatch.setattr(free_space, "find_storage", stale)
-    found = [doctor._check_path(check, tmp_path) for check in doctor.PATH_CHECKS.values()]
-    assert [(one.level, one.found) for one in found] == [("bad", f"{tmp_path}: Stale file handle")] * 3
+    every = [doctor._check_path(check, tmp_path) for check in doctor.PATH_CHECKS.values()]
+    assert [(one.level, one.found) for one in every] == [("bad", f"{tmp_path}: Stale file handle")] * 3
 
 
 @pytest.mark.parametrize(

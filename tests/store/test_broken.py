@@ -96,7 +96,8 @@ def test_manifest_that_is_not_json_is_refused(store: Path, encoded: bytes) -> No
 
 
 def test_json_without_our_format_is_refused(store: Path) -> None:
-    for facts in ({}, [], None, 3, "decodeonce", {"format": "decode2"}, {"format": ["decodeonce"]}):
+    others: list[Any] = [{}, [], None, 3, "decodeonce", {"format": "decode2"}, {"format": ["decodeonce"]}]
+    for facts in others:
         (store / "store.json").write_text(json.dumps(facts))
         assert_refused(store, 'store.json: not a decodeonce file: "format" is not "decodeonce"; restore it from a copy')
 
