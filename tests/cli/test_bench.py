@@ -1,9 +1,6 @@
 """`prep bench`: measurements on real files, the sentences made from them, and the removal of scratch files."""
 
 import json
-import signal
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,14 +15,13 @@ from decodeonce.cli.bench.build import SampledSource, Trial, build_lines, fair_s
 from decodeonce.cli.bench.load import Timed, load_lines, measure_load
 from decodeonce.cli.bench.machine import busy_share, core_times, drop_pages, others_text
 from decodeonce.cli.kinds import BuildRequest
-from decodeonce.errors import BuildError
 from decodeonce.host import is_in_memory
 from decodeonce.prep.building.plan import scan
 from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store, part_rows, stage_store
-from tests.command import Ended, assert_fails, prep, prep_process
+from tests.command import assert_fails, kill_when, prep, prep_after, prep_process
 from tests.forms.all_forms import PICS, PLAIN_FORMS
 from tests.images import make_tree, tree_bytes
 from tests.stores import make_store, random_images
@@ -95,16 +91,8 @@ def test_trial_ends_after_its_time(tree: Path, tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_trial_without_any_image_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "src/n0").mkdir(parents=True)
-    (tmp_path / "src/n0/1.JPEG").write_bytes(b"no picture")
-    source = FolderSource(tmp_path / "src")
-    with pytest.raises(BuildError, match="1 image was tried and none can be decoded, for example n0/1"):
-        run_trial(source, list(source.entries()), SMALL, tmp_path, workers=1, seconds=60)
-
-
-# One form for each way to read: a file, a tar, a gzip stream, a row group.
-@pytest.mark.parametrize("name", ["folder", "imagenet-train-tar", "webdataset-gzip", "parquet"])
+# One form for each way to read, next to test_build_command_...: a tar, a gzip stream, a row group.
+@pytest.mark.parametrize("name", ["imagenet-train-tar", "webdataset-gzip", "parquet"])
 def test_build_is_measured_for_every_way_to_read(name: str, tmp_path: Path) -> None:
     source = PLAIN_FORMS[name].make(tmp_path, PICS)
     before = tree_bytes(tmp_path)
@@ -129,14 +117,6 @@ def test_limit_of_build(
     assert facts["sentence"].startswith(f"A build is limited by {build.WHAT[limits]}: 2 workers reach {rate:,} images")
 
 
-def test_source_that_stays_cached_is_not_cold(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "is_in_memory", lambda _: False)
-    monkeypatch.setattr(build, "run_trial", lambda *_, **__: Trial(37, 0, "", 100.0, 1.0, 0))
-    facts = measure_build(request(FolderSource(tree / "train"), tmp_path / "out"), 0.02)
-    assert facts["cold"] is None
-    assert f"build, source cold: not measured: {facts['why_not_cold']}" in list(build_lines(facts))
-
-
 def test_build_command_has_the_kinds_and_flags_of_a_build(tree: Path, tmp_path: Path) -> None:
     before = tree_bytes(tree)
     flags = ["--size", "24x32", "--workers", 2, "--split", "train", "--json"]
@@ -146,31 +126,16 @@ def test_build_command_has_the_kinds_and_flags_of_a_build(tree: Path, tmp_path: 
     assert (facts["samples"], facts["workers"], facts["row_bytes"]) == (37, 2, 24 * 32 * 3)
     assert facts["limits"] in build.WHAT
     assert "None" not in "\n".join(build_lines(facts))
+    dry = prep("bench", "build", "imagenet", tree, tmp_path / "out", *flags[:-1], "--dry-run")
+    assert dry.stdout.splitlines()[2].startswith("space: ")
     assert tree_bytes(tree) == before
     assert list(tmp_path.iterdir()) == []
 
 
-def test_signal_removes_scratch_folder(tmp_path: Path) -> None:
-    script = """
-import signal
-from decodeonce import cli
-from decodeonce.cli.bench.build import scratch_folder
-from pathlib import Path
-signal.signal(signal.SIGTERM, cli._stop)
-with scratch_folder(Path()) as folder:
-    (folder / "file").touch()
-    print("ready", flush=True)
-    signal.pause()
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        assert len(list(tmp_path.glob(".prep-bench-*/file"))) == 1
-        process.send_signal(signal.SIGTERM)
-        assert process.wait() == cli.EXIT_STOPPED
-    assert list(tmp_path.iterdir()) == []
+def test_signal_removes_scratch_folder(tree: Path, tmp_path: Path) -> None:
+    moment = kill_when("event == 'open' and '.prep-bench-' in str(args[0])", "SIGTERM", 3)
+    ended = prep_after(moment, "bench", "build", "imagenet", tree, tmp_path / "out", "--size", 24)
+    assert (ended.returncode, list(tmp_path.iterdir())) == (cli.EXIT_STOPPED, [])
 
 
 def check_facts(facts: dict[str, Any], rows: int) -> None:
@@ -192,6 +157,7 @@ def test_store_is_measured(store: Path) -> None:
     result = prep("bench", "load", store, "--json", "--batch-size", 4, "--gpu-rate", 1e9)
     assert result.returncode == 0
     check_facts(json.loads(result.stdout), rows=60)
+    assert "is limited by " in prep("bench", "load", store, "--batch-size", 8).stdout.splitlines()[-1]
 
 
 def test_staged_part_is_measured(store: Path, tmp_path: Path) -> None:
@@ -269,43 +235,19 @@ def test_other_programs_are_reported() -> None:
     assert warning.startswith("warning: other programs use 50% of the cores, so these rates are too low; ")
 
 
-def test_load_prints_table_and_sentence(store: Path) -> None:
-    result = prep("bench", "load", store, "--batch-size", 8, "--gpu-rate", 1)
-    assert result.returncode == 0
-    lines = result.stdout.splitlines()
-    assert "limited by the training step, at 1 images/s" in lines[-1]
-    assert any(line.startswith("training step (--gpu-rate) ") for line in lines)
+def test_error_is_one_line(store: Path, tree: Path, tmp_path: Path) -> None:
+    def refused(code: int, expected: str, *arguments: object) -> None:
+        assert_fails(prep("bench", *arguments, "-q", cwd=tmp_path), code, expected)
 
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "expected"),
-    [
-        (["load", "nowhere"], 1, "nowhere"),
-        (["load", "STORE", "--device", "abacus"], 2, "--device abacus: "),
-        (["load", "STORE", "--gpu-rate", "inf"], 2, "--gpu-rate"),
-        (["build", "imagenet", "TREE", "nowhere/out"], 2, "OUT nowhere/out: there is no folder "),
-        (["build", "imagenet", "TREE", "out", "--expect", "3"], 1, "but --expect is 3"),
-        (["build", "imagenet", "TREE", "TREE/train/out"], 1, "is inside the source"),
-        (["build", "folder", "EMPTY", "out"], 1, "no images found"),
-    ],
-)
-def test_error_is_one_line(
-    arguments: list[str], code: int, expected: str, store: Path, tree: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "empty/n0").mkdir(parents=True)
-    words = {"STORE": str(store), "TREE": str(tree), "EMPTY": "empty", "TREE/train/out": str(tree / "train/out")}
-    result: Ended = prep("bench", *(words.get(word, word) for word in arguments), "--quiet", cwd=tmp_path)
-    assert_fails(result, code, expected)
-    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    refused(1, "nowhere", "load", "nowhere")
+    refused(2, "--device abacus: ", "load", store, "--device", "abacus")
+    refused(2, "OUT nowhere/out: there is no folder ", "build", "imagenet", tree, "nowhere/out")
+    refused(1, "but --expect is 3", "build", "imagenet", tree, "out", "--expect", "3")
+    refused(1, "is inside the source", "build", "imagenet", tree, tree / "train/out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_torch_that_cannot_be_imported_is_one_line(store: Path, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')\n")
     result = prep_process("bench", "load", store, PYTHONPATH=str(tmp_path))
     assert_fails(result, 1, "cannot be imported: libcudart.so.13: cannot open", "run: prep doctor")
-
-
-def test_dry_run_of_the_bench_is_that_of_a_build(tree: Path, tmp_path: Path) -> None:
-    flags = ["imagenet", tree, tmp_path / "out", "--dry-run", "--size", 24, "--max-bad", 1]
-    first, second = prep("bench", "build", *flags), prep("build", *flags)
-    assert first.stdout.splitlines()[:3] == second.stdout.splitlines()[:3]

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -19,15 +18,10 @@ from decodeonce import cli
 from decodeonce.cli.doctor import machine
 from decodeonce.prep.building.plan import allowed_rejects
 from decodeonce.prep.building.pool import WorkSettings
-from decodeonce.prep.pixels import decode
 from decodeonce.prep.processes import child
-from decodeonce.prep.recipe import Filter
-from decodeonce.prep.sources import KINDS
-from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.layout import ContainerName
 from decodeonce.store.table import REJECT_COLUMNS, Reject, line, reject_line
 from tests.command import assert_fails, kill_when, prep, prep_after
-from tests.images import encoded, jpeg, make_image, make_tree, tree_bytes
+from tests.images import encoded, make_image, make_tree, tree_bytes
 from tests.store.signing import flip, replace_file, resign
 from tests.stores import make_store, random_images
 
@@ -53,49 +47,6 @@ def test_command_is_shown_under_name_it_was_called_by(name: str) -> None:
     assert prep("biuld", called=called).stderr.endswith(f"(see {name} --help)\n")
 
 
-def test_filters_and_containers_match_their_choices() -> None:
-    assert set(decode.FILTERS) == set(get_args(Filter))
-    assert set(CONTAINERS) == set(get_args(ContainerName))
-
-
-@pytest.mark.parametrize("verb", ["build", "plan"])
-def test_each_kind_has_its_own_and_the_shared_flags(verb: str) -> None:
-    own = {
-        "imagenet": {"--split"},
-        "folder": {"--splits-as-classes"},
-        "list": {"--root", "--column"},
-        "webdataset": {"--column"},
-        "parquet": {"--image-column", "--label-column", "--column"},
-        "dataset": {"--image-column", "--label-column", "--column"},
-    }
-    flag = re.compile(r"^  (?:-\w, )?(--[a-z-]+)", re.MULTILINE)
-    flags = {kind: set(flag.findall(prep(verb, kind, "--help").stdout)) for kind in KINDS}
-    shared = set.intersection(*flags.values())
-    assert shared > {"--size", "--format", "--follow-links", "--classes", "--dry-run", "--log"}
-    assert {kind: flags[kind] - shared for kind in own} == own
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["build", "folder", "SRC", "OUT", "--size", "0"], "--size 0: expected pixels"),
-        (["build", "folder", "SRC", "OUT", "--size", "12x"], "--size 12x"),
-        (["build", "folder", "SRC", "OUT", "--shard-size", "3 parsecs"], "--shard-size 3 parsecs"),
-        (["build", "folder", "SRC", "OUT", "--shuffle-seed", "x"], "--shuffle-seed x"),
-        (["build", "folder", "SRC", "OUT", "--shuffle-seed", "²"], "--shuffle-seed ²"),
-        (["build", "folder", "SRC", "OUT", "--shuffle-seed", "9" * 19], "--shuffle-seed 999"),
-        (["build", "folder", "SRC", "OUT", "--shard-size", "9" * 400], "--shard-size 999"),
-        (["build", "folder", "SRC", "OUT", "--max-bad", "x"], "max-bad is 'x'"),
-        (["build", "folder", "SRC", "OUT", "--classes", "nowhere.txt"], "nowhere.txt"),
-        (["bench", "build", "movies", "SRC", "OUT"], "No such command 'movies'. Expected one of: imagenet, folder, "),
-        (["work", "OUT", "--task", "2", "--tasks", "2"], "task is 2 of 2"),
-    ],
-)
-def test_usage_error_is_one_line_with_exit_code_2(arguments: list[str], expected: str, tmp_path: Path) -> None:
-    assert_fails(prep(*arguments, cwd=tmp_path), 2, expected)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_failure_is_one_line_with_exit_code_1(tree: Path, store: Path, tmp_path: Path) -> None:
     assert_fails(prep("build", "imagenet", tmp_path / "nowhere", tmp_path / "out"), 1, "nowhere", "No such file")
     assert_fails(prep("build", "imagenet", tree, store), 1, "finished store")
@@ -103,24 +54,10 @@ def test_failure_is_one_line_with_exit_code_1(tree: Path, store: Path, tmp_path:
     assert_fails(prep("build", "imagenet", tree, tmp_path / "out", "--split", "val"), 1, "no val split of ImageNet")
     assert_fails(prep("info", tmp_path), 1, "not a store")
     assert_fails(prep("finish", tmp_path), 1, "no plan here")
-    assert_fails(prep("work", tmp_path), 1, "no plan here")
     assert not (tmp_path / "out").exists()
 
 
-def test_too_many_rejects_fail_and_higher_max_bad_resumes(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
-    (tree / "train/n00000001/n00000001_0.JPEG").write_bytes(jpeg()[:-200])
-    command = ("build", "imagenet", tree, tmp_path / "out", "--size", 8, "--max-bad")
-    assert_fails(prep(*command, "0.1%"), 1, "1 of 15 images is a reject", "--max-bad 0.1% allows 0")
-    status = prep("status", tmp_path / "out")
-    assert "n00000001_0.JPEG: truncated" in status.stdout
-    assert f"prep finish {tmp_path / 'out'}\n" in status.stdout
-    assert json.loads(prep("status", tmp_path / "out", "--json").stdout)["rejects"][0]["action"] == "rejected"
-    assert_fails(prep(*command, "1", "--on-bad", "fail", "--size", "9"), 1, "--size is 9, the plan says ")
-    assert prep(*command, "1").returncode == 0
-
-
-def test_few_damaged_images_of_a_small_folder_do_not_fail_but_more_do(tmp_path: Path) -> None:
+def test_few_damaged_images_do_not_fail_and_higher_max_bad_resumes_if_more_do(tmp_path: Path) -> None:
     tree, out = make_tree(tmp_path / "src"), tmp_path / "out"
     images = sorted((tree / "train").rglob("*.JPEG"))
     for image in images[:2]:
@@ -131,10 +68,12 @@ def test_few_damaged_images_of_a_small_folder_do_not_fail_but_more_do(tmp_path: 
     shutil.rmtree(out)
     images[2].write_bytes(b"")
     assert_fails(prep(*command), 1, f"3 of {len(images)} images are rejects, --max-bad auto allows 2")
-    assert f"prep finish {out} --max-bad 3, if you accept these rejects\n" in prep("status", out).stdout
-    for image in images:
-        image.write_bytes(b"")
-    assert_fails(prep("build", "folder", tree / "train", tmp_path / "none", "--size", 8), 1, "are rejects")
+    status = prep("status", out)
+    assert "n00000000_0.JPEG: truncated" in status.stdout
+    assert f"prep finish {out} --max-bad 3, if you accept these rejects\n" in status.stdout
+    assert json.loads(prep("status", out, "--json").stdout)["rejects"][0]["action"] == "rejected"
+    assert_fails(prep(*command[:-1], 9), 1, "--size is 9, the plan says ")
+    assert prep(*command, "--max-bad", 3).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -184,13 +123,9 @@ def test_build_starts_worker_early_and_kills_unused_one() -> None:
         assert os.path.exists(f"/proc/{started}")
     assert child._alive == before
     assert not os.path.exists(f"/proc/{started}")
-
-
-@pytest.mark.parametrize("words", [["build", "folder", "--help"], ["convert", "a", "b", "--dry-run"], ["ls", "a"], []])
-def test_commands_without_decoding_start_no_worker(words: list[str]) -> None:
-    before = set(child._alive)
-    with cli._worker_started(words):
-        assert child._alive == before
+    for words in (["build", "folder", "--help"], ["convert", "a", "b", "--dry-run"], ["ls", "a"], []):
+        with cli._worker_started(words):
+            assert child._alive == before
 
 
 def test_folder_source_builds_class_folders(tmp_path: Path) -> None:
@@ -202,10 +137,6 @@ def test_folder_source_builds_class_folders(tmp_path: Path) -> None:
     assert prep("build", "folder", tmp_path / "src", tmp_path / "out", *flags).returncode == 0
     rows = [line.split("\t")[1:4] for line in prep("ls", tmp_path / "out").stdout.splitlines()[1:]]
     assert rows == [["0", "dogs", "dogs/1.png"], ["1", "cats", "cats/1.png"]]
-    (tmp_path / "src/empty").mkdir()
-    built = prep("build", "folder", tmp_path / "src", tmp_path / "three", "--size", 8)
-    assert built.returncode == 0
-    assert built.stderr == f"{tmp_path}/src: 1 of 3 classes have no images (first 2, 'empty')\n"
 
 
 def test_val_keeps_source_order_by_default(tmp_path: Path) -> None:
@@ -215,7 +146,15 @@ def test_val_keeps_source_order_by_default(tmp_path: Path) -> None:
     assert sources == sorted(sources)
 
 
-def test_info_and_verify_print_json(store: Path, tmp_path: Path) -> None:
+def test_info_and_verify_print_text_and_json(store: Path, tmp_path: Path) -> None:
+    lines = prep("info", store).stdout.splitlines()
+    shown = dict(re.split("  +", one, maxsplit=1) for one in lines)
+    assert (shown["rows"], shown["rejects"]) == ("15 of 24x24x3 uint8", "no image was rejected")
+    assert re.fullmatch(r"[\d.]{3,5}, [\d.]{3,5}, [\d.]{3,5}", shown["pixel mean"])
+    assert shown["recipe"].startswith("--size 24, --format npy, --exif ignore, --filter bilinear, --fit crop, ")
+    assert shown["source"] == "kind imagenet, split train"
+    assert not {"staged part", "decoder crashes"} & shown.keys()
+    assert not re.search("None|on_odd|_", "".join(lines).replace(str(store), ""))
     info = json.loads(prep("info", store, "--json").stdout)
     assert (info["rows"], info["shape"], info["classes"]) == (15, [24, 24, 3], 3)
     intact = {"ok": True, "rows": 15, "bad_rows": [], "unknown_rows": [], "bad_files": []}
@@ -250,31 +189,15 @@ def test_info_shows_rows_per_class_rejects_and_bytes(tmp_path: Path) -> None:
     assert found["bytes"] == 4180
 
 
-def test_info_is_written_for_people(store: Path) -> None:
-    lines = prep("info", store).stdout.splitlines()
-    shown = dict(re.split("  +", one, maxsplit=1) for one in lines)
-    assert shown["rows"] == "15 of 24x24x3 uint8"
-    assert shown["rejects"] == "no image was rejected"
-    assert re.fullmatch(r"[\d.]{3,5}, [\d.]{3,5}, [\d.]{3,5}", shown["pixel mean"])
-    assert shown["recipe"].startswith("--size 24, --format npy, --exif ignore, --filter bilinear, --fit crop, ")
-    assert shown["source"] == "kind imagenet, split train"
-    assert not {"staged part", "decoder crashes"} & shown.keys()
-    assert not re.search("None|on_odd|_", "".join(lines).replace(str(store), ""))
-
-
-def test_info_counts_box_classes(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "a", random_images(3), columns={"box_labels": np.zeros((3, 2), "<i4")})
-    assert "box classes" not in prep("info", store).stdout
+def test_info_counts_box_classes_and_names_damaged_file(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "a", random_images(6), columns={"box_labels": np.zeros((6, 2), "<i4")})
+    shown = prep("info", store).stdout
+    assert ("\nrows per class  2 in each\n" in shown, "box classes" in shown) == (True, False)
     resign(store, lambda facts: facts.update(box_classes=["cat", "dog"]))
     assert "\nbox classes     2\n" in prep("info", store).stdout
-
-
-@pytest.mark.parametrize("name", ["labels.npy", "rejects.tsv"])
-def test_info_names_damaged_file(name: str, tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store", random_images(6, shape=(2, 2, 3)))
-    assert "\nrows per class  2 in each\n" in prep("info", store).stdout
-    (store / name).write_bytes((store / name).read_bytes()[:-1] + b"?")
-    assert_fails(prep("info", store), 1, f"{store}/{name}: damaged: ", f"prep repair {store}")
+    for name in ("labels.npy", "rejects.tsv"):
+        (store / name).write_bytes((store / name).read_bytes()[:-1] + b"?")
+        assert_fails(prep("info", store), 1, f"{store}/{name}: damaged: ", f"prep repair {store}")
 
 
 def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
@@ -340,8 +263,7 @@ def test_signal_stops_build_with_75_and_same_command_resumes(signal_: signal.Sig
     _, message = process.communicate(timeout=30)
     assert process.returncode == 75
     assert message.startswith(f"prep: stopped: {signal_.name}")
-    if signal_ is signal.SIGUSR1:
-        assert ": stopped after the current blocks, " in message
+    assert (": stopped after the current blocks, " in message) == (signal_ is signal.SIGUSR1)
     assert "run the same command again" in message
     assert message.count("\n") == 1
     with pytest.raises(ProcessLookupError):
@@ -361,13 +283,11 @@ def test_signal_stops_build_with_75_and_same_command_resumes(signal_: signal.Sig
     again = prep(*command[3:])
     assert again.returncode == 0
     assert f"\nresuming: {done} of 21 rows are already done\n" in again.stdout
-    log = tmp_path / "logs" / f"{os.uname().nodename}-{os.getpid()}.jsonl"
-    assert f"resuming: {done} of 21 rows" in log.read_text()
     shown = prep("status", tmp_path / "out").stdout
     assert shown == f"state    finished\nrows     21\nrejects  0\nnext     prep info {tmp_path}/out\n"
 
 
-@pytest.mark.parametrize("module", ["decodeonce.cli.app", "typer", "numpy", "decodeonce.prep.building.plan"])
+@pytest.mark.parametrize("module", ["decodeonce.cli.app", "decodeonce.prep.building.plan"])
 def test_signal_during_import_ends_command_with_one_line(module: str, tree: Path, tmp_path: Path) -> None:
     code = kill_when(f"event == 'import' and args[0] == {module!r}", "SIGTERM")
     result = prep_after(code, "build", "imagenet", tree, tmp_path / "out")

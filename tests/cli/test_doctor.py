@@ -108,64 +108,40 @@ def test_pillow_is_checked(live: Pillow, level: str, expected: str, monkeypatch:
     assert check.advice == ("" if level == "ok" else software.PIL_ADVICE)
 
 
-def test_install_page_has_what_the_advice_names() -> None:
+def test_missing_formats_are_reported_and_the_install_page_has_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("PIL.features.check", lambda name: name != "webp")
+    check = software.formats_of_pil()
+    assert (check.level, check.found) == ("warn", "built without WebP: such images are rejected")
     page = (Path(__file__).resolve().parents[2] / "docs/start/install.md").read_text()
     assert "## pillow-simd or Pillow\n" in page
     assert all(package in page for package in ("libwebp-dev", "libtiff-dev", "libwebp-devel", "libtiff-devel"))
 
 
-def test_missing_formats_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("PIL.features.check", lambda name: name != "webp")
-    check = software.formats_of_pil()
-    assert (check.level, check.found) == ("warn", "built without WebP: such images are rejected")
-    monkeypatch.setattr("PIL.features.check", lambda name: True)
-    assert software.formats_of_pil().level == "ok"
-
-
-def test_missing_package_is_bad_unless_it_is_only_needed_to_build() -> None:
+def test_missing_package_or_one_with_failing_import_is_bad(site: Path) -> None:
     assert software.package("no-such-package") == Finding("bad", "not installed", "pip install no-such-package")
-    assert software.package("no-such-package", "warn").level == "warn"
-
-
-def test_package_with_failing_import_is_bad(site: Path) -> None:
     (site / "numpy.py").write_text("raise ImportError('no libgfortran')\n")
-    (site / "h5py.py").write_text("raise ValueError('numpy.dtype size changed')\n")
     (site / "xxhash.py").write_text("(\n")
     code, facts = run_doctor(PYTHONPATH=site)
     assert code == 1
     assert finding_of(facts, "numpy")[1].endswith(", import fails: no libgfortran")
-    assert finding_of(facts, "h5py")[1].endswith(", import fails: numpy.dtype size changed")
     assert finding_of(facts, "xxhash")[0] == "bad"
-    assert finding_of(facts, "pillow")[0] in ("ok", "warn")  # this check needs no NumPy
     assert finding_of(facts, "file system")[:2] == ("bad", "cannot be checked: no libgfortran")
     assert finding_of(facts, "cores")[0] in ("ok", "warn")
 
 
-def test_torch_that_takes_too_long_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software, "TORCH_SECONDS", 0)
-    finding = software.torch()
-    assert finding.level == "bad"
-    assert finding.found.endswith(", its import did not end within 0 s")
-
-
-@pytest.mark.parametrize(
-    ("code", "level", "expected"),
-    [
-        ("import atexit; print('hello'); atexit.register(print, 'bye')", "ok", "9.9: CPU only"),
-        ("import os; os.write(1, b'\\xff')", "ok", "9.9: CPU only"),
-        ("import os; os._exit(0)", "bad", "import fails: exit status 0"),
-        ("import os; os.write(2, b'\\xff'); os._exit(1)", "bad", "import fails: \\xff"),
-    ],
-)
-def test_torch_that_prints_or_exits_is_understood(
-    code: str, level: str, expected: str, site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    version = "__version__ = '9.9'\n"
-    (site / "torch.py").write_text(f"{version}{code}\n")
+def test_torch_that_prints_or_exits_is_understood(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setattr(software, "gpus_of_machine", lambda: "")
-    found = software.torch()
-    assert (found.level, expected in found.found) == (level, True), found
+    for code, level, expected in (
+        ("atexit.register(os.write, 1, b'\\xff')", "ok", "9.9: CPU only"),
+        ("os._exit(0)", "bad", "import fails: exit status 0"),
+        ("os.write(2, b'\\xff'), os._exit(1)", "bad", "import fails: \\xff"),
+    ):
+        (site / "torch.py").write_text(f"import atexit, os\n__version__ = '9.9'\n{code}\n")
+        found = software.torch()
+        assert (found.level, expected in found.found) == (level, True), found
+    monkeypatch.setattr(software, "TORCH_SECONDS", 0)
+    assert software.torch().found.endswith(", its import did not end within 0 s")
 
 
 def test_limits_are_reported(site: Path) -> None:
@@ -190,14 +166,11 @@ def test_doctor_prints_one_line_per_check(site: Path, tmp_path: Path, monkeypatc
     lines = result.stdout.splitlines()
     width = lines[0].index("3.")
     assert {line[:6] for line in lines[:-1]} == {"ok    ", "warn  ", "bad   ", "      "}
-    assert all(line[width - 2 : width] == "  " for line in lines[:-1])
     line_of = {line[6:width].strip(): line for line in lines[:-1]}
     assert line_of["rank"].endswith("rank 1 of 2 (PMI)")
     assert line_of["task"].endswith("task 1 of 2 (PMI)")
     systems = [line[width:] for line in lines if line.startswith("ok    file system")]
     assert systems[0].startswith(f"{tmp_path}: ")
-    found = [system.partition(",")[0] for system in systems[1:]]
-    assert found == ["/dev/shm: a local file system", "/proc: a local file system"]
     assert f"ok    abilities       {tmp_path}: mmap yes, fallocate yes\n" in result.stdout
     assert "warn  abilities       /proc: cannot be written: " in result.stdout
     assert lines[-1].endswith(" 1 bad")
@@ -224,43 +197,28 @@ def test_devices_of_torch_are_checked(devices: list[str], stderr: str, gpus: str
 
 
 def test_gpus_are_found_by_their_device_files(tmp_path: Path) -> None:
-    assert software.gpus_of_machine(tmp_path) == ""
-    (tmp_path / "nvidiactl").touch()
-    assert software.gpus_of_machine(tmp_path) == ""
-    (tmp_path / "kfd").touch()
-    assert software.gpus_of_machine(tmp_path) == "AMD GPUs"
-    (tmp_path / "nvidia1").touch()
-    assert software.gpus_of_machine(tmp_path) == "NVIDIA GPUs"
+    for file, found in (("none", ""), ("nvidiactl", ""), ("kfd", "AMD GPUs"), ("nvidia1", "NVIDIA GPUs")):
+        (tmp_path / file).touch()
+        assert software.gpus_of_machine(tmp_path) == found
 
 
 def test_free_space_counts_every_quota(tmp_path: Path) -> None:
-    def room(*quotas: Quota) -> Finding:
-        return machine.file_system(Storage(tmp_path, "Lustre", 10**12, None, quotas))
-
-    roomy = Quota("user 5", 10**11, None)
+    quotas = (Quota("user 5", 10**11, None), Quota("group 7", 10**8, None))
+    roomy, full = (machine.file_system(Storage(tmp_path, "Lustre", 10**12, None, quotas[:n])) for n in (1, 2))
     found = f"{tmp_path}: Lustre, 1000.00 GB free; the quota of user 5 leaves 100.00 GB and any number of files"
-    assert room(roomy) == ok(found)
-    assert room(roomy, Quota("group 7", 10**8, None)).level == "warn"
-    assert room(roomy, Quota("group 7", None, 3)).level == "warn"
-
-
-def findings(path: Path) -> dict[str, Finding]:
-    return {name: doctor._check_path(check, path) for name, check in doctor.PATH_CHECKS.items()}
+    assert (roomy, full.level) == (ok(found), "warn")
 
 
 def test_unreachable_path_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stale(path: Path) -> Storage:
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    monkeypatch.setattr(free_space, "find_storage", stale)
-    found = findings(tmp_path)
-    assert [finding.level for finding in found.values()] == ["bad"] * 3
-    assert found["file system"].found == f"{tmp_path}: Stale file handle"
-
-
-def test_link_to_itself_is_not_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    assert findings(tmp_path / "loop/x")["file system"].found.startswith(f"{tmp_path}: ")
+    found = doctor._check_path(doctor.PATH_CHECKS["file system"], tmp_path / "loop/x")
+    assert found.found.startswith(f"{tmp_path}: ")
+    monkeypatch.setattr(free_space, "find_storage", stale)
+    every = [doctor._check_path(check, tmp_path) for check in doctor.PATH_CHECKS.values()]
+    assert [(one.level, one.found) for one in every] == [("bad", f"{tmp_path}: Stale file handle")] * 3
 
 
 @pytest.mark.parametrize(

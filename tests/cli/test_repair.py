@@ -1,6 +1,5 @@
-"""The command `prep repair`."""
+"""The commands `prep repair` and `prep verify`."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ def damage(path: Path, offset: int) -> None:
         file.write(b"damage")
 
 
-def test_repair_lists_repaired_rows_and_files(store: Path, tree: Path) -> None:
+def test_repair_lists_what_it_repairs_and_what_stays_damaged(store: Path, tree: Path) -> None:
     before = tree_bytes(store)
     result = prep("repair", store)
     assert (result.returncode, result.stdout) == (0, f"{store}: 10 rows intact; nothing to repair\n")
@@ -44,7 +43,13 @@ def test_repair_lists_repaired_rows_and_files(store: Path, tree: Path) -> None:
     expected = f"{store}: repaired 1 row, images-00000.npy, labels.npy; 10 rows intact\n"
     assert (result.returncode, result.stdout, result.stderr) == (0, expected, "")
     assert tree_bytes(store) == before
-    assert prep("verify", store).returncode == 0
+    damage(store / "rejects.tsv", 3)
+    damage(store / "images-00000.npy", 4096)
+    result = prep("repair", store)
+    assert (result.returncode, result.stdout) == (1, f"{store}: repaired nothing; still damaged\n")
+    first, second = result.stderr.splitlines()
+    assert first.startswith(f"prep: error: {store / 'rejects.tsv'}: ")
+    assert second.startswith(f"prep: error: {store}: row 0: pass as --from what the store was built from")
 
 
 def test_options_of_the_build_are_passed_to_its_source(tmp_path: Path) -> None:
@@ -59,19 +64,6 @@ def test_options_of_the_build_are_passed_to_its_source(tmp_path: Path) -> None:
     assert prep("repair", store, "--from", tmp_path / "src", "--option", "split=val").returncode == 0
 
 
-def test_repair_prints_a_line_for_each_remaining_damage(store: Path, tree: Path) -> None:
-    damage(store / "rejects.tsv", 3)
-    damage(store / "images-00000.npy", 4096)
-    result = prep("repair", store)
-    assert (result.returncode, result.stdout) == (1, f"{store}: repaired nothing; still damaged\n")
-    first, second = result.stderr.splitlines()
-    assert first.startswith(f"prep: error: {store / 'rejects.tsv'}: ")
-    assert second.startswith(f"prep: error: {store}: row 0: pass as --from what the store was built from")
-    result = prep("repair", store, "--from", tree)
-    assert (result.returncode, result.stdout) == (1, f"{store}: repaired 1 row; still damaged\n")
-    assert len(result.stderr.splitlines()) == 1
-
-
 def test_verify_names_rows_it_cannot_check(store: Path) -> None:
     damage(store / "checksums.npy", 128 + 16)
     result = prep("verify", store)
@@ -82,13 +74,6 @@ def test_verify_names_rows_it_cannot_check(store: Path) -> None:
     result = prep("verify", store)
     assert result.stderr.count("\n") == 1
     assert result.stderr.endswith("; no row was checked\n")
-
-
-def test_repair_of_folder_without_store_fails(tmp_path: Path) -> None:
-    os.mkdir(tmp_path / "empty")
-    result = prep("repair", tmp_path / "empty")
-    assert (result.returncode, result.stdout) == (1, "")
-    assert "not a store" in result.stderr
 
 
 def test_verify_groups_rows_and_names_next_step(tmp_path: Path) -> None:

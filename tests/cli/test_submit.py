@@ -65,25 +65,15 @@ def test_site_profile_is_used_and_its_advice_printed(src: Path, tmp_path: Path) 
 def test_usage_error_is_one_line(src: Path, tmp_path: Path) -> None:
     words = ["submit", "slurm", "build", "imagenet", src, tmp_path / "out", "--tasks", 2]
     assert_fails(prep(*words), 2, "--cpus is required (Slurm), as in prep submit slurm build")
-    assert_fails(prep("submit", "pbs", *words[2:]), 2, "--cpus is required (PBS), as in prep submit pbs build")
     words += ["--cpus", 1]
     assert_fails(prep("submit", "pbs", *words[3:]), 2, "expected a build command, as in prep submit pbs build")
     assert_fails(prep(*words[:2], *words[3:]), 2, "expected a build command")
-    assert_fails(prep(*words[:-4], "--cpus", 1), 2, "Missing option '--tasks'")
-    assert_fails(prep(*words, "--sise", 3), 2, "No such option: --sise")
     assert_fails(prep(*words, "--size", "x"), 2, "--size x: expected pixels")
     assert_fails(prep(*words, "--time", "60"), 2, "--time 60: expected H:MM:SS")
-    assert_fails(prep(*words, "--time", "0:00:03"), 2, "time is 3 s, expected at least 60 s")
     assert_fails(prep(*words, "--account", "a\nrm x"), 2, "account is 'a\\nrm x', expected a name without spaces or")
-    assert_fails(prep(*words, "--mem", "much"), 2, "--mem much: expected a size such as 32GiB")
-    assert_fails(prep(*words, "--mem", "64"), 2, "--mem 64: 64 bytes cannot hold an image; did you mean 64GiB?")
-    assert_fails(prep(*words, "--nodes", 0), 2, "Invalid value for '--nodes'")
     assert_fails(prep(*words, "--then", "nowhere"), 2, "--then nowhere: no such file")
     assert_fails(prep(*words, "--site", "polaris"), 2, "--site polaris uses pbs; run: prep submit pbs")
     assert_fails(prep(*words, "--site", "mars"), 1, "unknown site 'mars'; expected aurora, ")
-    assert_fails(prep("submit", "lsf"), 2, "No such command 'lsf'")
-    words[4] = tmp_path / "nowhere"
-    assert_fails(prep(*words), 1, "nowhere", "No such file")
     assert not (tmp_path / "out.jobs").exists()
 
 
@@ -107,9 +97,8 @@ def test_scripts_stay_if_submitting_fails(src: Path, tmp_path: Path, monkeypatch
     (tmp_path / "bin/bash").symlink_to(shutil.which("bash") or "/bin/bash")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     words = ["submit", "slurm", "build", "imagenet", src, tmp_path / "out", "--tasks", 2, "--cpus", 1, "--submit"]
-    result = prep(*words)
-    assert result.returncode == 1
-    assert result.stderr.startswith(f"prep: error: {tmp_path}/out.jobs/submit.sh: not submitted: ")
+    result, script = prep(*words), f"{tmp_path}/out.jobs/submit.sh"
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith(f"prep: error: {script}: not submitted: ")
+    assert result.stderr.endswith(f"fix this and run: bash {script}\n")
     assert "sbatch: command not found" in result.stderr
-    assert result.stderr.endswith(f"fix this and run: bash {tmp_path}/out.jobs/submit.sh\n")
-    assert result.stderr.count("\n") == 1

@@ -54,7 +54,7 @@ def test_output_to_files_is_not_wrapped() -> None:
 def test_commands_wrap_at_the_width_of_their_terminal(tmp_path: Path) -> None:
     store = tmp_path / "a.store"
     make_store(store, random_images(3))
-    for command in (["info", str(store)], ["doctor"], ["info", str(tmp_path / "none")]):
+    for command in (["info", str(store)], ["info", str(tmp_path / "none")]):
         with Terminal(sys.executable, "-m", "decodeonce.cli", *command, cwd=tmp_path, columns=80) as terminal:
             lines = terminal.read_until(None).splitlines()
         for line in lines:

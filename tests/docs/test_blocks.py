@@ -53,11 +53,7 @@ SMALL_MODELS = (
 PAGES = {name_of(page): page for page in WRITTEN}
 PYTHON = {name: found for name, page in PAGES.items() if (found := [b for b in blocks(page) if b.language == "python"])}
 # JAX takes 0.4 GB, so it is not in .venv: `.ci/legs` runs its page.
-EACH = [
-    pytest.param(name, marks=[pytest.mark.long] if name.startswith("docs") else [])
-    for name in PYTHON
-    if name != "docs/how-to/jax.md" or find_spec("jax")
-]
+EACH = [name for name in PYTHON if name != "docs/how-to/jax.md" or find_spec("jax")]
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +145,7 @@ def run_block(block: Block, page: Path, names: dict[str, object]) -> None:
     exec(compile(source, str(page), "exec", dont_inherit=True), names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.usefixtures("folder", "one_rank")
 @pytest.mark.filterwarnings("ignore")  # Lightning warns on machines with srun

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from packaging.specifiers import SpecifierSet
 
 from tests.docs.pages import ROOT, blocks
 
@@ -52,6 +51,7 @@ def test_cost_of_stock_pillow_is_the_measured_one() -> None:
     assert f"decodes and resizes {slower}" in (ROOT / "tools/setup_env.py").read_text()
 
 
+@pytest.mark.long
 def test_shares_of_enlarged_crops_are_right() -> None:
     names: dict[str, Callable[[int, int, int], float]] = {}
     [block] = [block for block in blocks(SIZES) if "def share_enlarged" in block.text]
@@ -71,15 +71,6 @@ def test_shares_of_enlarged_crops_are_right() -> None:
     assert [row[1] for row in table if row[0] == "256"] == [readme]
 
 
-def test_badges_are_true() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    python = SpecifierSet(re.findall(r'^requires-python = "(.*)"$', text, re.MULTILINE)[0])
-    first, last = re.findall(r">3\.(\d+) to 3\.(\d+)<", (IMAGES / "python.svg").read_text())[0]
-    right = [minor for minor in range(100) if f"3.{minor}" in python]
-    assert [int(first), int(last)] == [right[0], right[-1]]
-    assert f'license = "{re.findall(r">([^<]+)</text>", (IMAGES / "license.svg").read_text())[-1]}"' in text
-
-
 def test_terminal_shows_the_lines_of_commands_as_they_are_now() -> None:
     lines = re.findall(r">([^<]*)</text>", (IMAGES / "terminal.svg").read_text())
     tutorial = (ROOT / "docs" / "start" / "tutorial.md").read_text()
@@ -87,7 +78,7 @@ def test_terminal_shows_the_lines_of_commands_as_they_are_now() -> None:
         assert line in " ".join(" ".join(lines).split())
 
 
-@pytest.mark.parametrize("path", sorted(IMAGES.glob("*.svg")), ids=lambda path: path.name)
-def test_pictures_load_nothing(path: Path) -> None:
-    found = re.findall(r"https?:[^\"']*|url\(|href=|@import", path.read_text())
-    assert found == ["http://www.w3.org/2000/svg"]
+def test_pictures_load_nothing() -> None:
+    for path in IMAGES.glob("*.svg"):
+        found = re.findall(r"https?:[^\"']*|url\(|href=|@import", path.read_text())
+        assert found == ["http://www.w3.org/2000/svg"], path.name

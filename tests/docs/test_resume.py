@@ -24,14 +24,8 @@ from tests.stores import make_store, random_images
 EPOCHS, BATCH = 2, 2
 ROWS = 13  # 7 steps for one rank, 4 for two, 3 for three; in the last step, all ranks but one have only padding
 STEPS = 7
-LINES = {"plain": 20, "weighted": 20, "augmented": 10, "foreign": 10}  # lines that each script runs per step that saves
-DARKEN = """
-def darken(images):
-    return (images * torch.rand(())).to(torch.uint8)
-
-
-augment = Augment(resize, RandomFlip(), PerImage(darken), PerBatch(darken), Normalize(store), mix, seed=0)
-"""
+LINES = {"plain": 20, "weighted": 20, "augmented": 10}  # lines that each script runs per step that saves
+SCRIPTS = [pytest.param(name, marks=[] if name == "plain" else [pytest.mark.long]) for name in LINES]
 
 
 @dataclass
@@ -78,7 +72,7 @@ def server() -> Iterator[subprocess.Popen[str]]:
         server.communicate("")
 
 
-@pytest.fixture(scope="module", params=LINES)
+@pytest.fixture(scope="module", params=SCRIPTS)
 def runner(
     server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Runner:
@@ -88,10 +82,6 @@ def runner(
         (text,) = [block.text for block in blocks(page) if "os.replace" in block.text]
     else:
         text = (ROOT / "examples" / "train_mixup.py").read_text()
-    if request.param == "foreign":
-        text = text.replace("import Augment,", "import PerBatch, PerImage, Augment,")
-        text, steps = re.subn(r"\naugment = .*\n", DARKEN, text)
-        assert steps == 1
     text, epochs = re.subn(r"EPOCHS, EVERY, (\w+) = \d+, 100,", rf"EPOCHS, EVERY, \1 = {EPOCHS}, 1,", text)
     weights = ' weights="balanced",' if request.param == "weighted" else ""
     text, batches = re.subn("batch_size=256,", f"batch_size={BATCH},{weights}", text)

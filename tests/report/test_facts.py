@@ -14,7 +14,7 @@ from markupsafe import Markup
 from decodeonce.cli.report import charts
 from decodeonce.cli.report import page as page_module
 from decodeonce.cli.report.charts import Axis, y_axis
-from decodeonce.cli.report.page import _quantiles, enlarged, environment, read_sizes
+from decodeonce.cli.report.page import enlarged, environment, read_sizes
 from decodeonce.cli.rows import evenly_spaced
 from decodeonce.prep.pixels.geometry import fit_to
 from decodeonce.store import Reject, open_store, stage_store
@@ -114,11 +114,6 @@ def test_enlarged_is_unknown_if_the_recipe_does_not_determine_it() -> None:
         assert enlarged(sides, recipe, 99, 98) is None
 
 
-def test_quantiles_of_large_sizes_are_whole_numbers() -> None:
-    texts = _quantiles(np.array([[1234567.0, 3000], [30, 7]]))
-    assert (texts["width"][-1], texts["width"][3], texts["width / height"][-1]) == ("1234567", "30", "411.5")
-
-
 def test_sizes_come_from_samples_and_boxes(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(5))
     boxes = ["", "", "10,20,40,90", "", ""]
@@ -132,9 +127,7 @@ def test_sizes_come_from_samples_and_boxes(tmp_path: Path) -> None:
     assert sizes.rows == {"a\tb": 0, "\udcff": 2, "plain": 3}
 
 
-@pytest.mark.parametrize(
-    "damaged", ["no tabs", "4\t1\tc\ts\tx\t9\t\t0", f"4\t1\tc\ts\t1{400 * '0'}\t9\t\t0", "4\t1\tc\ts\t9\t9\t1,2\t0", ""]
-)
+@pytest.mark.parametrize("damaged", ["no tabs", f"4\t1\tc\ts\t1{400 * '0'}\t9\t\t0", "4\t1\tc\ts\t9\t9\t1,2\t0", ""])
 def test_malformed_samples_file_is_reported(damaged: str, tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(5))
     lines = (root / "samples.tsv").read_bytes().splitlines(keepends=True)
@@ -198,7 +191,7 @@ def corners(path: str) -> list[tuple[float, float]]:
     return points
 
 
-@pytest.mark.parametrize("classes", [1, 31, 360, 1000, 21841])
+@pytest.mark.parametrize("classes", [1, 31, 21841])
 def test_class_curve_goes_through_counts(classes: int) -> None:
     counts = sorted(np.random.default_rng(0).integers(0, 1300, classes).tolist(), reverse=True)
     chart = charts.class_curve(counts)
@@ -226,13 +219,6 @@ def test_level_lines_go_through_shares(channels: int) -> None:
     for drawn, expected in zip(lines, shares, strict=True):
         heights = [y for _, y in corners(drawn["d"])[1::2]]
         assert heights == pytest.approx([up.at(100 * value) for value in expected], abs=0.06)
-
-
-def test_single_level_can_be_drawn() -> None:
-    for level in (0, 128, 255):
-        shares = np.zeros((3, 256))
-        shares[:, level] = 1
-        assert len(shapes(charts.levels(shares), "path", "line")) == 3
 
 
 @given(st.floats(1e-3, 1e7), st.floats(1e-3, 1e7))

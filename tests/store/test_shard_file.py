@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from decodeonce.store.shard_file import PAGE, ShardFile, page_aligned_buffer
-from tests.open_files import open_files
 
 MIB = 1 << 20
 
@@ -71,20 +70,6 @@ def test_direct_and_buffered_writes_give_the_same_bytes(tmp_path: Path, pieces: 
             assert bytes(back) == content
         shard.sync()
     assert path.read_bytes() == model
-
-
-def test_shard_must_exist_and_may_be_closed_twice(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        ShardFile(tmp_path / "gone")
-    (tmp_path / "shard").write_bytes(b"")
-    before = len(open_files())
-    shard = ShardFile(tmp_path / "shard")
-    assert len(open_files()) > before
-    shard.close()
-    shard.close()
-    assert len(open_files()) == before
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        shard.write(memoryview(b"late"), 0)
 
 
 @pytest.mark.parametrize("nbytes", [64 * PAGE, 64 * PAGE - 1], ids=["pages", "unaligned"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import pickle
 import shutil
@@ -11,7 +12,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from decodeonce.errors import StageError, StoreError
-from decodeonce.store import Report, Store, StorePaths, open_store, part_rows, stage_store, verify_store
+from decodeonce.store import Report, StorePaths, open_store, part_rows, stage_store, verify_store
 from decodeonce.store import stage as stage_module
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import reserve
-from decodeonce.store.manifest import DATA_OFFSET, part_bytes
+from decodeonce.store.manifest import DATA_OFFSET, Shard, part_bytes
 from decodeonce.store.shard_file import PAGE, pieces
 from tests import disks
 from tests.open_files import open_files
@@ -109,10 +109,6 @@ def test_any_range_with_any_shards_can_be_staged(
         assert_part(Path(folder) / "p", source, images, held)
 
 
-def test_store_with_columns_can_be_staged(whole: Path, part: Path) -> None:
-    assert_part(part, whole, IMAGES, HELD)
-
-
 @given(st.integers(1, 10**7), st.integers(1, 300), st.integers(1, 16))
 def test_parts_are_consecutive_and_contain_their_ranks(count: int, nodes: int, ranks: int) -> None:
     parts = [part_rows(count, node, nodes) for node in range(nodes)]
@@ -124,17 +120,14 @@ def test_parts_are_consecutive_and_contain_their_ranks(count: int, nodes: int, r
 
 
 @pytest.mark.parametrize("shape", [(256, 256, 3), (224, 224, 3), (61, 67, 3), (4096, 4096, 1)])
-def test_pieces_are_whole_pages_if_possible(tmp_path: Path, shape: tuple[int, int, int]) -> None:
-    manifest = open_store(make_store(tmp_path / "s", random_images(3, shape=(8, 6, 3)))).manifest
+def test_pieces_are_whole_pages_if_possible(whole: Path, shape: tuple[int, int, int]) -> None:
     size = shape[0] * shape[1] * shape[2]
-    shard = manifest.shards[0].__class__("a", 0, 1000, DATA_OFFSET, DATA_OFFSET + 1000 * size, "")
-    manifest = replace(manifest, count=1000, shape=shape, shards=(shard,))
-    found = list(pieces(manifest, range(3, 901)))
-    assert (found[0][1].start, found[-1][1].stop) == (3, 901)
-    assert all(a.stop == b.start for (_, a), (_, b) in pairwise(found))
-    assert max(len(rows) for _, rows in found) * size <= max(17 * MIB, size)
-    if shape[0] != 61:
-        assert all(shard.offset(rows.start) % PAGE == 0 for shard, rows in found[1:])
+    shard = Shard("a", 0, 1000, DATA_OFFSET, DATA_OFFSET + 1000 * size, "")
+    manifest = replace(open_store(whole).manifest, count=1000, shape=shape, shards=(shard,))
+    found = [rows for _, rows in pieces(manifest, range(3, 901))]
+    assert [row for rows in found for row in rows] == [*range(3, 901)]
+    assert max(map(len, found)) * size <= max(17 * MIB, size)
+    assert shape[0] == 61 or all(shard.offset(rows.start) % PAGE == 0 for rows in found[1:])
 
 
 def test_rows_outside_take_no_disk_space(large: Path, tmp_path: Path) -> None:
@@ -187,6 +180,7 @@ def test_every_way_to_read_rows_outside_part_raises(part: Path) -> None:
 
 
 def test_rows_in_part_read_as_in_store(whole: Path, part: Path) -> None:
+    assert_part(part, whole, IMAGES, HELD)
     store, other = open_store(part), open_store(whole)
     indexes: list[Any] = [20, 39, -40, slice(20, 40), slice(26, 38), slice(39, 19, -3), slice(5, 5), [20, 39, 25]]
     indexes += [(21, 3), [], np.zeros(COUNT, bool), np.arange(COUNT) == 30, (slice(22, 24), ..., 1)]
@@ -219,29 +213,16 @@ def test_bytes_of_stage_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"rows": 0},
-        {"rows": -1},
-        {"rows": COUNT + 1},
-        {"first_row": -1},
-        {"first_row": 41},
-        {"first_row": 20.0},
-        {"rows": True},
-        {"store": "0" * 16},
-        {"version": 2},
-        {"version": True},
-        {"format": "decodeonce"},
-        {"rows": None},
-    ],
+    ("key", "wrong"),
+    [("rows", 0), ("rows", True), ("first_row", -1), ("first_row", 41), ("store", "0" * 16), ("format", "decodeonce")],
 )
-def test_signed_but_wrong_stage_json_is_refused(part: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_signed_but_wrong_stage_json_is_refused(part: Path, tmp_path: Path, key: str, wrong: Any) -> None:
     copy = Path(shutil.copytree(part, tmp_path / "p"))
-    facts = {"format": "decodeonce-part", "version": 1, "store": open_store(part).manifest.digest}
-    facts |= {"first_row": 20, "rows": 20}
+    facts = json.loads((copy / "stage.json").read_bytes())
+    del facts["digest"]
     (copy / "stage.json").write_bytes(sign({**facts, "from_later_version": 1}))
     assert open_store(copy).rows == HELD
-    (copy / "stage.json").write_bytes(sign({**facts, **wrong}))
+    (copy / "stage.json").write_bytes(sign({**facts, key: wrong}))
     with pytest.raises(StoreError, match=r"stage\.json: "):
         open_store(copy)
 
@@ -268,17 +249,23 @@ def test_part_without_stage_json_has_bad_rows(part: Path, tmp_path: Path) -> Non
 # --- damage to the source or to an unfinished part
 
 
-def test_damaged_source_row_stops_stage_until_repaired(large: Path, tmp_path: Path) -> None:
-    shard, dest = large / "images-00001.npy", tmp_path / "p"
+@pytest.fixture
+def unfinished(large: Path, tmp_path: Path) -> Path:
+    """An unfinished part: the damaged row 20 of the source stopped it, and has been repaired since."""
+    shard = large / "images-00001.npy"
     flip(shard, DATA_OFFSET + 8 * MIB + 5)
     with pytest.raises(StoreError, match=rf"{shard}: row 20 does not match its checksum; run `prep verify {large}`"):
-        stage_store(open_store(large), dest, rows=LARGE_HELD, threads=1)
-    with pytest.raises(StoreError, match=r"an unfinished part .*; run the same `prep stage` again"):
-        open_store(dest)
-    assert not (dest / "stage.json").exists()
+        stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=1)
     flip(shard, DATA_OFFSET + 8 * MIB + 5)
-    assert stage_store(open_store(large), dest, rows=LARGE_HELD).copied == 3  # only the last piece
-    assert_part(dest, large, LARGE, LARGE_HELD)
+    return tmp_path / "p"
+
+
+def test_damaged_source_row_stops_stage_until_repaired(large: Path, unfinished: Path) -> None:
+    with pytest.raises(StoreError, match=r"an unfinished part .*; run the same `prep stage` again"):
+        open_store(unfinished)
+    assert not (unfinished / "stage.json").exists()
+    assert stage_store(open_store(large), unfinished, rows=LARGE_HELD).copied == 3  # only the last piece
+    assert_part(unfinished, large, LARGE, LARGE_HELD)
 
 
 def test_damage_outside_range_is_ignored(large: Path, tmp_path: Path) -> None:
@@ -287,7 +274,7 @@ def test_damage_outside_range_is_ignored(large: Path, tmp_path: Path) -> None:
     assert verify_store(tmp_path / "p").ok
 
 
-@pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy", "labels.npy", "weight.npy"])
+@pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy"])
 def test_damaged_small_file_stops_stage(whole: Path, tmp_path: Path, name: str) -> None:
     source = Path(shutil.copytree(whole, tmp_path / "s"))
     flip(source / name, 150)
@@ -303,49 +290,29 @@ def test_shard_truncated_after_opening_stops_stage(whole: Path, tmp_path: Path) 
     source = Path(shutil.copytree(whole, tmp_path / "s"))
     store = open_store(source)
     shard = next(source.glob("images-00001.*"))
-    os.truncate(shard, DATA_OFFSET + 100)
-    with pytest.raises(StoreError, match=r"images-00001\.(npy|h5): 4196 bytes, expected"):
-        stage_store(store, tmp_path / "p", rows=HELD)
-    os.truncate(shard, 100)
-    with pytest.raises(StoreError, match=r"images-00001\.(npy|h5): 100 bytes, expected"):
-        stage_store(store, tmp_path / "p", rows=HELD)
+    for size in (DATA_OFFSET + 100, 100):
+        os.truncate(shard, size)
+        with pytest.raises(StoreError, match=rf"images-00001\.(npy|h5): {size} bytes, expected"):
+            stage_store(store, tmp_path / "p", rows=HELD)
 
 
-@pytest.fixture
-def unfinished(large: Path, tmp_path: Path) -> Path:
-    """An unfinished part: the damaged row 20 of the source stopped it, and has been repaired since."""
-    flip(large / "images-00001.npy", DATA_OFFSET + 8 * MIB + 5)
-    with pytest.raises(StoreError):
-        stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=1)
-    flip(large / "images-00001.npy", DATA_OFFSET + 8 * MIB + 5)
-    return tmp_path / "p"
-
-
-def overwrite_header(part: Path) -> None:
-    with open(part / "images-00000.npy", "r+b") as file:
-        file.write(bytes(DATA_OFFSET))
-
-
-def truncate_shard(part: Path) -> None:
-    os.truncate(part / "images-00000.npy", DATA_OFFSET + 9 * MIB + 77)
+def damage_what_is_not_copied(part: Path) -> None:
+    flip(part / "images-00000.npy", 9)
+    flip(part / "samples.tsv", 60)
+    os.truncate(part / "checksums.npy", 100)
+    (part / "labels.npy").unlink()
+    (part / ".stage/.labels.npy.17-abcd.tmp").touch()
 
 
 @pytest.mark.parametrize(
     ("damage", "copied"),
     [
         (lambda part: flip(part / "images-00000.npy", DATA_OFFSET + 5 * MIB), 3 + 4),
-        (lambda part: flip(part / "samples.tsv", 60), 3),
-        (lambda part: os.truncate(part / "labels.npy", 100), 3),
         (lambda part: (part / "images-00001.npy").unlink(), 11),
-        (truncate_shard, 3 + 4),
-        (overwrite_header, 3),
-        (lambda part: (part / "labels.npy").unlink(), 3),
-        (lambda part: (part / ".stage/.labels.npy.17-abcd.tmp").touch(), 3),
+        (lambda part: os.truncate(part / "images-00000.npy", DATA_OFFSET + 9 * MIB + 77), 3 + 4),
+        (damage_what_is_not_copied, 3),
     ],
-    ids=[
-        *("row", "small file", "short small file", "missing shard", "short shard", "header", "missing small file"),
-        "leftover temporary file",
-    ],
+    ids=["row", "missing shard", "short shard", "header and small files"],
 )
 def test_damage_before_resuming_is_repaired(
     large: Path, unfinished: Path, damage: Callable[[Path], object], copied: int
@@ -359,10 +326,13 @@ def test_damage_before_resuming_is_repaired(
 
 
 def test_finished_part_is_not_changed(part: Path, whole: Path) -> None:
-    before = {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in part.iterdir()}
+    def facts() -> list[tuple[Path, int, int]]:
+        return sorted((path, path.stat().st_mtime_ns, path.stat().st_ino) for path in part.iterdir())
+
+    before = facts()
     staged = stage_store(open_store(whole), part, rows=HELD)
     assert (staged.rows, staged.copied, staged.finished) == (HELD, 0, True)
-    assert {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in part.iterdir()} == before
+    assert facts() == before
 
 
 def test_damaged_finished_part_is_refused(part: Path, whole: Path, tmp_path: Path) -> None:
@@ -377,13 +347,12 @@ def test_damaged_finished_part_is_refused(part: Path, whole: Path, tmp_path: Pat
         stage_store(open_store(whole), copy, rows=HELD)
 
 
-@pytest.mark.parametrize("way", ["itself", "inside", "deep inside", "a link"])
-def test_staging_into_store_is_refused(whole: Path, tmp_path: Path, way: str) -> None:
+def test_staging_into_store_is_refused(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(whole)
-    ways = {"itself": whole, "inside": whole / "p", "deep inside": whole / "p/q", "a link": tmp_path / "link/p"}
     before = sorted(whole.iterdir())
-    with pytest.raises(StageError, match="is inside the store to be staged"):
-        stage_store(open_store(whole), ways[way], rows=HELD)
+    for dest in (whole, whole / "p/q", tmp_path / "link/p"):
+        with pytest.raises(StageError, match="is inside the store to be staged"):
+            stage_store(open_store(whole), dest, rows=HELD)
     assert sorted(whole.iterdir()) == before
 
 
@@ -416,9 +385,7 @@ def test_unfinished_part_of_other_rows_is_refused(large: Path, unfinished: Path,
         stage_store(open_store(large), unfinished, rows=LARGE_HELD)
 
 
-@pytest.mark.parametrize(
-    "rows", [range(0), range(5, 5), range(0, COUNT + 1), range(-1, 3), range(0, 9, 2), range(9, 0, -1)]
-)
+@pytest.mark.parametrize("rows", [range(5, 5), range(0, COUNT + 1), range(-1, 3), range(0, 9, 2)])
 def test_invalid_ranges_are_refused(whole: Path, tmp_path: Path, rows: range) -> None:
     with pytest.raises(StageError, match=r"no rows to stage|expected a range of step 1 within 0\.\.59"):
         stage_store(open_store(whole), tmp_path / "p", rows=rows)
@@ -437,28 +404,25 @@ def test_store_replaced_during_stage_is_refused(whole: Path, tmp_path: Path) -> 
 # --- concurrent calls
 
 
-def test_concurrent_stages_wait_for_each_other(large: Path, tmp_path: Path) -> None:
-    def stage(number: int) -> int:
-        return stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=2).copied
-
-    with ThreadPoolExecutor(3) as pool:
-        assert sorted(pool.map(stage, range(3))) == [0, 0, len(LARGE_HELD)]
-    assert_part(tmp_path / "p", large, LARGE, LARGE_HELD)
-
-
-def test_concurrent_stages_without_locks_do_no_harm(
-    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("locks", [True, False])
+def test_concurrent_stages_make_one_part(
+    large: Path, tmp_path: Path, locks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    def stage(number: int) -> None:
-        with suppress(FileNotFoundError):  # the other call removed its folder for temporary files
-            stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=2)
+    def stage(number: int) -> int | None:
+        try:
+            return stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=2).copied
+        except FileNotFoundError:
+            assert not locks  # the other call removed its folder for temporary files
+            return None
 
-    monkeypatch.setattr(fcntl, "flock", no_locks)
+    if not locks:
+        monkeypatch.setattr(fcntl, "flock", no_locks)
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(stage, range(2)))
+        copied = {*pool.map(stage, range(2))}
+    assert not locks or copied == {0, len(LARGE_HELD)}
     stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD)
     assert_part(tmp_path / "p", large, LARGE, LARGE_HELD)
 
@@ -502,33 +466,23 @@ def test_stage_resumes_after_full_disk(large: Path, small_disk: Path, monkeypatc
     assert_part(small_disk / "p", large, LARGE, LARGE_HELD)
 
 
-def test_space_lost_after_check_fails_before_copying(
-    large: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copied: list[int] = []
-    monkeypatch.setattr(stage_module, "_check_space", lambda *_: (small_disk / "filler").write_bytes(bytes(9 * MIB)))
-    with pytest.raises(OSError, match=r"No space left.*/p/[\w-]+\.(npy|tsv)'$"):
-        stage_store(open_store(large), small_disk / "p", rows=LARGE_HELD, progress=copied.append)
-    assert copied == []
-
-
 def test_shards_are_reserved_at_the_same_time(large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    both, copied = threading.Barrier(2, timeout=30), list[int]()
+    both, copied, reserved = threading.Barrier(2, timeout=30), list[int](), list[Path]()
 
     def reserve_together(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
         both.wait()
         assert copied == []
+        reserved.append(path)
         return reserve(fd, nbytes, path, offset=offset)
 
     monkeypatch.setattr(stage_module, "reserve", reserve_together)
     stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=2, progress=copied.append)
-    assert sum(copied) == len(LARGE_HELD)
+    assert (sum(copied), len(reserved)) == (len(LARGE_HELD), 2)
     assert_part(tmp_path / "p", large, LARGE, LARGE_HELD)
 
 
-def test_stage_leaves_no_open_files(whole: Path, large: Path, tmp_path: Path) -> None:
+def test_stage_leaves_no_open_files(whole: Path, tmp_path: Path) -> None:
     before = len(open_files())
-    store: Store = open_store(whole)
-    stage_store(store, tmp_path / "p", rows=HELD)
+    stage_store(open_store(whole), tmp_path / "p", rows=HELD)
     assert len(open_files()) == before
     assert not StorePaths(tmp_path / "p").staging.exists()

@@ -33,19 +33,16 @@ REFUSAL = (
     ],
     ids=["open_store", "verify_store", "add_column", "Loader", "StoreDataset"],
 )
-@pytest.mark.parametrize("kind", [str, Path])
-def test_url_of_a_store_is_refused(read: Callable[[object], object], kind: Callable[[str], object]) -> None:
-    with pytest.raises(StoreError) as failed:
-        read(kind(URL))
-    assert str(failed.value) == REFUSAL
+def test_url_of_a_store_is_refused(read: Callable[[object], object]) -> None:
+    for url in (URL, Path(URL)):
+        with pytest.raises(StoreError) as failed:
+            read(url)
+        assert str(failed.value) == REFUSAL
 
 
 @pytest.mark.parametrize(
     "command",
-    [
-        *("info", "verify", "ls", "show", "report", "status", "work", "finish"),
-        *("export --as folder STORE images", "repair --from tree", "convert STORE small.store"),
-    ],
+    ["info", "show", "status", "work", "export --as folder STORE images", "repair --from tree", "convert STORE small"],
 )
 def test_commands_refuse_the_url_of_a_store(tmp_path: Path, command: str) -> None:
     words = command.split() if "STORE" in command else [*command.split(), "STORE"]
