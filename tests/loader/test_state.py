@@ -279,3 +279,16 @@ def test_other_types_are_not_whole_numbers(store: Path, wrong: Any) -> None:
         Loader(store, batch_size=wrong)
     with loader_of(store) as loader, pytest.raises(ValueError, match=r"epoch is .*, expected a whole number of 0"):
         loader.set_epoch(wrong)
+
+
+def test_epoch_that_has_yielded_no_batch_can_be_set(store: Path) -> None:
+    """Lightning creates the iterator of an epoch before it sets its number."""
+    with Loader(store, batch_size=8) as loader:
+        batches = [batch.rows.tolist() for _ in range(3) for batch in loader]
+    with Loader(store, batch_size=8) as loader:
+        iterator = iter(loader)
+        loader.set_epoch(2)
+        assert (loader.epoch, loader.steps_left) == (2, len(loader))
+        first = next(iterator)
+        assert [first.rows.tolist(), *(batch.rows.tolist() for batch in iterator)] == batches[-len(loader) :]
+        assert (first.epoch, loader.epoch) == (2, 3)

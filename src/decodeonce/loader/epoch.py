@@ -72,6 +72,11 @@ class Epoch(Iterator[Batch]):
 
     __reduce__ = refuse_to_copy
 
+    def restart(self, filler: Filler, steps: int) -> None:
+        """Yield the `steps` batches of another epoch instead, from a filler that has not been started."""
+        self._filler, self.number, self.left = filler, self._positions.now.epoch, steps
+        filler.start(self)
+
     def __next__(self) -> Batch:
         if not self.left:
             self.ended = self.ended or "all batches were yielded"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 import torch
@@ -243,14 +244,18 @@ class Loader:
         self._check_rank()
         # Until this epoch yields a batch, it is also the next one: Lightning creates two iterators in a row and takes
         # batches from the second.
-        start = self._positions.now = self._positions.next
-        self._delivery.begin()
-        filler = Filler(self._steps(start), self._reader, self._delivery, self._meter, self._prefetch)
-        count, stride = self._partition.steps(start.rows_consumed), self._partition.stride
-        epoch = Epoch(filler, self._positions, steps=count, stride=stride)
+        filler, steps = self._make_filler(self._reader)
+        epoch = Epoch(filler, self._positions, steps=steps, stride=self._partition.stride)
         self._filler = filler
         filler.start(epoch)  # last: from here on, close() and the end of the epoch end its threads
         return epoch
+
+    def _make_filler(self, reader: Reader) -> tuple[Filler, int]:
+        """Move to the start of the next epoch, and return the filler for its steps with their number."""
+        start = self._positions.now = self._positions.next
+        self._delivery.begin()
+        filler = Filler(self._steps(start), reader, self._delivery, self._meter, self._prefetch)
+        return filler, self._partition.steps(start.rows_consumed)
 
     def _steps(self, start: Position) -> Iterator[StepRows]:
         """The rows of each step that this rank has left in an epoch, and the rows to read ahead when it begins."""
@@ -282,14 +287,28 @@ class Loader:
         If `epoch` is the epoch that ``load_state_dict()`` restored, it still resumes at the restored step.
 
         Args:
-            epoch: Number of the epoch that the next ``for`` loop runs, 0 or more.
+            epoch: Number of the epoch that the next ``for`` loop runs, 0 or more. An iterator that was created but has
+                yielded no batch yet runs this epoch, too.
         """
-        epoch = whole("epoch", epoch, 0)
+        epoch, running = whole("epoch", epoch, 0), self._running()
         if epoch != self._positions.next.epoch:
+            is_fresh = self._positions.now == self._positions.next
             self._positions.next = Position(epoch, 0)
-        running = self._running()
+            if running and is_fresh and self._reader:
+                assert self._filler
+                self._filler.stop()
+                self._filler, steps = self._make_filler(self._reader)
+                running.restart(self._filler, steps)
         if running is None or not running.left:
             self._positions.now = self._positions.next
+
+    @property
+    def batch_sampler(self) -> SimpleNamespace:
+        """An object whose `sampler` is this Loader, because Lightning calls ``batch_sampler.sampler.set_epoch()``.
+
+        Lightning restores the state of a Loader only in the middle of an epoch.
+        """
+        return SimpleNamespace(sampler=self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batches yielded so far, to save in a checkpoint.

@@ -1,0 +1,57 @@
+"""A Loader in Lightning's Trainer, with the settings that Lightning has by default."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor, nn, optim
+
+from decodeonce import Batch, Loader
+from tests.conftest import COUNT
+from tests.libraries import library
+
+SIZE = 8
+STEPS = COUNT // SIZE
+Seen = list[tuple[int, int, list[int]]]
+
+
+def fit(store: Path, folder: Path, *, ckpt_path: Path | None = None, **settings: Any) -> Seen:
+    """Train three epochs. Return Lightning's epoch, the epoch of the batch and its rows for each step."""
+    lightning = library("pytorch_lightning")
+    seen: Seen = []
+
+    class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def train_dataloader(self) -> Loader:
+            return Loader(store, batch_size=SIZE)
+
+        def training_step(self, batch: Batch, number: int) -> Tensor:
+            seen.append((self.current_epoch, batch.epoch, batch.rows.tolist()))
+            images, labels = batch
+            return nn.functional.cross_entropy(self.layer(images.float().mean((1, 2)) / 255), labels)
+
+        def configure_optimizers(self) -> optim.Optimizer:
+            return optim.SGD(self.parameters(), 0.1)
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    keep = lightning.callbacks.ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
+    trainer = lightning.Trainer(max_epochs=3, callbacks=[keep], default_root_dir=folder, **quiet, **settings)
+    trainer.fit(Model(), ckpt_path=ckpt_path)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "settings", [{}, {"reload_dataloaders_every_n_epochs": 1}, {"limit_train_batches": 5}], ids=str
+)
+def test_run_resumes_at_the_next_epoch_from_a_default_checkpoint(
+    store: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    steps = settings.get("limit_train_batches", STEPS)
+    whole = fit(store, tmp_path, **settings)
+    assert [(theirs, ours) for theirs, ours, _ in whole] == [(epoch, epoch) for epoch in range(3) for _ in range(steps)]
+    assert whole[0][2] != whole[steps][2]
+    assert fit(store, tmp_path / "rest", ckpt_path=tmp_path / "epoch=1.ckpt", **settings) == whole[2 * steps :]
