@@ -311,6 +311,7 @@ REJECTED: dict[str, Callable[[], bytes]] = {
     "not-an-image": lambda: b"<!DOCTYPE html><html><body>404</body></html>",
     "unread-format": lambda: b"\0\0\0\x20ftypavif\0\0\0\0avifmif1" + bytes(100),
     "jpeg-header-only": lambda: PLAIN[:100],
+    "lfs-pointer": lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
     "jpeg-without-image": lambda: b"\xff\xd8\xff\xd9",
     "missing-end-marker": lambda: PLAIN[:-2],
     "twelve-bits": lambda: with_frame(PLAIN, kind=0xC1, bits=12),

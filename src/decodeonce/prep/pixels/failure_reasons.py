@@ -19,6 +19,7 @@ SIGNATURES = {
     b"MM\0*": "TIFF",
     **dict.fromkeys((b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), "PPM"),
 }
+LFS_POINTER = "a Git LFS pointer instead of the image"
 UNREAD = {
     b"\0\0\0\x0cjP  ": "JPEG 2000",
     b"\xff\x4f\xff\x51": "JPEG 2000",
@@ -27,6 +28,7 @@ UNREAD = {
     b"8BPS": "Photoshop",
     b"%PDF": "PDF",
     b"<svg": "SVG",
+    b"version https://git-lfs": LFS_POINTER,
 }
 UNREAD_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC"}
 REBUILD = "then reinstall it as docs/start/install.md says"  # the command depends on the machine; a store must not
@@ -47,7 +49,8 @@ def reason(data: bytes, error: Exception) -> str:
     found = format_of(data)
     if not found:
         name = _unread(data)
-        return f"{name}, which is not read" if name else f"not an image: begins with {data[:8]!r}"
+        advice = "run: git lfs pull" if name == LFS_POINTER else "which is not read"
+        return f"{name}, {advice}" if name else f"not an image: begins with {data[:8]!r}"
     complaint = str(error) or type(error).__name__
     if found == "WEBP" and not features.check("webp"):
         return NO_WEBP
