@@ -92,7 +92,7 @@ def test_rejects_leave_no_gaps_and_unusual_images_are_listed(tree: Path, referen
     assert not any(name.startswith(".build") for name in reference)
 
 
-@pytest.mark.parametrize("workers", [2, 8])
+@pytest.mark.parametrize("workers", [2, pytest.param(8, marks=pytest.mark.long)])
 def test_number_of_workers_changes_no_byte(tree: Path, reference: Bytes, tmp_path: Path, workers: int) -> None:
     build(open_imagenet(tree), tmp_path / "store", Recipe(**LARGE_ROWS), WorkSettings(workers=workers, max_bad="2"))
     assert tree_bytes(tmp_path / "store") == reference
