@@ -17,7 +17,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.building import plan as plan_module
 from decodeonce.prep.building.build import build, make_plan
 from decodeonce.prep.building.pool import WorkSettings
-from decodeonce.prep.convert.convert import Conversion, open_conversion
+from decodeonce.prep.convert.convert import Conversion
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.repair.repair import repair_store
 from decodeonce.prep.sources.base import Source
@@ -33,7 +33,7 @@ from tests.forms.parquet import images as parquet_images
 from tests.forms.parquet import write_table
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg, tree_bytes
-from tests.prep.building import build_in_process
+from tests.prep.building import build_in_process, convert_in_process
 from tests.store.signing import flip
 
 COUNT = 12
@@ -346,16 +346,12 @@ def store(tmp_path: Path) -> Path:
 
 def test_conversions_keep_columns(store: Path, tmp_path: Path) -> None:
     check_values(open_store(store))
-
-    def converted(name: str, stores: list[Path], conversion: Conversion) -> Path:
-        source, recipe = open_conversion(stores, tmp_path / name, conversion)
-        return build_in_process(source, tmp_path / name, recipe)
-
-    small = converted("small", [store], Conversion(size=(16, 16), shuffle_seed=1, container="hdf5"))
-    check_values(open_store(small))
-    zeros = converted("zeros", [store], Conversion(selection=Selection(("0",), None, (None, None)), sort="source"))
+    resized = Conversion(size=(16, 16), shuffle_seed=1, container="hdf5")
+    check_values(open_store(convert_in_process([store], tmp_path / "small", resized)))
+    selected = Conversion(selection=Selection(("0",), None, (None, None)), sort="source")
+    zeros = convert_in_process([store], tmp_path / "zeros", selected)
     check_values(open_store(zeros), 6)
-    check_values(open_store(converted("joined", [store, zeros], Conversion())), COUNT - 1 + 6)
+    check_values(open_store(convert_in_process([store, zeros], tmp_path / "joined", Conversion())), COUNT - 1 + 6)
 
 
 def test_rows_and_lost_column_are_repaired(store: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.building import plan as plan_module
 from decodeonce.prep.building.output_dir import is_built
-from decodeonce.prep.convert.convert import Conversion, open_conversion
+from decodeonce.prep.convert.convert import Conversion
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import BoxRules, Recipe
@@ -40,7 +40,7 @@ from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic
 from tests.forms.webdataset import sample, write_tar
 from tests.images import exif, jpeg, tree_bytes
-from tests.prep.building import build_in_process
+from tests.prep.building import build_in_process, convert_in_process
 from tests.prep.test_boxes import xml
 from tests.store.signing import flip, replace_file, resign
 from tests.stores import make_store, random_images
@@ -544,14 +544,9 @@ def test_missing_map_is_refused(store: Path, tree: Path) -> None:
 # Converted stores and staged parts.
 
 
-def build_converted(stores: list[Path], out: Path, conversion: Conversion) -> Path:
-    source, recipe = open_conversion(stores, out, conversion)
-    return build_in_process(source, out, recipe)
-
-
 def test_converted_selection_is_repaired_from_images_or_its_store(stores: Stores, tree: Path, tmp_path: Path) -> None:
     selection = Selection(rows=(1, 9))
-    store = build_converted(
+    store = convert_in_process(
         [stores["npy"]], tmp_path / "out", Conversion(container="hdf5", selection=selection, shuffle_seed=3)
     )
     before = tree_bytes(store)
@@ -564,7 +559,7 @@ def test_converted_selection_is_repaired_from_images_or_its_store(stores: Stores
 def test_sorted_store_is_repaired_from_a_source_of_the_given_kind(tmp_path: Path) -> None:
     write_tar(tmp_path / "src.tar", chain(*(sample(pic.stem, pic.data, txt=pic.wnid) for pic in PICS)))
     built = build_in_process(open_webdataset(f"{tmp_path}/src.tar"), tmp_path / "built", RECIPE)
-    store = build_converted([built], tmp_path / "out", Conversion(sort="source"))
+    store = convert_in_process([built], tmp_path / "out", Conversion(sort="source"))
     damage_rows(store, 0, 9)
     repair = repair_store(store, tmp_path / "src.tar", options={"kind": "webdataset"})
     assert (repair.ok, repair.repaired_rows) == (True, 2)
@@ -572,7 +567,7 @@ def test_sorted_store_is_repaired_from_a_source_of_the_given_kind(tmp_path: Path
 
 def test_merged_store_is_repaired_from_images_or_one_input(stores: Stores, tree: Path, tmp_path: Path) -> None:
     padded = build_in_process(FolderSource(tree), tmp_path / "padded", replace(RECIPE, fit="pad"))
-    store = build_converted([stores["npy"], padded], tmp_path / "out", Conversion())
+    store = convert_in_process([stores["npy"], padded], tmp_path / "out", Conversion())
     assert "joined" in open_store(store).manifest.recipe
     before, count = tree_bytes(store), 2 * len(PICS)
     damage_rows(store, *range(count))
@@ -586,7 +581,7 @@ def test_merged_store_is_repaired_from_images_or_one_input(stores: Stores, tree:
 
 
 def test_downscaled_store_is_repaired_only_from_the_larger_store(stores: Stores, tree: Path, tmp_path: Path) -> None:
-    store = build_converted([stores["npy"]], tmp_path / "out", Conversion(size=(16, 16), filter="lanczos"))
+    store = convert_in_process([stores["npy"]], tmp_path / "out", Conversion(size=(16, 16), filter="lanczos"))
     before = tree_bytes(store)
     damage_rows(store, 0, 9)
     with pytest.raises(BuildError, match="the rows were resized from 32x32; pass as --from a store that has them"):
