@@ -165,21 +165,19 @@ def test_hidden_and_other_files_are_not_annotations(annotated: AnnotatedTree) ->
     assert annotations_of(annotated.boxes).files_except(set()) == [f"{FISH}_1.xml"]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_folder_without_annotations_is_an_error(annotated: AnnotatedTree) -> None:
+    for make, message in (
         (None, "No such file or directory; expected unpacked annotations after --boxes: a folder of"),
         ("file", "not JSON: Expecting value: .*; expected unpacked annotations after --boxes: a folder of"),
         ("folder", r"contains no \*.xml"),
-    ],
-)
-def test_folder_without_annotations_is_an_error(annotated: AnnotatedTree, make: str | None, message: str) -> None:
-    if make == "file":
-        annotated.boxes.write_bytes(b"a tar")
-    elif make == "folder":
-        annotated.boxes.mkdir()
-    with pytest.raises(BuildError, match=rf"boxes: {message}"):
-        listed(annotated)
+    ):
+        if make == "file":
+            annotated.boxes.write_bytes(b"a tar")
+        elif make == "folder":
+            annotated.boxes.unlink()
+            annotated.boxes.mkdir()
+        with pytest.raises(BuildError, match=rf"boxes: {message}"):
+            listed(annotated)
 
 
 def test_annotations_that_match_no_image_are_an_error(annotated: AnnotatedTree) -> None:
@@ -196,19 +194,16 @@ def box_of(*edges: float, size: tuple[float, float] = (100, 80), **rules: Any) -
     return usable_box(drawn, Annotation(*size), BoxRules(**rules))
 
 
-@pytest.mark.parametrize(
-    ("edges", "box"),
-    [
+def test_box_is_relative_to_annotated_size() -> None:
+    for edges, box in (
         ((10, 20, 60, 70), (0.1, 0.25, 0.6, 0.875)),
         ((60, 70, 10, 20), (0.1, 0.25, 0.6, 0.875)),  # inverted
         ((60, 20, 10, 70), (0.1, 0.25, 0.6, 0.875)),
         ((-5, -9, 120, 81), (0, 0, 1, 1)),  # outside
         ((0, 0, 100, 80), (0, 0, 1, 1)),
         ((12.5, 20.25, 62.5, 60), (0.125, 0.253125, 0.625, 0.75)),
-    ],
-)
-def test_box_is_relative_to_annotated_size(edges: tuple[float, ...], box: tuple[float, ...]) -> None:
-    assert box_of(*edges) == box
+    ):
+        assert box_of(*edges) == box
 
 
 @pytest.mark.parametrize(
@@ -295,18 +290,15 @@ def test_unusable_annotation_is_a_problem(
     assert warnings == []
 
 
-@pytest.mark.parametrize(
-    ("database", "edges"),
-    [
+def test_pixels_are_numbered_as_in_the_database() -> None:
+    for database, edges in (
         ("<source><database>The VOC2012 Database</database></source>", (0, 0, 100, 79)),
         ("<source><database> ImageNet database</database></source>", (1, 1, 100, 80)),
         ("<source><database>My VOC</database></source>", (1, 1, 100, 79)),
         ("<source/>", (1, 1, 100, 79)),
-    ],
-)
-def test_pixels_are_numbered_as_in_the_database(database: str, edges: tuple[float, ...]) -> None:
-    text = xml(("dog", (100, 79, 1, 1))).replace("<size>", f"{database}<size>")  # inverted
-    assert parse(text.encode()).objects == (("dog", edges),)
+    ):
+        text = xml(("dog", (100, 79, 1, 1))).replace("<size>", f"{database}<size>")  # inverted
+        assert parse(text.encode()).objects == (("dog", edges),)
 
 
 def test_annotations_with_other_encodings_or_parts_are_read() -> None:

@@ -113,9 +113,8 @@ def test_images_that_only_one_side_has(annotated: AnnotatedTree) -> None:
         list(source_of(annotated, coco(images=[image(8), image(9)])).entries())
 
 
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
+def test_unusable_object_is_a_problem_of_its_image(annotated: AnnotatedTree) -> None:
+    for found, message in (
         (coco(box(1, 7, 0, 0, 9, 9)), "an object has category_id 7, which is not in its categories"),
         (coco(box(1, 1, 0, 0, 9)), r"its bbox is [0, 0, 9], expected 4 numbers"),
         (coco(box(1, 1, 0, 0, 9, float("nan"))), "its bbox is [0, 0, 9, nan], expected 4 numbers"),
@@ -124,17 +123,14 @@ def test_images_that_only_one_side_has(annotated: AnnotatedTree) -> None:
         (coco({"image_id": 1, "category_id": None}), "category_id is None, expected a number or a text"),
         (coco(images=[image(0), image(1, width=0), image(2)]), "size is 0x80, so its boxes are nowhere"),
         (coco(images=[image(0), image(1, height=None)]), "its width and height is [100, None], expected 2 numbers"),
-    ],
-)
-def test_unusable_object_is_a_problem_of_its_image(annotated: AnnotatedTree, found: Any, message: str) -> None:
-    problems = [entry.problem for entry in source_of(annotated, found).entries()]
-    assert problems[1].startswith(f"instances.json: {message}")
-    assert [problems[0], problems[2]] == ["", ""]
+    ):
+        problems = [entry.problem for entry in source_of(annotated, found).entries()]
+        assert problems[1].startswith(f"instances.json: {message}")
+        assert [problems[0], problems[2]] == ["", ""]
 
 
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
+def test_broken_file_is_an_error(annotated: AnnotatedTree) -> None:
+    for found, message in (
         ("", "not JSON: Expecting value"),
         ('{"images": [', "not JSON: Expecting value"),
         ("<annotation/>", "not JSON: Expecting value"),
@@ -150,11 +146,9 @@ def test_unusable_object_is_a_problem_of_its_image(annotated: AnnotatedTree, fou
         (coco(categories=[{"id": 1, "name": "\ud800"}]), "surrogates not allowed"),
         (coco(images=[image(1), image(1, id=5)]), f"two images are called '{FISH}_2' without folder and suffix"),
         (coco(images=[image(1, file_name=5)]), "file_name is 5, expected a name"),
-    ],
-)
-def test_broken_file_is_an_error(annotated: AnnotatedTree, found: Any, message: str) -> None:
-    with pytest.raises(BuildError, match=rf"instances.json: .*{message}.*; expected unpacked annotations after"):
-        list(source_of(annotated, found).entries())
+    ):
+        with pytest.raises(BuildError, match=rf"instances.json: .*{message}.*; expected unpacked annotations after"):
+            list(source_of(annotated, found).entries())
 
 
 def test_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:

@@ -170,9 +170,8 @@ def test_column_dtype_follows_from_numbers(given: list[Any], dtype: str, tmp_pat
 NUMBER = "expected a number, or a list of numbers like [1, 2]"
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_non_numbers_are_reported_with_file_and_line(tmp_path: Path) -> None:
+    for given, message in (
         ([1, ""], r"list.csv: line 3: column 'x': found nothing, expected a number, like the first row"),
         ([1, "a cat"], r"line 3: column 'x': found 'a cat', expected a number, .*for text, store token ids"),
         (["[1, 2]", "[1]"], r"line 3: column 'x': found \[1\], expected a list of 2 numbers, like the first row"),
@@ -188,18 +187,15 @@ NUMBER = "expected a number, or a list of numbers like [1, 2]"
         ([1, "-inf"], r"line 3: column 'x': found -inf, .*; numbers must be finite, and whole numbers must fit int64"),
         (["[1]", "[1, 2]"], r"expected a list of 1 number, like the first row"),
         (["[" * 9000], r"line 2: column 'x': found '\[\[\["),
-    ],
-)
-def test_non_numbers_are_reported_with_file_and_line(given: list[Any], message: str, tmp_path: Path) -> None:
-    top = write_images(tmp_path)
-    rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", value] for number, value in enumerate(given))]
-    with pytest.raises(BuildError, match=message):
-        list(open_list(write_csv(top / "list.csv", rows), column=["x"]).entries())
+    ):
+        top = write_images(tmp_path)
+        rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", value] for number, value in enumerate(given))]
+        with pytest.raises(BuildError, match=message):
+            list(open_list(write_csv(top / "list.csv", rows), column=["x"]).entries())
 
 
-@pytest.mark.parametrize(
-    ("header", "column", "message"),
-    [
+def test_missing_column_is_reported(tmp_path: Path) -> None:
+    for header, column, message in (
         (None, ["x"], "list.csv: no header line, but --column x needs one"),
         (["path", "x"], ["y"], "list.csv: --column y: no column of this name, expected one of path, x"),
         (["path", "label", "x", "x"], ["x"], "--column x: 2 columns of this name"),
@@ -207,14 +203,12 @@ def test_non_numbers_are_reported_with_file_and_line(given: list[Any], message: 
         (["path", "x"], ["x", "x"], "--column x: given more than once"),
         (["path", "labels"], ["labels"], "--column: column name 'labels': a build writes box_count,"),
         (["path", "a/b"], ["a/b"], "--column: column name 'a/b': expected printable characters without '/'"),
-    ],
-)
-def test_missing_column_is_reported(header: list[str] | None, column: list[str], message: str, tmp_path: Path) -> None:
-    rows: list[list[Any]] = [header or ["0/0.jpg", 1], ["0/2.jpg", *[1] * (len(header or "12") - 1)]]
-    file = write_csv(write_images(tmp_path) / "list.csv", rows)
-    with pytest.raises(BuildError) as caught:
-        list(open_list(file, column=column).entries())
-    assert message in str(caught.value)
+    ):
+        rows: list[list[Any]] = [header or ["0/0.jpg", 1], ["0/2.jpg", *[1] * (len(header or "12") - 1)]]
+        file = write_csv(write_images(tmp_path) / "list.csv", rows)
+        with pytest.raises(BuildError) as caught:
+            list(open_list(file, column=column).entries())
+        assert message in str(caught.value)
 
 
 def test_list_with_columns_but_no_label_uses_folders_as_classes(tmp_path: Path) -> None:
@@ -223,22 +217,19 @@ def test_list_with_columns_but_no_label_uses_folders_as_classes(tmp_path: Path) 
     assert [(entry.label, entry.values) for entry in source.entries()] == [(0, (1,)), (1, (2,))]
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
+def test_missing_webdataset_value_is_reported(tmp_path: Path) -> None:
+    for parts, message in (
         ({"json": {"label": 1}}, "k.jpg: column 'x': found nothing, expected a json object of at most 65536 bytes"),
         ({"cls": 1, "json": {"x": [1] * 40000}}, "found nothing, expected a json object of at most 65536 bytes"),
         ({"cls": 1}, "a.tar: k.jpg: column 'x': found nothing"),
         ({"cls": 1, "json": ["x"]}, "a.tar: k.jpg: column 'x': found nothing"),
         ({"cls": 1, "json": {"x": "a cat"}}, "a.tar: k.jpg: column 'x': found 'a cat'"),
         ({"cls": 1, "json": {"x": {"y": 1}}}, "a.tar: k.jpg: column 'x': found {'y': 1}"),
-    ],
-)
-def test_missing_webdataset_value_is_reported(parts: dict[str, object], message: str, tmp_path: Path) -> None:
-    files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0], **parts)]
-    with pytest.raises(BuildError) as caught:
-        list(open_webdataset(str(write_tar(tmp_path / "a.tar", files)), column=["x"]).entries())
-    assert message in str(caught.value)
+    ):
+        files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0], **parts)]
+        with pytest.raises(BuildError) as caught:
+            list(open_webdataset(str(write_tar(tmp_path / "a.tar", files)), column=["x"]).entries())
+        assert message in str(caught.value)
 
 
 def test_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> None:
@@ -251,23 +242,20 @@ def test_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> None:
     assert [(entry.values, bool(entry.problem)) for entry in found] == [((1,), False), ((), True), ((3,), False)]
 
 
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
+def test_unsupported_parquet_columns_are_reported(tmp_path: Path) -> None:
+    for column, message in (
         (pa.array(["a", "b"]), "--column x: has type string; expected integers, floats or booleans, or lists of"),
         (pa.array([[[1]], [[2]]]), "--column x: has type list<"),
         (pa.array([1, None]), "a.parquet: row 1: column 'x': found nothing, expected a number, like the first row"),
         (pa.array([[1, 2], [1]]), "a.parquet: row 1: column 'x': found [1], expected a list of 2 numbers"),
         (pa.array([float("nan"), 1.0]), "a.parquet: row 0: column 'x': found nan"),
         (None, "--column x: no such column; the columns are image (struct"),
-    ],
-)
-def test_unsupported_parquet_columns_are_reported(column: Any, message: str, tmp_path: Path) -> None:
-    table = {"image": parquet_images([(DATA[0], None)] * 2), "label": pa.array([0, 1])}
-    file = write_table(tmp_path / "a.parquet", table if column is None else {**table, "x": column})
-    with pytest.raises(BuildError) as caught:
-        list(open_parquet(file, column=["x"]).entries())
-    assert message in str(caught.value)
+    ):
+        table = {"image": parquet_images([(DATA[0], None)] * 2), "label": pa.array([0, 1])}
+        file = write_table(tmp_path / "a.parquet", table if column is None else {**table, "x": column})
+        with pytest.raises(BuildError) as caught:
+            list(open_parquet(file, column=["x"]).entries())
+        assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -234,24 +234,21 @@ def test_stores_with_different_shapes_or_columns_are_refused(tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("recipe", "expected"),
-    [
+def test_recipe_keys_of_other_writers_are_kept() -> None:
+    for recipe, expected in (
         ({}, {}),
         ({"decoders": "by hand"}, {"decoders": "by hand"}),
         ({"decoders": {"libhdf5": "0.9"}}, {}),
         ({"decoders": {"jpeg": "6b"}, "mine": [1]}, {"decoders": {"jpeg": "6b"}, "mine": [1]}),
-    ],
-)
-def test_recipe_keys_of_other_writers_are_kept(recipe: dict[str, Any], expected: dict[str, Any]) -> None:
-    settings = {"height": 8, "width": 6, "shard_size": 5, "filter": "box"}
-    hdf5, npy = (
-        {**settings, "container": container, "decoders": decoders}
-        for container, decoders in (("hdf5", {"libhdf5": "2"}), ("npy", {}))
-    )
-    as_hdf5 = converted_recipe([recipe], (8, 6, 3), hdf5, {})
-    assert as_hdf5["decoders"] == "by hand" or as_hdf5["decoders"]["libhdf5"] == "2"
-    assert converted_recipe([as_hdf5], (8, 6, 3), npy, {}) == {**expected, "container": "npy", "shard_size": 5}
+    ):
+        settings = {"height": 8, "width": 6, "shard_size": 5, "filter": "box"}
+        hdf5, npy = (
+            {**settings, "container": container, "decoders": decoders}
+            for container, decoders in (("hdf5", {"libhdf5": "2"}), ("npy", {}))
+        )
+        as_hdf5 = converted_recipe([recipe], (8, 6, 3), hdf5, {})
+        assert as_hdf5["decoders"] == "by hand" or as_hdf5["decoders"]["libhdf5"] == "2"
+        assert converted_recipe([as_hdf5], (8, 6, 3), npy, {}) == {**expected, "container": "npy", "shard_size": 5}
 
 
 def test_selection_keeps_all_classes(npy: Path, tmp_path: Path) -> None:

@@ -42,9 +42,8 @@ LABELS = [(NAMES[0], "b"), (NAMES[1], "a"), (NAMES[2], "b")]
 NUMBERS = [(NAMES[0], "2"), (NAMES[1], "0"), (NAMES[2], "2")]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "expected", "layout"),
-    [
+def test_formats_are_recognised(root: Path) -> None:
+    for name, text, expected, layout in (
         ("list.txt", "cat/1.jpg\ndog/2.jpg\ncat/3, 4.jpg\n", PARENTS, "one path per line, classes from folder names"),
         (
             "list",
@@ -60,14 +59,10 @@ NUMBERS = [(NAMES[0], "2"), (NAMES[1], "0"), (NAMES[2], "2")]
         ("list.txt", 'path,label\r\ncat/1.jpg,b\r\ndog/2.jpg,a\r\n"cat/3, 4.jpg","b"\r\n', LABELS, "CSV, with labels"),
         ("list.csv", '\ufeffimage,label\ncat/1.jpg,2\ndog/2.jpg,0\n"cat/3, 4.jpg",2\n', NUMBERS, "CSV, with labels"),
         ("list.txt", "cat/1.jpg 2\ndog/2.jpg 0\ncat/3, 4.jpg 2\n", NUMBERS, "one path and label per line, with labels"),
-    ],
-)
-def test_formats_are_recognised(
-    root: Path, name: str, text: str, expected: list[tuple[bytes, str]], layout: str
-) -> None:
-    source = listed(root, text, name)
-    assert labels(source) == expected
-    assert layout in source.found
+    ):
+        source = listed(root, text, name)
+        assert labels(source) == expected
+        assert layout in source.found
 
 
 def test_numeric_labels_are_class_numbers(root: Path) -> None:
@@ -107,9 +102,8 @@ def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
     assert [entry.problem for entry in numbered.entries()] == ["", "label -1, expected 0 or more"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_invalid_list_is_an_error_that_names_the_line(root: Path) -> None:
+    for text, message in (
         ("/elsewhere/cat/1.jpg\n", "line 1: '/elsewhere/cat/1.jpg' is not below {root}; pass .* as --root, for"),
         ("\ncat/../../1.jpg\n", "line 2: 'cat/../../1.jpg' is not below {root}"),
         ("{root}\n", "line 1: '{root}' is not below {root}"),
@@ -122,11 +116,9 @@ def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
         ("path\tbreed\ncat/1.jpg\ta\n", "columns path, breed; expected"),
         ("where\tbreed\ncat/1.jpg\ta\n", "columns where, breed; expected"),
         ("cat/1.jpg\t20240131\n", "line 1: label 20240131, expected 0 to 1048575; class numbers start at 0"),
-    ],
-)
-def test_invalid_list_is_an_error_that_names_the_line(root: Path, text: str, message: str) -> None:
-    with pytest.raises(BuildError, match="list.txt: " + message.format(root=root)):
-        list(listed(root, text.format(root=root)).entries())
+    ):
+        with pytest.raises(BuildError, match="list.txt: " + message.format(root=root)):
+            list(listed(root, text.format(root=root)).entries())
 
 
 def test_errors_name_the_file_of_the_class_list(root: Path) -> None:
@@ -142,20 +134,17 @@ def test_errors_name_the_file_of_the_class_list(root: Path) -> None:
     assert json.loads(json.dumps(ClassList(["cat"], "order.txt"))) == ["cat"]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_unreadable_class_list_is_an_error(tmp_path: Path) -> None:
+    for content, message in (
         (None, "No such file or directory; expected a file with one class name per line"),
         (b"\xff\xfea\0", "not UTF-8 text; expected"),
         (b"\n \n", "contains no class names; expected one per line"),
-    ],
-)
-def test_unreadable_class_list_is_an_error(tmp_path: Path, content: bytes | None, message: str) -> None:
-    path = tmp_path / "order.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(f"--classes {path}: {message}")):
-        read_class_list(path)
+    ):
+        path = tmp_path / "order.txt"
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ValueError, match=re.escape(f"--classes {path}: {message}")):
+            read_class_list(path)
 
 
 def test_class_list_keeps_its_order_and_file(tmp_path: Path) -> None:
@@ -186,9 +175,8 @@ def test_utf_16_is_an_error(root: Path) -> None:
         open_list(root / "list.txt").entries()
 
 
-@pytest.mark.parametrize(
-    ("line", "name", "separator"),
-    [
+def test_comma_in_path_is_not_csv(root: Path) -> None:
+    for line, name, separator in (
         ("k/c,d.jpg 0", "list.txt", " "),
         ("k/c,d.jpg 0", "list.csv", ","),
         ("k/c,d.jpg", "list.txt", ""),
@@ -196,10 +184,8 @@ def test_utf_16_is_an_error(root: Path) -> None:
         ("k/c.jpg,class 0", "list.txt", ","),
         ("k/c,d.jpg\tclass 0", "list.txt", "\t"),
         ("k/c d 0", "list.txt", " "),
-    ],
-)
-def test_comma_in_path_is_not_csv(root: Path, line: str, name: str, separator: str) -> None:
-    assert find_layout(write_list(root / name, line + "\n")).separator == separator
+    ):
+        assert find_layout(write_list(root / name, line + "\n")).separator == separator
 
 
 def test_csv_with_unterminated_field_is_an_error(root: Path) -> None:
@@ -234,9 +220,8 @@ def test_any_file_name_can_be_listed(tmp_path: Path) -> None:
     assert [restored.read(entry) for entry in entries] == names
 
 
-@pytest.mark.parametrize(
-    ("root", "path", "below"),
-    [
+def test_paths_become_relative_to_root() -> None:
+    for root, path, below in (
         ("/a", "b/c.jpg", "b/c.jpg"),
         ("/a", "/a/b/./c.jpg", "b/c.jpg"),
         ("/a", "..b/.c", "..b/.c"),
@@ -245,10 +230,8 @@ def test_any_file_name_can_be_listed(tmp_path: Path) -> None:
         ("/a", "../a/b", "b"),
         ("/a", ".", None),
         ("/a", "b/..", None),
-    ],
-)
-def test_paths_become_relative_to_root(root: str, path: str, below: str | None) -> None:
-    assert path_below(root, path) == below
+    ):
+        assert path_below(root, path) == below
 
 
 def test_mix_of_names_and_numbers_is_an_error(root: Path) -> None:

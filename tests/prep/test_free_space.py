@@ -65,19 +65,16 @@ def test_find_storage_on_real_file_system(tmp_path: Path) -> None:
     check_free_space(Path("/d/out"), storage, Need(1, 1, 1))
 
 
-@pytest.mark.parametrize(
-    ("storage", "message"),
-    [
+def test_too_little_space_is_an_error() -> None:
+    for storage, message in (
         (Storage(Path("/d"), None, 10**9 - 1, None, ()), r"/d/out: 1.00 GB free, 1.00 GB needed for 7 rows; make room"),
         (Storage(Path("/d"), None, 4096, None, ()), r"/d/out: 4.10 KB free, 1.00 GB needed for 7 rows; make room"),
         (Storage(Path("/d"), None, 10**9, 19, ()), r"/d/out: 19 more files allowed, 20 needed; .*--shard-size"),
         (Storage(Path("/d"), None, 10**12, None, (Quota("user 5", 10**8, None),)), r"0.10 GB free within the quota of"),
         (Storage(Path("/d"), None, 10**12, None, (Quota("group 5", None, 3),)), r"3 more files .* quota of group 5"),
-    ],
-)
-def test_too_little_space_is_an_error(storage: Storage, message: str) -> None:
-    with pytest.raises(BuildError, match=message):
-        check_free_space(Path("/d/out"), storage, Need(7, 10**9, 20))
+    ):
+        with pytest.raises(BuildError, match=message):
+            check_free_space(Path("/d/out"), storage, Need(7, 10**9, 20))
 
 
 CEPHFS = (1000, 500, 500, 8, -1)  # 16.2 through ceph-fuse

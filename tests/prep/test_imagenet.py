@@ -77,23 +77,20 @@ def test_train_and_unpacked_forms_are_preferred(tmp_path: Path) -> None:
     assert open_imagenet(tmp_path, split="val").top == tmp_path / VAL_TAR
 
 
-@pytest.mark.parametrize(
-    ("src", "found"),
-    [
+def test_kaggle_layout_is_found_from_any_of_its_folders(tmp_path: Path) -> None:
+    for src, found in (
         ("", f"class folders in {CLS_LOC}/train, 3 classes"),
         ("ILSVRC", "class folders in Data/CLS-LOC/train, 3 classes"),
         ("ILSVRC/Data", "class folders in CLS-LOC/train, 3 classes"),
         (CLS_LOC, "class folders in train, 3 classes"),
         (f"{CLS_LOC}/train", f"class folders in {{root}}/{CLS_LOC}/train, 3 classes"),
         (f"{CLS_LOC}/val", f"images in {{root}}/{CLS_LOC}/val, labels from LOC_val_solution.csv, 3 classes"),
-    ],
-)
-def test_kaggle_layout_is_found_from_any_of_its_folders(tmp_path: Path, src: str, found: str) -> None:
-    write(tmp_path, forms.kaggle(PICS, "train") | forms.kaggle(PICS, "val"))
-    source = open_imagenet(tmp_path / src)
-    assert source.found == found.format(root=tmp_path)
-    assert [cls.description for cls in source.classes()] == [f"word of {wnid}, another" for wnid in WNIDS]
-    assert len(list(source.entries())) == len(PICS)
+    ):
+        write(tmp_path, forms.kaggle(PICS, "train") | forms.kaggle(PICS, "val"))
+        source = open_imagenet(tmp_path / src)
+        assert source.found == found.format(root=tmp_path)
+        assert [cls.description for cls in source.classes()] == [f"word of {wnid}, another" for wnid in WNIDS]
+        assert len(list(source.entries())) == len(PICS)
 
 
 def test_zip_may_be_src_or_in_src(tmp_path: Path) -> None:
@@ -231,20 +228,17 @@ def test_val_without_train_has_labels_of_list(tmp_path: Path) -> None:
         open_imagenet(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("classes", "split", "samples", "expected"),
-    [
+def test_missing_images_cause_a_warning() -> None:
+    for classes, split, samples, expected in (
         (1000, "train", 1_281_167, []),
         (1000, "train", 1_200_000, ["1,200,000 of the 1,281,167 images of ILSVRC2012 train are present"]),
         (1000, "val", 49_999, ["49,999 of the 50,000 images of ILSVRC2012 val are present"]),
         (899, "val", 49_999, []),
-    ],
-)
-def test_missing_images_cause_a_warning(classes: int, split: str, samples: int, expected: list[str]) -> None:
-    source = imagenet_forms.ImagenetTarSource(
-        Path("/"), split=split, files=[], classes=[f"n{k:08d}" for k in range(classes)]
-    )
-    assert source.warnings(samples) == expected
+    ):
+        source = imagenet_forms.ImagenetTarSource(
+            Path("/"), split=split, files=[], classes=[f"n{k:08d}" for k in range(classes)]
+        )
+        assert source.warnings(samples) == expected
 
 
 # ---- labels of val
@@ -539,9 +533,8 @@ def test_members_have_the_order_of_a_tree_walk() -> None:
     assert ordered[1].name == b"c/sub/x.JPEG"
 
 
-@pytest.mark.parametrize(
-    ("name", "plain"),
-    [
+def test_only_hidden_members_are_skipped() -> None:
+    for name, plain in (
         (b"./a/b.jpg", b"a/b.jpg"),
         (b"/a//b.jpg", b"a/b.jpg"),
         (b"n01443537/./b.jpg", b"n01443537/b.jpg"),  # as GNU tar packs "n01443537/."
@@ -550,10 +543,8 @@ def test_members_have_the_order_of_a_tree_walk() -> None:
         (b"._a.jpg", b""),
         (b"a/.hidden/b.jpg", b""),
         (b"PaxHeaders.12/b.jpg", b""),
-    ],
-)
-def test_only_hidden_members_are_skipped(name: bytes, plain: bytes) -> None:
-    assert clean_name(name) == plain
+    ):
+        assert clean_name(name) == plain
 
 
 def test_classes_are_sorted_by_bytes(tmp_path: Path) -> None:

@@ -211,9 +211,8 @@ def test_every_profile_makes_scripts(tmp_path: Path, name: str) -> None:
 VALID = 'name = "n"\nscheduler = "pbs"\nsource = "s"\nlaunch = "x {nodes}"\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_invalid_profile_is_refused() -> None:
+    for text, message in (
         ("name = ", "x: Invalid value"),
         ('name = "n"', "scheduler is None, expected slurm or pbs"),
         (VALID.replace("launch", "advice"), "advice is 'x .nodes.', expected list"),
@@ -231,11 +230,9 @@ VALID = 'name = "n"\nscheduler = "pbs"\nsource = "s"\nlaunch = "x {nodes}"\n'
         (VALID + 'defaults = ["time"]', "defaults is .'time'., expected dict"),
         (VALID + "queue_flag = 3", "queue_flag is 3, expected str"),
         (VALID.replace("{nodes}", "{ranks}"), "launch has {ranks}"),
-    ],
-)
-def test_invalid_profile_is_refused(text: str, message: str) -> None:
-    with pytest.raises(BuildError, match=message):
-        parse_site(text, "x")
+    ):
+        with pytest.raises(BuildError, match=message):
+            parse_site(text, "x")
 
 
 def test_profile_is_read_from_a_file(tmp_path: Path) -> None:
@@ -316,15 +313,12 @@ def test_commands_of_all_pods_at_once_build_the_store(tmp_path: Path) -> None:
     assert tree_bytes(tmp_path / "a_store") == tree_bytes(tmp_path / "alone")
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+def test_invalid_flags_are_refused(tmp_path: Path) -> None:
+    for flags, message in (
         (["--mount", "data"], "mount is 'data', expected an absolute path"),
         (["--claim", "My claim"], "claim is 'My claim', expected the name of a PersistentVolumeClaim"),
         (["--mem", "much"], "mem is 'much', expected a number and a unit, such as 64Gi"),
-    ],
-)
-def test_invalid_flags_are_refused(tmp_path: Path, flags: list[str], message: str) -> None:
-    done = prep("submit", "kubernetes", "build", "imagenet", "src", "out", *FLAGS, *flags, cwd=tmp_path)
-    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
-    assert list(tmp_path.iterdir()) == []
+    ):
+        done = prep("submit", "kubernetes", "build", "imagenet", "src", "out", *FLAGS, *flags, cwd=tmp_path)
+        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+        assert list(tmp_path.iterdir()) == []

@@ -103,8 +103,8 @@ def test_boxes_of_json_are_distances_from_the_edges(tmp_path: Path) -> None:
     images, categories = [{"id": 5, "file_name": "a.jpg", **size}], [{"id": "x", "name": "thing"}]
     found = {"images": images, "categories": categories, "annotations": [{"image_id": 5, **drawn}]}
     (tmp_path / "instances.json").write_text(json.dumps(found))
-    images = FolderSource(tmp_path / "src")
-    check_frame(tmp_path, lambda rules: BoxedSource(images, tmp_path / "instances.json", rules))
+    folder = FolderSource(tmp_path / "src")
+    check_frame(tmp_path, lambda rules: BoxedSource(folder, tmp_path / "instances.json", rules))
     flags = ("--size", 32, "--shuffle-seed", "none", "--boxes", tmp_path / "instances.json")
     assert "already finished" in prep("build", "folder", tmp_path / "src", tmp_path / "a", *flags).stdout
 

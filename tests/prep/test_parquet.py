@@ -31,22 +31,19 @@ def labels(source: ParquetSource) -> list[str]:
     return [source.classes()[entry.label].name for entry in source.entries()]
 
 
-@pytest.mark.parametrize(
-    ("label", "names", "expected"),
-    [
+def test_labels_are_numbers_or_names(tmp_path: Path) -> None:
+    for label, names, expected in (
         (pa.array([1, 0, 0, 1, 2]), ["ape", "cow", "dog", "emu"], ["cow", "ape", "ape", "cow", "dog"]),
         (pa.array([1, 0, 0, 1, 2], pa.int8()), None, ["1", "0", "0", "1", "2"]),
         (pa.array(TEXTS), None, TEXTS),
         (pa.array(TEXTS, pa.large_string()), None, TEXTS),
         (pa.array(TEXTS).dictionary_encode(), None, TEXTS),
         (pa.array(["3", "1", "0", "1", "1"]), None, ["3", "1", "0", "1", "1"]),
-    ],
-)
-def test_labels_are_numbers_or_names(tmp_path: Path, label: Any, names: list[str] | None, expected: list[str]) -> None:
-    source = open_parquet(table(tmp_path, {"image": IMAGE_COLUMN, "label": label}, names=names))
-    assert labels(source) == expected
-    restored = open_source(source.kind, source.root, json.loads(json.dumps(source.facts())))
-    assert [restored.read(entry) for entry in source.entries()] == IMAGES
+    ):
+        source = open_parquet(table(tmp_path, {"image": IMAGE_COLUMN, "label": label}, names=names))
+        assert labels(source) == expected
+        restored = open_source(source.kind, source.root, json.loads(json.dumps(source.facts())))
+        assert [restored.read(entry) for entry in source.entries()] == IMAGES
 
 
 def test_class_list_overrides_names_in_schema(tmp_path: Path) -> None:
@@ -110,34 +107,29 @@ def test_table_of_paths_without_bytes_has_only_problems(tmp_path: Path) -> None:
     assert [entry.problem for entry in open_parquet(path).entries()] == [tables.NO_BYTES] * 4
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
+def test_error_for_missing_columns_lists_columns(tmp_path: Path) -> None:
+    for columns, message in (
         ({"x": [1], "label": [0]}, r"no column looks like images; .*--image-column; the columns are x \(int64\), lab"),
         ({"a": [b"x"], "b": [b"x"], "label": [0]}, "no column looks like images"),
         ({"img": [b"x"], "jpg": [b"x"], "label": [0]}, r"several columns may hold images \(img, jpg\)"),
         ({"image": [b"x"], "label": [0], "class": ["a"]}, r"several columns may hold labels \(label, class\)"),
         ({"image": [b"x"], "caption": ["a"]}, "no column looks like labels"),
         ({"image": [b"x"], "label": [0.5]}, "no column looks like labels"),
-    ],
-)
-def test_error_for_missing_columns_lists_columns(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
-    with pytest.raises(BuildError, match=r"a\.parquet: " + message):
-        open_parquet(table(tmp_path, columns))
+    ):
+        with pytest.raises(BuildError, match=r"a\.parquet: " + message):
+            open_parquet(table(tmp_path, columns))
 
 
-@pytest.mark.parametrize(
-    ("named", "message"),
-    [
+def test_missing_or_invalid_named_column_is_an_error(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"image_column": "nope"}, r"--image-column nope: no such column; the columns are image \(struct.*\), label"),
         ({"label_column": "nope"}, r"--label-column nope: no such column; the columns are image"),
         ({"image_column": "label"}, r"--image-column label: cannot hold images, expected binary, or a struct"),
         ({"label_column": "image"}, r"--label-column image: cannot hold labels, expected integers or strings; the"),
-    ],
-)
-def test_missing_or_invalid_named_column_is_an_error(tmp_path: Path, named: dict[str, Any], message: str) -> None:
-    with pytest.raises(BuildError, match=r"a\.parquet: " + message):
-        open_parquet(table(tmp_path, {"image": IMAGE_COLUMN, "label": TEXTS}), **named)
+    ]
+    for named, message in cases:
+        with pytest.raises(BuildError, match=r"a\.parquet: " + message):
+            open_parquet(table(tmp_path, {"image": IMAGE_COLUMN, "label": TEXTS}), **named)
 
 
 @pytest.mark.skipif(not hasattr(pa, "binary_view"), reason="this pyarrow has no view types")

@@ -163,9 +163,8 @@ def test_changed_map_is_an_error(module: Path, src: Path, tmp_path: Path) -> Non
     work(tmp_path / "out", WorkSettings(workers=1))
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+def test_map_that_cannot_be_imported_is_named(module: Path) -> None:
+    for name, message in (
         ("maps_of_a_user", "expected package.module:function"),
         ("./maps_of_a_user.py:inverted", "./maps_of_a_user.py:inverted: expected package.module:function, such as"),
         ("maps_of_a_user.:inverted", "expected package.module:function"),
@@ -177,13 +176,11 @@ def test_changed_map_is_an_error(module: Path, src: Path, tmp_path: Path) -> Non
         ("missing_maps:f", "No module named 'missing_maps'; run from the folder that contains missing_maps"),
         ("maps_broken:f", "importing maps_broken raised ZeroDivisionError"),
         ("itertools:chain", "itertools has no source file"),
-    ],
-)
-def test_map_that_cannot_be_imported_is_named(module: Path, name: str, message: str) -> None:
-    (module.parent / "maps_broken.py").write_text("1 / 0\n")
-    (module.parent / "maps_empty.py").write_text("from pathlib import Path\ndef _hidden(): ...\n")
-    with pytest.raises(BuildError, match=message):
-        find_map(name)
+    ):
+        (module.parent / "maps_broken.py").write_text("1 / 0\n")
+        (module.parent / "maps_empty.py").write_text("from pathlib import Path\ndef _hidden(): ...\n")
+        with pytest.raises(BuildError, match=message):
+            find_map(name)
 
 
 def test_conflicting_settings_are_errors(module: Path) -> None:

@@ -3,7 +3,6 @@
 import gzip
 import os
 import random
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,8 @@ def only_entry(root: Path, *files: tuple[str, bytes]) -> Entry:
     return entry
 
 
-@pytest.mark.parametrize(
-    ("parts", "label", "found"),
-    [
+def test_label_is_in_cls_txt_or_json(tmp_path: Path) -> None:
+    for parts, label, found in (
         ({"cls": 1}, "1", "cls"),
         ({"cls": " 1\n", "json": {"label": 0}, "txt": "a cat"}, "1", "cls"),
         ({"txt": "cat\n", "json": {"label": 0}}, "cat", "txt"),
@@ -43,18 +41,15 @@ def only_entry(root: Path, *files: tuple[str, bytes]) -> Entry:
         ({"json": {"cls": 3, "class": "cat"}}, "3", "json"),
         ({"json": {"class": "cat"}}, "cat", "json"),
         ({"json": {"width": 7, "label": "cat", "class": 1}}, "cat", "json"),
-    ],
-)
-def test_label_is_in_cls_txt_or_json(tmp_path: Path, parts: dict[str, object], label: str, found: str) -> None:
-    source = open_webdataset(shard(tmp_path, sample("k", IMAGE, **parts)))
-    (entry,) = source.entries()
-    assert (source.classes()[entry.label].name, entry.problem) == (label, "")
-    assert source.found == f"1 shard (a-0.tar), labels from {found}"
+    ):
+        source = open_webdataset(shard(tmp_path, sample("k", IMAGE, **parts)))
+        (entry,) = source.entries()
+        assert (source.classes()[entry.label].name, entry.problem) == (label, "")
+        assert source.found == f"1 shard (a-0.tar), labels from {found}"
 
 
-@pytest.mark.parametrize(
-    ("files", "name", "problem"),
-    [
+def test_sample_that_is_no_row_has_a_reason(tmp_path: Path) -> None:
+    for files, name, problem in (
         ([("a/k.jpg", IMAGE), ("a/k.cls", b"")], b"a/k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b"{")], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b'{"label": true}')], b"k.jpg", "no label"),
@@ -70,13 +65,9 @@ def test_label_is_in_cls_txt_or_json(tmp_path: Path, parts: dict[str, object], l
         ([("k.jpg", IMAGE), ("k.jpg", IMAGE), ("k.cls", b"1")], b"k.jpg", "two images in the sample"),
         ([("k.jpg", b""), ("k.cls", b"1")], b"k.jpg", "empty file"),
         ([("k.jpg", IMAGE), ("k.cls", b"-1")], b"k.jpg", "label -1, expected 0 or more"),
-    ],
-)
-def test_sample_that_is_no_row_has_a_reason(
-    tmp_path: Path, files: list[tuple[str, bytes]], name: bytes, problem: str
-) -> None:
-    entry = only_entry(tmp_path, *files)
-    assert (entry.name, entry.problem) == (b"a-0.tar/" + name, problem)
+    ):
+        entry = only_entry(tmp_path, *files)
+        assert (entry.name, entry.problem) == (b"a-0.tar/" + name, problem)
 
 
 def test_jpg_is_preferred_to_png(tmp_path: Path) -> None:
@@ -185,21 +176,18 @@ def truncate_inside(path: Path) -> None:
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:3000]))
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
+def test_damaged_gzipped_shard_is_named(tmp_path: Path) -> None:
+    for damage, message in (
         (lambda path: os.truncate(path, path.stat().st_size // 2), "cannot be unpacked at byte .*end-of-stream marker"),
         (corrupt, "(cannot be unpacked at byte|damaged: no tar header)"),
         (lambda path: flip(path, path.stat().st_size - 6), "cannot be unpacked at byte .*CRC check failed"),
         (truncate_inside, "truncated: ends at byte 3000, expected at least"),
-    ],
-)
-def test_damaged_gzipped_shard_is_named(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
-    images = [jpeg(50, 50, seed=seed) for seed in range(5)]
-    path = Path(shard(tmp_path, *(sample(f"{k}", data, cls=0) for k, data in enumerate(images)), name="a.tgz"))
-    damage(path)
-    with pytest.raises(BuildError, match=rf"a\.tgz: {message}"):
-        list(open_webdataset(str(path)).entries())
+    ):
+        images = [jpeg(50, 50, seed=seed) for seed in range(5)]
+        path = Path(shard(tmp_path, *(sample(f"{k}", data, cls=0) for k, data in enumerate(images)), name="a.tgz"))
+        damage(path)
+        with pytest.raises(BuildError, match=rf"a\.tgz: {message}"):
+            list(open_webdataset(str(path)).entries())
 
 
 def compressible_bytes(seed: int) -> bytes:
