@@ -119,7 +119,6 @@ def test_unusable_object_is_a_problem_of_its_image(annotated: AnnotatedTree) -> 
         (coco(box(1, 1, 0, 0, 9)), r"its bbox is [0, 0, 9], expected 4 numbers"),
         (coco(box(1, 1, 0, 0, 9, float("nan"))), "its bbox is [0, 0, 9, nan], expected 4 numbers"),
         (coco(box(1, 1, 0, 0, 9, 10**400)), "its bbox is [0, 0, 9, 1000"),
-        (coco({"image_id": 1, "category_id": 1}), "its bbox is None, expected 4 numbers"),
         (coco({"image_id": 1, "category_id": None}), "category_id is None, expected a number or a text"),
         (coco(images=[image(0), image(1, width=0), image(2)]), "size is 0x80, so its boxes are nowhere"),
         (coco(images=[image(0), image(1, height=None)]), "its width and height is [100, None], expected 2 numbers"),
@@ -132,13 +131,10 @@ def test_unusable_object_is_a_problem_of_its_image(annotated: AnnotatedTree) -> 
 def test_broken_file_is_an_error(annotated: AnnotatedTree) -> None:
     for found, message in (
         ("", "not JSON: Expecting value"),
-        ('{"images": [', "not JSON: Expecting value"),
-        ("<annotation/>", "not JSON: Expecting value"),
         ("\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "not JSON: Expecting value"),
         ("[" * 200_000, "not JSON: (maximum recursion|Stack overflow)"),
         ("[]", 'it has no list "categories" of objects'),
         ({"images": [], "annotations": []}, 'it has no list "categories" of objects'),  # captions
-        (coco(images={}), 'it has no list "images" of objects'),
         (coco(images=[1]), 'it has no list "images" of objects'),
         (coco(annotations=None), 'it has no list "annotations" of objects'),
         (coco({"image_id": [1]}), r"image_id is \[1\], expected a number or a text"),

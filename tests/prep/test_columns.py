@@ -175,17 +175,12 @@ def test_non_numbers_are_reported_with_file_and_line(tmp_path: Path) -> None:
         ([1, ""], r"list.csv: line 3: column 'x': found nothing, expected a number, like the first row"),
         ([1, "a cat"], r"line 3: column 'x': found 'a cat', expected a number, .*for text, store token ids"),
         (["[1, 2]", "[1]"], r"line 3: column 'x': found \[1\], expected a list of 2 numbers, like the first row"),
-        (["[1, 2]", "7"], r"line 3: column 'x': found 7, expected a list of 2 numbers"),
         (["7", "[7]"], r"line 3: column 'x': found \[7\], expected a number"),
         (["[]"], r"line 2: column 'x': found \[\], " + NUMBER.replace("[", r"\[")),
-        (["[[1]]"], r"line 2: column 'x': found \[\[1\]\]"),
         (["NaN"], r"line 2: column 'x': found nan, .*; numbers must be finite, and whole numbers must fit int64"),
         (["1e309"], r"line 2: column 'x': found inf"),
         ([2**63], r"line 2: column 'x': found 9223372036854775808, .*; numbers must be finite"),
-        (["null"], r"line 2: column 'x': found nothing"),
-        ([1, "nan"], r"line 3: .* found nan, expected a number, like the first row; numbers must be finite"),
         ([1, "-inf"], r"line 3: column 'x': found -inf, .*; numbers must be finite, and whole numbers must fit int64"),
-        (["[1]", "[1, 2]"], r"expected a list of 1 number, like the first row"),
         (["[" * 9000], r"line 2: column 'x': found '\[\[\["),
     ):
         top = write_images(tmp_path)
@@ -222,9 +217,7 @@ def test_missing_webdataset_value_is_reported(tmp_path: Path) -> None:
         ({"json": {"label": 1}}, "k.jpg: column 'x': found nothing, expected a json object of at most 65536 bytes"),
         ({"cls": 1, "json": {"x": [1] * 40000}}, "found nothing, expected a json object of at most 65536 bytes"),
         ({"cls": 1}, "a.tar: k.jpg: column 'x': found nothing"),
-        ({"cls": 1, "json": ["x"]}, "a.tar: k.jpg: column 'x': found nothing"),
         ({"cls": 1, "json": {"x": "a cat"}}, "a.tar: k.jpg: column 'x': found 'a cat'"),
-        ({"cls": 1, "json": {"x": {"y": 1}}}, "a.tar: k.jpg: column 'x': found {'y': 1}"),
     ):
         files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0], **parts)]
         with pytest.raises(BuildError) as caught:

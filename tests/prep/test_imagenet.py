@@ -6,7 +6,7 @@ import subprocess
 import tarfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.sources import files
 from decodeonce.prep.sources import imagenet as imagenet_forms
-from decodeonce.prep.sources.archives import clean_name, list_tar, sort_members
+from decodeonce.prep.sources.archives import list_tar, sort_members
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.holders import Holder, Member, open_holder
 from decodeonce.prep.sources.imagenet import AnySplit, open_imagenet
@@ -119,16 +119,13 @@ TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 TRAIN_ZIP = zip_bytes(forms.kaggle(PICS, "train"))
 UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
     ({"notes.txt": b""}, "", "auto", r"expected train/<wnid>/\*.JPEG, .*Kaggle.*img_val.tar"),
-    ({"notes.txt": b""}, "", "val", r"no val split of ImageNet found; expected train/<wnid>.*or another --split"),
     ({"x.zip": zip_bytes({"a/b.JPEG": b"x"})}, "x.zip", "val", "x.zip: no val split of ImageNet found; expected"),
-    ({"x.zip": zip_bytes({"a/b.JPEG": b"x"})}, "x.zip", "auto", "x.zip: no known form of ImageNet found; expected"),
     ({}, "nowhere", "auto", "nowhere: No such file or directory; expected a folder with .*img_train.tar"),
     ({TRAIN_TAR: tar_bytes(TRAIN_TARS)}, TRAIN_TAR, "val", f"{TRAIN_TAR}: no val split of .*or another --split"),
     ({VAL_TAR: tar_bytes(forms.flat(PICS, "."))}, VAL_TAR, "train", f"{VAL_TAR}: no train split of ImageNet found"),
     (FLAT | {"val/n01440764/a.JPEG": b"x"}, "", "auto", "9 val images .* are next to 1 class folders; if sorting"),
     (FLAT, "", "auto", "LOC_val_solution.csv, ILSVRC2012_valid.*; looked in .*{root}, "),
     (FLAT | {TRUTH: b"1\n1001\n"}, "", "auto", f"{TRUTH}: line 2: expected an ILSVRC2012_ID, 1 to 1000"),
-    (FLAT | {TRUTH: b"1\nx\n"}, "", "auto", f"{TRUTH}: line 2: expected"),
     (FLAT | {TRUTH: b"9" * 5000}, "", "auto", f"{TRUTH}: line 1: expected"),
     (FLAT | {"LOC_val_solution.csv": b"ImageId,P\nx,\n"}, "", "auto", "solution.csv: line 2: expected an image name"),
     (
@@ -138,7 +135,6 @@ UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
         f"t12.tar.gz: contains no {TRUTH}; download the development kit again",
     ),
     ({ZIP: TRAIN_ZIP[: len(TRAIN_ZIP) // 2]}, "", "auto", f"{ZIP}: not a zip, or truncated"),
-    ({ZIP: TRAIN_ZIP[: len(TRAIN_ZIP) // 2]}, ZIP, "auto", f"{ZIP}: not a zip, or truncated"),
     ({f"{TRAIN_TAR}.gz": tar_bytes(TRAIN_TARS, "w:gz")}, "", "auto", "compressed with gzip, .* offset; gunzip it"),
     (
         {TRAIN_TAR: tar_bytes({"n01440764.tar": tar_bytes({"a.JPEG": b"a"}, "w:gz")})},
@@ -204,14 +200,6 @@ def test_missing_classes_of_train_cause_a_warning(tmp_path: Path) -> None:
     settled = open_imagenet(tmp_path, classes=sorted(wnids))
     assert warnings(settled) == []
     assert {entry.label for entry in settled.entries()} == {0, 2, 3}
-
-
-def test_extra_class_folder_causes_a_warning(tmp_path: Path) -> None:
-    write(tmp_path, train_tree() | {"train/cache/x.JPEG": jpeg(), "LOC_synset_mapping.txt": forms.mapping(WNIDS)})
-    [message] = warnings(open_imagenet(tmp_path))
-    assert message.startswith(
-        "the 4 classes present are not the 3 of LOC_synset_mapping.txt (first difference: cache); labels follow the "
-    )
 
 
 def test_val_without_train_has_labels_of_list(tmp_path: Path) -> None:
@@ -373,29 +361,22 @@ def test_later_of_two_members_with_same_name_counts(tmp_path: Path) -> None:
     assert source.read(two) == b"later one"
 
 
-def cuts() -> Iterator[tuple[str, Callable[[bytes], bytes], str]]:
+def test_truncated_or_invalid_tar_is_an_error(tmp_path: Path) -> None:
     tarred = tar_bytes({"a.JPEG": b"a" * 700, "b.JPEG": b"b" * 1024})
-    assert len(tarred) == 10240
-    for end, message in [
-        (0, r"truncated: ends at byte 0"),
-        (300, r"truncated: ends at byte 300, expected"),
-        (900, r"truncated: ends at byte 900, expected at least 1536 \(a.JPEG\)"),
-        (1536, r"truncated: ends at byte 1536, expected at least 2048 \(the empty block that ends a tar"),
-        (1700, r"truncated: ends at byte 1700, expected"),
-        (3071, r"truncated: ends at byte 3071, expected at least 3072 \(b.JPEG\)"),
-        (3072, r"truncated: ends at byte 3072, expected at least 3584 \(the empty"),
-    ]:
-        yield f"cut at {end}", lambda data, end=end: tarred[:end], message  # type: ignore[misc]
-    yield "garbage", lambda data: tarred[:1536] + b"x" * 4096, "damaged: no tar header at byte 1536"
-    yield "no tar", lambda data: b"x" * 4096, "not a tar, or damaged"
-    yield "gzip", lambda data: tar_bytes({"a": b"a"}, "w:gz"), "compressed with gzip, .*gunzip it first"
-
-
-@pytest.mark.parametrize(("damage", "message"), [pytest.param(f, message, id=name) for name, f, message in cuts()])
-def test_truncated_or_invalid_tar_is_an_error(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:
-    (tmp_path / "x.tar").write_bytes(damage(b""))
-    with pytest.raises(BuildError, match=f"x.tar: {message}"):
-        listed(tmp_path / "x.tar")
+    for data, message in (
+        (b"", r"truncated: ends at byte 0"),
+        (tarred[:900], r"truncated: ends at byte 900, expected at least 1536 \(a.JPEG\)"),
+        (tarred[:1536], r"truncated: ends at byte 1536, expected at least 2048 \(the empty block that ends a tar"),
+        (tarred[:1700], r"truncated: ends at byte 1700, expected"),
+        (tarred[:3071], r"truncated: ends at byte 3071, expected at least 3072 \(b.JPEG\)"),
+        (tarred[:3072], r"truncated: ends at byte 3072, expected at least 3584 \(the empty"),
+        (tarred[:1536] + b"x" * 4096, "damaged: no tar header at byte 1536"),
+        (b"x" * 4096, "not a tar, or damaged"),
+        (tar_bytes({"a": b"a"}, "w:gz"), "compressed with gzip, .*gunzip it first"),
+    ):
+        (tmp_path / "x.tar").write_bytes(data)
+        with pytest.raises(BuildError, match=f"x.tar: {message}"):
+            listed(tmp_path / "x.tar")
 
 
 def test_threads_on_network_file_system_give_same_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,20 +512,6 @@ def test_members_have_the_order_of_a_tree_walk() -> None:
     assert [member.name for member in ordered] == sorted(names, key=lambda name: name.split(b"/"))
     # sub/ comes before sub-1 and sub.JPEG, although "-" and "." sort before "/"
     assert ordered[1].name == b"c/sub/x.JPEG"
-
-
-def test_only_hidden_members_are_skipped() -> None:
-    for name, plain in (
-        (b"./a/b.jpg", b"a/b.jpg"),
-        (b"/a//b.jpg", b"a/b.jpg"),
-        (b"n01443537/./b.jpg", b"n01443537/b.jpg"),  # as GNU tar packs "n01443537/."
-        (b"../b.jpg", b"../b.jpg"),
-        (b"a/.b.jpg", b""),
-        (b"._a.jpg", b""),
-        (b"a/.hidden/b.jpg", b""),
-        (b"PaxHeaders.12/b.jpg", b""),
-    ):
-        assert clean_name(name) == plain
 
 
 def test_classes_are_sorted_by_bytes(tmp_path: Path) -> None:

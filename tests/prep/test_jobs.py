@@ -138,19 +138,16 @@ def test_mail_and_directives_of_the_array(tmp_path: Path) -> None:
     assert [name for name, lines in pbs.items() if "#PBS -l disk=1" in lines] == ["array.pbs"]
 
 
-@pytest.mark.parametrize("name", ["my script.pbs", "it's.pbs", 'a"b.pbs'])
-def test_script_names_that_pbs_refuses(tmp_path: Path, name: str) -> None:
-    chain = Chain(tasks=1, cpus=1, then=Path(name))
-    with pytest.raises(BuildError, match="pbs refuses spaces and quotes in the path of a script; rename it"):
-        write_scripts(tmp_path / "OUT", PBS, chain, COMMANDS, tmp_path)
-    write_scripts(tmp_path / "OUT", SLURM, chain, COMMANDS, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["100%", "a\\b"])
-def test_names_with_special_characters_of_slurm_logs_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BuildError, match=r"slurm treats '.*' in the path of a log specially"):
-        write_scripts(tmp_path / name, SLURM, Chain(tasks=1, cpus=1), COMMANDS, tmp_path)
-    write_scripts(tmp_path / name, PBS, Chain(tasks=1, cpus=1), COMMANDS, tmp_path)
+def test_names_that_a_scheduler_treats_specially_are_refused_for_it(tmp_path: Path) -> None:
+    for name in ("my script.pbs", "it's.pbs", 'a"b.pbs'):
+        chain = Chain(tasks=1, cpus=1, then=Path(name))
+        with pytest.raises(BuildError, match="pbs refuses spaces and quotes in the path of a script; rename it"):
+            write_scripts(tmp_path / "OUT", PBS, chain, COMMANDS, tmp_path)
+        write_scripts(tmp_path / "OUT", SLURM, chain, COMMANDS, tmp_path)
+    for name in ("100%", "a\\b"):
+        with pytest.raises(BuildError, match=r"slurm treats '.*' in the path of a log specially"):
+            write_scripts(tmp_path / name, SLURM, Chain(tasks=1, cpus=1), COMMANDS, tmp_path)
+        write_scripts(tmp_path / name, PBS, Chain(tasks=1, cpus=1), COMMANDS, tmp_path)
 
 
 def test_failed_submission_cancels_the_chain(tmp_path: Path) -> None:
@@ -215,20 +212,13 @@ def test_invalid_profile_is_refused() -> None:
     for text, message in (
         ("name = ", "x: Invalid value"),
         ('name = "n"', "scheduler is None, expected slurm or pbs"),
-        (VALID.replace("launch", "advice"), "advice is 'x .nodes.', expected list"),
         (VALID.partition("launch")[0], "missing 1 required positional argument: 'launch'"),
-        (VALID.replace("x {", "x\\n{"), "launch is 'x.*', expected str, and text on a single line"),
         (VALID.replace("pbs", "lsf"), "scheduler is 'lsf', expected slurm or pbs"),
         (VALID + "colour = 1", "unknown key 'colour'"),
-        (VALID + "setup = [1]", "setup is .1., expected list, and text on a single line"),
-        (VALID + 'advice = ["two\\nlines"]', "advice is .*, expected list, and text on a single line"),
         (VALID + 'needs = ["luck"]', "unknown flag 'luck'"),
         (VALID + "[defaults]\nluck = 1", "unknown key 'luck'"),
         (VALID + "[defaults]\ntime = 3600", "time is 3600, expected str"),
-        (VALID + '[defaults]\ncpus = "32"', "cpus is '32', expected int"),
         (VALID + "[defaults]\nnodes = 0", "nodes is 0, expected at least 1"),
-        (VALID + 'defaults = ["time"]', "defaults is .'time'., expected dict"),
-        (VALID + "queue_flag = 3", "queue_flag is 3, expected str"),
         (VALID.replace("{nodes}", "{ranks}"), "launch has {ranks}"),
     ):
         with pytest.raises(BuildError, match=message):

@@ -167,9 +167,6 @@ def test_map_that_cannot_be_imported_is_named(module: Path) -> None:
     for name, message in (
         ("maps_of_a_user", "expected package.module:function"),
         ("./maps_of_a_user.py:inverted", "./maps_of_a_user.py:inverted: expected package.module:function, such as"),
-        ("maps_of_a_user.:inverted", "expected package.module:function"),
-        ("../x:f", "expected package.module:function"),
-        ("maps_of_a_user:a b", "expected package.module:function"),
         ("maps_of_a_user:invert", "has no function invert; expected a function or class, such as inverted$"),
         ("maps_of_a_user:not_callable", "has no function not_callable; expected a function or class$"),
         ("maps_empty:f", "has no function f; expected a function or class$"),

@@ -52,13 +52,9 @@ def test_sample_that_is_no_row_has_a_reason(tmp_path: Path) -> None:
     for files, name, problem in (
         ([("a/k.jpg", IMAGE), ("a/k.cls", b"")], b"a/k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b"{")], b"k.jpg", "no label"),
-        ([("k.jpg", IMAGE), ("k.json", b'{"label": true}')], b"k.jpg", "no label"),
-        ([("k.jpg", IMAGE), ("k.json", b'["label"]')], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b'{"label": ' + b"[" * 60_000)], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b'{"label": ' + b"9" * 5000 + b"}")], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b'{"label": "\\ud800"}')], b"k.jpg", "no label"),
-        ([("k.jpg", IMAGE), ("k.json", b"\xff\xfe\x00")], b"k.jpg", "no label"),
-        ([("k.jpg", IMAGE), ("k.json", b'{"label": 1e999}')], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b'{"label": "k"' + b" " * (1 << 16) + b"}")], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.txt", b"x" * (1 << 17))], b"k.jpg", "no label"),
         ([("k.cls", b"1"), ("k.mask.png", IMAGE)], b"k.cls", "no jpg, jpeg or png in the sample"),
