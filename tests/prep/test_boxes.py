@@ -5,8 +5,9 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from decodeonce.prep.entry import Box, Entry
 from decodeonce.prep.pixels.geometry import pixel_box
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources import files, open_source
-from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.boxed import (
     NOT_ANNOTATED,
     Annotation,
@@ -28,10 +28,12 @@ from decodeonce.prep.sources.boxed import (
     parse,
     usable_box,
 )
-from decodeonce.prep.sources.files import file_entry, read_file
 from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.prep.sources.safe_open import Links
+from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.store import ImageClass
+from tests.forms.webdataset import sample, write_tar
 
 NamedBox = tuple[str, tuple[float, float, float, float]]
 FISH, SHARK, DOG = "n01440764", "n01484850", "n02085620"
@@ -49,41 +51,8 @@ def xml(*objects: NamedBox, size: tuple[Any, Any] | None = (100, 80), filename: 
     return f"<annotation>\n<folder>x</folder><filename>{filename}</filename>{sides}{drawn}</annotation>\n"
 
 
-class TreeSource(Source):
-    """Images in three classes with descriptions. It overrides every method that BoxedSource must delegate."""
-
-    kind = "tree"
-    read_unit = "pair"
-    samples_seen: list[int]
-
-    @property
-    def top(self) -> Path:
-        return self.root / "train"
-
-    def warnings(self, samples: int) -> list[str]:
-        self.samples_seen = [samples]
-        return ["a warning"]
-
-    def facts(self) -> dict[str, Any]:
-        return {"a": "fact"}
-
-    def classes(self) -> tuple[ImageClass, ...]:
-        return tuple(ImageClass(*item) for item in DESCRIPTIONS.items())
-
-    def entries(self) -> Iterator[Entry]:
-        for place, path in enumerate(sorted(self.top.glob("*/*"))):
-            name, label = os.fsencode(path.relative_to(self.root)), list(DESCRIPTIONS).index(path.parent.name)
-            yield replace(file_entry(self.root, name, label), unit=place // 2, place=place)
-
-    def read(self, entry: Entry) -> bytes:
-        return read_file(self.root, entry)
-
-    def row_maker(self, recipe: Any) -> Any:
-        return recipe
-
-
 class AnnotatedTree:
-    """A tree of images, which are not decoded, and a folder of annotations."""
+    """A tree of images in three classes, which are not decoded, and a folder of annotations."""
 
     def __init__(self, root: Path, *names: str) -> None:
         self.src, self.boxes = root / "src", root / "boxes"
@@ -91,16 +60,18 @@ class AnnotatedTree:
             (self.src / "train" / wnid).mkdir(parents=True)
         for name in names:
             (self.src / "train" / name.partition("_")[0] / f"{name}.JPEG").write_bytes(b"an image")
+        lines = [f"{wnid} {words}\n" for wnid, words in DESCRIPTIONS.items()]
+        (self.src / "LOC_synset_mapping.txt").write_text("".join(lines))
 
     def annotate(self, path: str, text: str | bytes) -> None:
         (self.boxes / path).parent.mkdir(parents=True, exist_ok=True)
         (self.boxes / path).write_bytes(text if isinstance(text, bytes) else text.encode())
 
-    def source(self, **rules: Any) -> BoxedSource:
-        return BoxedSource(TreeSource(self.src), self.boxes, BoxRules(**rules))
+    def source(self, boxes: Path | None = None, **rules: Any) -> BoxedSource:
+        return BoxedSource(open_imagenet(self.src), boxes or self.boxes, BoxRules(**rules))
 
     def plain_entries(self) -> list[Entry]:
-        return list(TreeSource(self.src).entries())
+        return list(open_imagenet(self.src).entries())
 
 
 def annotations_of(top: Path, *, follow: bool = False) -> Annotations:
@@ -118,9 +89,7 @@ def boxed(entry: Entry, *boxes: Box, names: Sequence[str] = (), keep: int = 0) -
 def listed(annotated: AnnotatedTree, **rules: Any) -> tuple[list[Entry], list[str]]:
     source = annotated.source(**rules)
     entries = list(source.entries())
-    inner, *own = source.warnings(len(entries))
-    assert inner == "a warning"
-    return entries, own
+    return entries, source.warnings(len(entries))
 
 
 @pytest.fixture
@@ -251,9 +220,10 @@ def test_integer_box_is_cropped_exactly(data: st.DataObject, width: int, height:
         assert pixel_box(box_of(*edges, size=(width, height)), width, height) == edges
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_unusable_annotation_is_a_problem(annotated: AnnotatedTree) -> None:
+    for name in (f"{FISH}_1", f"{SHARK}_3"):
+        annotated.annotate(f"{name}.xml", xml(INSIDE))
+    for text, message in (
         ("", "not well-formed: no element found"),
         ("<annotation><size></annotation>", "not well-formed: mismatched tag: line 1, column 20"),
         ("<html/>", "<html>, expected <annotation>"),
@@ -266,21 +236,14 @@ def test_integer_box_is_cropped_exactly(data: st.DataObject, width: int, height:
         (xml(INSIDE).replace("60", "nan"), "its bndbox has xmax 'nan', expected a number"),
         (xml(INSIDE).replace("bndbox", "polygon"), "its bndbox has xmin '', expected a number"),
         (f'<!DOCTYPE a SYSTEM "file:///etc/passwd">{xml(INSIDE)}', "it declares a document type"),
-    ],
-)
-@pytest.mark.parametrize("without", ["keep", "skip"])
-@pytest.mark.parametrize("keep", [0, 2])
-def test_unusable_annotation_is_a_problem(
-    annotated: AnnotatedTree, text: str, message: str, without: str, keep: int
-) -> None:
-    annotated.annotate(f"{FISH}_2.xml", text)
-    for name in (f"{FISH}_1", f"{SHARK}_3"):
-        annotated.annotate(f"{name}.xml", xml(INSIDE))
-    entries, warnings = listed(annotated, without=without, keep=keep)
-    assert [bool(entry.problem) for entry in entries] == [False, True, False]
-    assert entries[1].problem.startswith(f"{FISH}_2.xml: {message}")
-    assert replace(entries[1], problem="") == annotated.plain_entries()[1]
-    assert warnings == []
+    ):
+        annotated.annotate(f"{FISH}_2.xml", text)
+        for without, keep in product(("keep", "skip"), (0, 2)):
+            entries, warnings = listed(annotated, without=without, keep=keep)
+            assert [bool(entry.problem) for entry in entries] == [False, True, False]
+            assert entries[1].problem.startswith(f"{FISH}_2.xml: {message}")
+            assert replace(entries[1], problem="") == annotated.plain_entries()[1]
+            assert warnings == []
 
 
 def test_annotations_with_other_encodings_or_parts_are_read() -> None:
@@ -300,9 +263,10 @@ def test_missing_annotation_is_a_problem_but_failing_disk_stops(
     def failing(*args: object, **kwargs: object) -> None:
         raise OSError(5, "Input/output error")
 
+    source = annotated.source()
     monkeypatch.setattr("builtins.open", failing)
     with pytest.raises(Stopped, match=rf"{FISH}_1.xml: Input/output error; run the same command again"):
-        listed(annotated)
+        list(source.entries())
 
 
 # ---- entries
@@ -392,21 +356,21 @@ def test_problems_of_inner_source_are_kept(annotated: AnnotatedTree) -> None:
     assert warnings == [f"images without a usable box, kept whole: 1 (first train/{SHARK}/{SHARK}_3.JPEG)"]
 
 
-def test_other_methods_delegate_to_inner_source(annotated: AnnotatedTree) -> None:
-    for name in (f"{FISH}_1", f"{FISH}_2", f"{SHARK}_3"):
+def test_other_facts_are_those_of_the_inner_source(annotated: AnnotatedTree, tmp_path: Path) -> None:
+    samples = [sample(name, b"an image", cls=label) for name, label in (("a", 0), ("b", 7))]
+    inner = open_webdataset(write_tar(tmp_path / "a.tgz", chain(*samples), "w:gz"))
+    for name in "ab":
         annotated.annotate(f"{name}.xml", xml(INSIDE, INSIDE))
-    inner = TreeSource(annotated.src)
-    source: Any = BoxedSource(inner, annotated.boxes, BoxRules())
-    assert source.kind == "tree+boxes"
-    assert (source.root, source.top, source.read_unit) == (annotated.src, annotated.src / "train", "pair")
+    source = BoxedSource(inner, annotated.boxes, BoxRules())
+    assert source.kind == "webdataset+boxes"
+    assert (source.root, source.top, source.read_unit) == (inner.root, inner.top, "gzip stream")
     assert source.keeps_order
-    assert source.found == f"tree, 3 classes, boxes from {annotated.boxes}"
-    entries = list(source.entries())
-    assert [(entry.unit, entry.place) for entry in entries] == [(0, 0), (0, 0), (0, 1), (0, 1), (1, 2), (1, 2)]
-    assert source.warnings(len(entries)) == ["a warning"]
-    assert inner.samples_seen == [3]  # the number of entries of the inner source
+    assert source.found == f"{inner.found}, boxes from {annotated.boxes}"
+    entries, plain = list(source.entries()), list(inner.entries())
+    assert [(entry.unit, entry.place) for entry in entries] == [(one.unit, one.place) for one in plain for _ in "12"]
+    assert source.warnings(len(entries))[:2] == inner.warnings(len(plain))  # some depend on the number of images
+    assert len(inner.warnings(len(plain))) == 2
     assert source.read(entries[3]) == b"an image"
-    assert source.row_maker(source) is source
     assert source.facts()["source"] == inner.facts()
 
 

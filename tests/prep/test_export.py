@@ -177,19 +177,13 @@ def test_class_name_that_cannot_be_a_folder_is_refused(tmp_path: Path, name: str
         assert json.load(facts)["class"] in (name, source.samples[1].class_name)
 
 
-def damaged_copy(store: Path, dest: Path) -> Store:
-    """Copy the store and overwrite row 270."""
-    shutil.copytree(store, dest)
-    flip(dest / "images-00001.npy", 4096 + 20 * 144)
-    return open_store(dest)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_damaged_row_is_not_exported(store: Path, tmp_path: Path, workers: int) -> None:
-    damaged = damaged_copy(store, tmp_path / "damaged")
+    shutil.copytree(store, tmp_path / "damaged")
+    flip(tmp_path / "damaged/images-00001.npy", 4096 + 20 * 144)  # row 270
     for settings in (FOLDER, TARS) if workers == 1 else (TARS,):
         with pytest.raises(StoreError, match=r"damaged: row 270 does not match its checksum; run `prep verify"):
-            export_store(damaged, tmp_path / settings.form, settings, workers=workers)
+            export_store(open_store(tmp_path / "damaged"), tmp_path / settings.form, settings, workers=workers)
         assert not (tmp_path / settings.form).exists()
 
 
@@ -202,19 +196,17 @@ def test_read_error_stops_the_export(store: Path, tmp_path: Path, monkeypatch: p
         export_store(open_store(store), tmp_path / "out", FOLDER)
 
 
-@pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy", "labels.npy"])
-def test_damaged_small_file_is_refused(store: Path, tmp_path: Path, name: str) -> None:
+def test_damaged_small_file_or_part_is_refused(store: Path, tmp_path: Path) -> None:
     shutil.copytree(store, tmp_path / "store")
-    flip(tmp_path / "store" / name, (store / name).stat().st_size - 2)
-    with pytest.raises(StoreError, match=f"{name}: damaged: xxh3_64 is"):
-        export_store(open_store(tmp_path / "store"), tmp_path / "out", FOLDER)
-    assert not (tmp_path / "out").exists()
-
-
-def test_staged_part_is_refused(store: Path, tmp_path: Path) -> None:
+    for name in ("samples.tsv", "checksums.npy", "labels.npy"):
+        flip(tmp_path / "store" / name, (store / name).stat().st_size - 2)
+        with pytest.raises(StoreError, match=f"{name}: damaged: xxh3_64 is"):
+            export_store(open_store(tmp_path / "store"), tmp_path / "out", FOLDER)
+        flip(tmp_path / "store" / name, (store / name).stat().st_size - 2)
     stage_store(open_store(store), tmp_path / "part", rows=part_rows(COUNT, 0, 2))
     with pytest.raises(StoreError, match=r"holds rows 0\.\.299 of 600.*export from the whole store"):
         export_store(open_store(tmp_path / "part"), tmp_path / "out", FOLDER)
+    assert not (tmp_path / "out").exists()
 
 
 def test_existing_dest_is_not_changed(store: Path, tmp_path: Path) -> None:
@@ -259,10 +251,6 @@ def test_folder_that_a_user_made_is_not_taken_for_the_export(
     assert os.listdir(tmp_path) == ["out"]
 
 
-class Interrupted(Exception):
-    """Raised by a progress function to interrupt an export."""
-
-
 def export_until_last_row(store: Path, dest: Path, settings: ExportSettings) -> None:
     """Interrupt an export after its last row."""
     done = 0
@@ -271,9 +259,9 @@ def export_until_last_row(store: Path, dest: Path, settings: ExportSettings) -> 
         nonlocal done
         done += rows
         if done == COUNT:
-            raise Interrupted
+            raise InterruptedError
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptedError):
         export_store(open_store(store), dest, settings, progress=progress)
 
 
