@@ -95,9 +95,7 @@ turns = st.lists(st.integers(0, 4), min_size=1, max_size=12)
 
 
 @given(st.integers(1, 9), st.lists(st.integers(1, 30), min_size=1, max_size=25), turns, st.data())
-def test_units_are_read_once_except_at_cuts(
-    block_rows: int, unit_rows: list[int], order: list[int], data: st.DataObject
-) -> None:
+def test_only_cuts_repeat_reads(block_rows: int, unit_rows: list[int], order: list[int], data: st.DataObject) -> None:
     spans = spans_of(block_rows, unit_rows)
     done = data.draw(st.sets(st.sampled_from(sorted(spans))))
     todo = sorted(set(spans) - done)

@@ -234,9 +234,7 @@ def decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("cut", [500_000, 0, None])
-def test_shard_cut_before_finish_is_an_error_and_its_advice_restores_every_row(
-    decoded: Path, tmp_path: Path, cut: int | None
-) -> None:
+def test_advice_for_shard_cut_before_finish_restores_every_row(decoded: Path, tmp_path: Path, cut: int | None) -> None:
     out, whole = shutil.copytree(decoded / "decoded", tmp_path / "out"), tree_bytes(decoded / "whole")
     shard = out / "images-00001.npy"
     size = shard.stat().st_size

@@ -141,9 +141,9 @@ def test_number_of_workers_changes_no_byte_and_killed_finish_is_completed(tmp_pa
     assert tree_bytes(out) == tree_bytes(in_process)
 
 
-@pytest.mark.parametrize(
-    ("given", "dtype"),
-    [
+def test_column_dtype_follows_from_numbers(tmp_path: Path) -> None:
+    top, recipe = write_images(tmp_path), Recipe(height=8, width=8, shuffle_seed=None)
+    numbers: list[tuple[list[Any], str]] = [
         ([1, 2], "<i8"),
         ([-(2**63), 2**63 - 1], "<i8"),
         ([1, 2.0], "<f4"),
@@ -155,16 +155,14 @@ def test_number_of_workers_changes_no_byte_and_killed_finish_is_completed(tmp_pa
         ([0.1, 2**24], "<f4"),
         ([0.1, 2**24 + 1], "<f8"),
         ([1763800000.25, 1763800000.5], "<f8"),
-    ],
-)
-def test_column_dtype_follows_from_numbers(given: list[Any], dtype: str, tmp_path: Path) -> None:
-    top = write_images(tmp_path)
-    rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", value] for number, value in enumerate(given))]
-    source = open_list(write_csv(top / "list.csv", rows), column=["x"])
-    store = open_store(build_in_process(source, tmp_path / "out", Recipe(height=8, width=8, shuffle_seed=None)))
-    wanted = [json.loads(value) if isinstance(value, str) else value for value in given]
-    np.testing.assert_array_equal(store.columns["x"], np.array(wanted).astype(dtype))
-    assert store.columns["x"].dtype.str == dtype
+    ]
+    for out, (given, dtype) in enumerate(numbers):
+        rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", one] for number, one in enumerate(given))]
+        source = open_list(write_csv(top / "list.csv", rows), column=["x"])
+        found = open_store(build_in_process(source, tmp_path / str(out), recipe)).columns["x"]
+        wanted = [json.loads(value) if isinstance(value, str) else value for value in given]
+        np.testing.assert_array_equal(found, np.array(wanted).astype(dtype))
+        assert found.dtype.str == dtype
 
 
 NUMBER = "expected a number, or a list of numbers like [1, 2]"

@@ -229,9 +229,7 @@ def test_existing_dest_is_not_changed(store: Path, tmp_path: Path) -> None:
         export_store(source, tmp_path / "x", TARS)
 
 
-def test_folder_that_a_user_made_is_not_taken_for_the_export(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_of_a_user_is_no_unfinished_export(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mkdir = disk.mkdir
 
     def mkdir_on_full_disk(path: Path) -> None:
@@ -273,9 +271,7 @@ def export_until_last_row(store: Path, dest: Path, settings: ExportSettings) -> 
         (replace(TARS, quality=90), r"--quality is 90, the unfinished export says none \(PNG\)"),
     ],
 )
-def test_export_is_not_resumed_with_other_settings(
-    store: Path, tmp_path: Path, settings: ExportSettings, message: str
-) -> None:
+def test_only_same_settings_resume_export(store: Path, tmp_path: Path, settings: ExportSettings, message: str) -> None:
     export_until_last_row(store, tmp_path / "out", TARS)
     with pytest.raises(DecodeonceError, match=f"out: {message}; run it .* settings, or remove .*/.out.export"):
         export_store(open_store(store), tmp_path / "out", settings)

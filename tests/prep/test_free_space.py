@@ -84,9 +84,7 @@ NO_MANAGER = (0, 0, 0, 8, -1)
 
 
 @pytest.mark.parametrize(("figures", "free"), [(CEPHFS, 500 * 4096), (NO_MANAGER, None)])
-def test_cephfs_does_not_stop_a_build(
-    figures: tuple[int, int, int, int, int], free: int | None, tmp_path: Path
-) -> None:
+def test_cephfs_does_not_stop_build(figures: tuple[int, int, int, int, int], free: int | None, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src", per_class=1)
     with reporting_disk(tmp_path, figures) as disk:
         storage = find_storage(disk / "out")

@@ -88,9 +88,7 @@ def check_frame(tree: Path, source: Callable[[BoxRules], BoxedSource]) -> None:
         ("ILSVRC_2012", "edge", (8, 6, 40, 38)),
     ],
 )
-def test_coordinates_follow_the_database(
-    tmp_path: Path, database: str, origin: Any, edges: tuple[int, int, int, int]
-) -> None:
+def test_edges_follow_database(tmp_path: Path, database: str, origin: Any, edges: tuple[int, int, int, int]) -> None:
     draw_frame(tmp_path)
     annotate_frame(tmp_path, database, edges)
     images = FolderSource(tmp_path / "src")

@@ -526,9 +526,7 @@ def test_only_arrays_that_are_kept_must_be_valid(tmp_path: Path, module: Callabl
 
 
 @pytest.mark.parametrize("column", [["score"], [], None])
-def test_store_of_some_columns_is_repaired(
-    tmp_path: Path, module: Callable[[str], str], column: list[str] | None
-) -> None:
+def test_stores_of_columns_are_repaired(tmp_path: Path, module: Callable[[str], str], column: list[str] | None) -> None:
     store = build_in_process(open_dataset(module("Scenes"), column=column), tmp_path / "out", RECIPE)
     manifest = open_store(store).manifest
     assert manifest.source.get("options") == (None if column is None else {"column": column})

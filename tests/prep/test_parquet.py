@@ -1,8 +1,8 @@
 """Parquet tables: columns, class names, and the errors for invalid tables."""
 
-import builtins
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -214,14 +214,7 @@ def test_temporary_file_system_error_stops_task() -> None:
 
 
 def test_error_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def import_without_pyarrow(name: str, *rest: Any) -> Any:
-        if name.startswith("pyarrow"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", import_without_pyarrow)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(BuildError, match="run: pip install pyarrow"):
         tables.pyarrow()
 

@@ -232,6 +232,13 @@ def test_threads_on_network_file_system_list_the_same(tmp_path: Path, monkeypatc
     assert sum(bool(entry.problem) for entry in expected) == 3
     assert threading.main_thread() not in threads
 
+    def fails(root: Path, name: bytes, label: int, links: Links) -> Entry:
+        raise Stopped(f"{name.decode()}: Stale file handle")
+
+    monkeypatch.setattr(files, "file_entry", fails)
+    with pytest.raises(Stopped, match=r"n00000000_0.JPEG: Stale"):
+        scan(open_imagenet(tree))
+
 
 def test_nfs_warns_if_blocks_share_pages(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -242,16 +249,6 @@ def test_nfs_warns_if_blocks_share_pages(
         caplog.clear()
         make_plan(open_imagenet(tree), tmp_path / f"{size}-{page}", Recipe(height=size, width=size))
         assert sum("share pages" in message for message in caplog.messages) == warns
-
-
-def test_failing_stat_in_a_thread_stops_the_plan(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(root: Path, name: bytes, label: int, links: Links) -> Entry:
-        raise Stopped(f"{name.decode()}: Stale file handle")
-
-    monkeypatch.setattr(files, "file_entry", fails)
-    monkeypatch.setattr(files, "network_file_system", lambda top: "NFS")
-    with pytest.raises(Stopped, match=r"n00000000_0.JPEG: Stale"):
-        scan(open_imagenet(tree))
 
 
 class _Synthetic(Source):

@@ -66,9 +66,7 @@ def test_every_image_is_listed_once_with_label_and_size(form: Form, source: Sour
     assert first.samples.entries(0, len(entries)) == [replace(entry, facts=()) for entry in entries]  # for the digest
 
 
-def test_plan_restores_source_that_reads_bytes_in_any_order(
-    form: Form, source: Source, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_restores_source_read_in_any_order(form: Form, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     entries, classes = list(source.entries()), source.classes()
     assert source.found
     with monkeypatch.context() as patched:

@@ -145,9 +145,7 @@ def test_clock_before_1970_loses_no_line(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @given(cut=st.integers(0, 400), flip=st.integers(0, 400), bit=st.integers(0, 7))
-def test_line_with_bad_digest_is_ignored(
-    tmp_path_factory: pytest.TempPathFactory, cut: int, flip: int, bit: int
-) -> None:
+def test_line_of_bad_digest_is_ignored(tmp_path_factory: pytest.TempPathFactory, cut: int, flip: int, bit: int) -> None:
     folder = tmp_path_factory.mktemp("journals")
     path = write(folder, BlockRecord(0, rejects=[(0, "a" * 100, "left out")]), BlockRecord(1))
     whole = path.read_bytes()

@@ -139,9 +139,7 @@ def test_processor_seconds_match_process_time() -> None:
     assert processor_seconds(2**30, unknown=-1.0) == -1.0
 
 
-def test_files_of_current_folder_hide_no_module(
-    slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_in_cwd_hide_no_module(slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nt", "json", "numpy", "decodeonce"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(3)\n")
     monkeypatch.chdir(tmp_path)
