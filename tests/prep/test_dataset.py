@@ -139,11 +139,9 @@ def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, m
     features = datasets.Features(
         image=datasets.Image(), label=datasets.ClassLabel(names=names), score=datasets.Value("int32")
     )
+    images = [{"bytes": path.read_bytes(), "path": path.name} for path in paths[1:]]
     columns: dict[str, list[Any]] = {
-        "image": [
-            {"bytes": path.read_bytes(), "path": path.name} if number else str(path)
-            for number, path in enumerate(paths)
-        ],
+        "image": [str(paths[0]), *images],
         "label": [path.parent.name for path in paths],
         "score": list(range(len(paths))),
     }
@@ -167,10 +165,7 @@ def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, m
     (tmp_path / "split.py").write_text(SPLIT)
     with pytest.raises(BuildError, match=r"split:f: changed since the plan .* pass a seed to random splits"):
         list(open_dataset(f"{tmp_path}/split:f").entries())
-    transformed = (
-        "def f():\n import datasets\n return datasets.load_from_disk('photos-hf').with_transform(lambda batch: batch)"
-    )
-    (tmp_path / "transformed.py").write_text(transformed)
+    (tmp_path / "transformed.py").write_text(SPLIT.replace("train_test_split(0.2)['train']", "with_transform(id)"))
     with pytest.raises(BuildError, match=r"transformed:f: the dataset has a transform, .* wrap the dataset in a class"):
         open_dataset(f"{tmp_path}/transformed:f")
 
@@ -186,7 +181,7 @@ def write_page_module(folder: Path, before: str = "") -> Path:
 SPLIT = """
 def f():
     from datasets import load_from_disk
-    return load_from_disk("photos-hf").train_test_split(0.2)["train"]
+    return load_from_disk("photos-hf").train_test_split(0.2)['train']
 """
 
 

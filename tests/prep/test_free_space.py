@@ -63,6 +63,8 @@ def test_find_storage_on_real_file_system(tmp_path: Path) -> None:
     assert storage.free_files is None or storage.free_files > 0
     assert describe_storage(storage)[0].startswith(f"{tmp_path}: ")
     check_free_space(Path("/d/out"), storage, Need(1, 1, 1))
+    (tmp_path / "scratch").symlink_to("/dev/shm")
+    assert find_storage(tmp_path / "scratch" / "out").place == Path("/dev/shm")
     quotas = (Quota("user 5", 10**9, 20), Quota("group 5", None, None))
     check_free_space(Path("/d/out"), Storage(Path("/d"), "NFS", 10**9, 20, quotas), Need(7, 10**9, 20))  # just enough
 
@@ -137,11 +139,6 @@ def test_striping_is_advised_for_folder_without_stripes(tool: Tool, tmp_path: Pa
     assert stripe_advice(tmp_path, local) is None
     tool("lfs", getstripe=PROGRESSIVE)
     assert stripe_advice(tmp_path, lustre) is None
-
-
-def test_link_is_resolved_to_its_file_system(tmp_path: Path) -> None:
-    (tmp_path / "scratch").symlink_to("/dev/shm")
-    assert find_storage(tmp_path / "scratch" / "out").place == Path("/dev/shm")
 
 
 def test_hanging_tool_times_out(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,9 +223,8 @@ def test_missing_images_cause_a_warning() -> None:
         (1000, "val", 49_999, ["49,999 of the 50,000 images of ILSVRC2012 val are present"]),
         (899, "val", 49_999, []),
     ):
-        source = imagenet_forms.ImagenetTarSource(
-            Path("/"), split=split, files=[], classes=[f"n{k:08d}" for k in range(classes)]
-        )
+        wnids = [f"n{k:08d}" for k in range(classes)]
+        source = imagenet_forms.ImagenetTarSource(Path("/"), split=split, files=[], classes=wnids)
         assert source.warnings(samples) == expected
 
 
@@ -506,14 +505,9 @@ def test_classes_are_sorted_by_bytes(tmp_path: Path) -> None:
 
 
 def test_zip_member_with_large_extra_field_is_read(tmp_path: Path) -> None:
-    data = jpeg(20, 20)
-    with zipfile.ZipFile(tmp_path / ZIP, "w", zipfile.ZIP_DEFLATED) as archive:
-        info = zipfile.ZipInfo(f"{CLS_LOC}/train/n01440764/a.JPEG")
-        info.compress_type, info.extra = (
-            zipfile.ZIP_DEFLATED,
-            b"\xfe\xca" + (60_000).to_bytes(2, "little") + bytes(60_000),
-        )
-        archive.writestr(info, data)
+    info = zipfile.ZipInfo(f"{CLS_LOC}/train/n01440764/a.JPEG")
+    info.extra = b"\xfe\xca" + (60_000).to_bytes(2, "little") + bytes(60_000)
+    with zipfile.ZipFile(tmp_path / ZIP, "w") as archive:
+        archive.writestr(info, b"data", zipfile.ZIP_DEFLATED)
     source = open_imagenet(tmp_path)
-    (entry,) = source.entries()
-    assert source.read(entry) == data
+    assert [source.read(entry) for entry in source.entries()] == [b"data"]

@@ -35,7 +35,7 @@ from decodeonce.prep.sources.files import file_entry
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.prep.sources.safe_open import Links
-from decodeonce.store import Column, ImageClass, StorePaths
+from decodeonce.store import ImageClass, StorePaths
 from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
 
@@ -271,16 +271,6 @@ class _Synthetic(Source):
 
     def read(self, entry: Entry) -> bytes:
         raise AssertionError("only listed")
-
-
-def test_column_that_readers_would_refuse_is_an_error_before_decoding(tree: Path, tmp_path: Path) -> None:
-    class Scored(FolderSource):
-        def columns(self) -> list[Column]:
-            return [Column("score", "score.npy", ">f4", ())]
-
-    with pytest.raises(BuildError, match=r"dtype is '>f4', expected a number type such as <f4"):
-        make_plan(Scored(tree / "train"), tmp_path / "out", SMALL)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.long

@@ -118,10 +118,6 @@ def write(folder: Path, *records: BlockRecord, task: int = 0, tasks: int = 8) ->
     return path
 
 
-def same(one: BlockRecord, other: BlockRecord) -> bool:
-    return journal_line(one, 0.0) == journal_line(other, 0.0)
-
-
 def test_records_round_trip(tmp_path: Path) -> None:
     facts = np.array([(2**64 - 1, 5, 640, 480, 6), (0, 0, 0, 0, 0)], FACTS)
     record = BlockRecord(3, facts, rejects=[(7, "bad\ttab\nline", "rejected")], boxes=[(6, "1,2,3,4")], sums=[1, 2, 3])
@@ -131,7 +127,7 @@ def test_records_round_trip(tmp_path: Path) -> None:
     assert sorted(journals.lines) == [1, 3]
     (found,) = journals.records([3, 4])
     assert found.facts.tolist() == facts.tolist()
-    assert same(found, record)
+    assert journal_line(found, 0.0) == journal_line(record, 0.0)
     assert journals.authors == {path: Author(5, 8, socket.gethostname(), os.getpid())}
     assert {block: line.path for block, line in journals.lines.items()} == {1: path, 3: path}
     assert all(before - 0.001 <= line.time <= time.time() + 0.001 for line in journals.lines.values())
