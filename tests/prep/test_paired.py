@@ -277,7 +277,6 @@ def test_settings_that_cannot_be_combined_are_refused(tree: Path, tmp_path: Path
     arguments = ("build", "folder", tree / "photos", tmp_path / "out", "--size", 24)
     assert_fails(prep(*arguments, "--paired", "mask"), 2, "--paired mask: expected NAME=DIR, such as mask=masks")
     assert_fails(prep(*arguments, "--paired", f"mask:grey={tree}"), 2, "expected a name such as mask, or target:rgb")
-    assert_fails(prep(*arguments, "--paired", f"labels={tree}"), 2, "a paired image is called 'labels', expected a")
     photos, masks = FolderSource(tree / "photos"), tree / "masks"
     mapped = replace(RECIPE, map=UserMap("maps:same", "0" * 16))
     for source, recipe, problem in (
