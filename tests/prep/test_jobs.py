@@ -272,19 +272,6 @@ def test_jobs_match_the_published_schema(tmp_path: Path) -> None:
     ]
 
 
-def pods(jobs: list[dict[str, Any]]) -> list[tuple[str, dict[str, str]]]:
-    """Return a shell command and the variables of each pod."""
-    found = []
-    for job in jobs:
-        spec = job["spec"]["template"]["spec"]
-        commands = [one["command"] for one in [*spec.get("initContainers", []), *spec["containers"]]]
-        words = [shlex.join(word.replace("$$", "$") for word in command) for command in commands]
-        for index in range(job["spec"].get("completions", 1)):
-            indexed = {"JOB_COMPLETION_INDEX": str(index)} if "completions" in job["spec"] else {}
-            found.append((" && ".join(words), indexed))
-    return found
-
-
 @pytest.mark.long
 def test_commands_of_all_pods_at_once_build_the_store(tmp_path: Path) -> None:
     make_tree(tmp_path / "src", classes=3)
@@ -293,11 +280,14 @@ def test_commands_of_all_pods_at_once_build_the_store(tmp_path: Path) -> None:
     for name, command in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{command}\n")
         (tmp_path / name).chmod(0o755)
-    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    running = [
-        subprocess.Popen(["sh", "-c", words], cwd=tmp_path, env={**environ, **indexed})
-        for words, indexed in reversed(pods(jobs))  # the plan starts last
-    ]
+    environ, running = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, []
+    for job in reversed(jobs):  # the plan starts last
+        spec = job["spec"]["template"]["spec"]
+        commands = [one["command"] for one in [*spec.get("initContainers", []), *spec["containers"]]]
+        script = " && ".join(shlex.join(word.replace("$$", "$") for word in command) for command in commands)
+        for index in range(job["spec"].get("completions", 1)):
+            indexed = {"JOB_COMPLETION_INDEX": str(index)} if "completions" in job["spec"] else {}
+            running.append(subprocess.Popen(["sh", "-c", script], cwd=tmp_path, env={**environ, **indexed}))
     assert [pod.wait(timeout=120) for pod in running] == [0, 0, 0, 0]
     assert prep("build", "imagenet", "src", "alone", cwd=tmp_path).returncode == 0
     assert tree_bytes(tmp_path / "a_store") == tree_bytes(tmp_path / "alone")

@@ -82,7 +82,8 @@ def check_frame(tree: Path, source: Callable[[BoxRules], BoxedSource]) -> None:
     [
         ("The VOC2007 Database", None, (9, 7, 40, 38)),
         ("ILSVRC_2012", None, (8, 6, 39, 37)),
-        ("Unknown", None, (8, 6, 40, 38)),
+        (" ImageNet database", None, (8, 6, 39, 37)),
+        ("My VOC", None, (8, 6, 40, 38)),
         ("Unknown", "1", (9, 7, 40, 38)),
         ("The VOC2007 Database", "0", (8, 6, 39, 37)),
         ("ILSVRC_2012", "edge", (8, 6, 40, 38)),

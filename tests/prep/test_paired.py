@@ -439,47 +439,45 @@ from PIL import Image
 ROOT = Path({root!r})
 paths = sorted((ROOT / "photos").rglob("*.JPEG"))
 
+def array(path):
+    return np.asarray(Image.open(path))
+
 class Scenes:
+    def __init__(self, open_mask=array, change=lambda index, others: others):
+        self.open_mask, self.change = open_mask, change
+
     def __len__(self):
         return len(paths)
 
-    def mask(self, path):
-        return np.asarray(Image.open(path))
-
     def __getitem__(self, index):
         name = paths[index].relative_to(ROOT / "photos")
-        mask = self.mask((ROOT / "masks" / name).with_suffix(".png"))
-        return paths[index].read_bytes(), int(name.parts[0][1:]), {{"mask": mask, "score": index}}
+        mask = self.open_mask((ROOT / "masks" / name).with_suffix(".png"))
+        return paths[index].read_bytes(), int(name.parts[0][1:]), self.change(index, {{"mask": mask, "score": index}})
 
-class Images(Scenes):
-    def mask(self, path):
-        return Image.open(path)
+def Images():
+    return Scenes(Image.open)
 
-class Tensors(Scenes):
-    def mask(self, path):
-        import torch
-        return torch.from_numpy(np.array(Image.open(path)))
+def Tensors():
+    import torch
+    return Scenes(lambda path: torch.from_numpy(array(path).copy()))
 
-class Colours(Scenes):
-    def mask(self, path):
-        return np.stack([np.asarray(Image.open(path))] * 3, 2)
+def Colours():
+    return Scenes(lambda path: np.stack([array(path)] * 3, 2))
 
-class Named(Scenes):
-    def __getitem__(self, index):
-        image, label, others = super().__getitem__(index)
-        return image, label, {{"seg-mask": others["mask"], "score": index}}
+def Named():
+    return Scenes(change=lambda index, others: {{"seg-mask": others["mask"], "score": index}})
 
-class Depths(Scenes):
-    def __getitem__(self, index):
-        image, label, others = super().__getitem__(index)
-        return image, label, {{**others, "depth": np.zeros((4, 4), np.float32)}}
+def Depths():
+    return Scenes(change=lambda index, others: {{**others, "depth": np.zeros((4, 4), np.float32)}})
 
-class Missing(Scenes):
-    def __getitem__(self, index):
-        image, label, others = super().__getitem__(index)
-        size = others["mask"].shape[::-1]
-        changed = {{2: others["mask"][1:], 3: 7, 4: Image.new("I;16", size), 5: Image.new("F", size)}}
-        return image, label, {{**others, "mask": changed.get(index, others["mask"])}}
+def changed(index, others):
+    mask = others["mask"]
+    size = mask.shape[::-1]
+    masks = {{2: mask[1:], 3: 7, 4: Image.new("I;16", size), 5: Image.new("F", size)}}
+    return {{**others, "mask": masks.get(index, mask)}}
+
+def Missing():
+    return Scenes(change=changed)
 """
 
 
