@@ -102,11 +102,6 @@ def test_rows_without_image_or_label_are_problems(tmp_path: Path, statistics: bo
         source.read(entries[2])
 
 
-def test_table_of_paths_without_bytes_has_only_problems(tmp_path: Path) -> None:
-    path = table(tmp_path, {"image": images([(None, f"{k}.jpg") for k in range(4)]), "label": [0] * 4})
-    assert [entry.problem for entry in open_parquet(path).entries()] == [tables.NO_BYTES] * 4
-
-
 def test_error_for_missing_columns_lists_columns(tmp_path: Path) -> None:
     for columns, message in (
         ({"x": [1], "label": [0]}, r"no column looks like images; .*--image-column; the columns are x \(int64\), lab"),

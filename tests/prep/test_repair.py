@@ -206,19 +206,6 @@ def test_names_never_lead_out_of_the_source(tmp_path: Path) -> None:
     assert list(FolderSource(tmp_path / "src").find(names)) == []
 
 
-def test_store_without_options_is_repaired_with_the_flags_of_its_build(tmp_path: Path) -> None:
-    for split, pics in (("train", PICS[:3]), ("val", PICS)):
-        write_folder(tmp_path / "src" / split, pics)
-    source = open_imagenet(tmp_path / "src", split="val")
-    store = build_in_process(source, tmp_path / "out", RECIPE)
-    assert read_manifest(store / "store.json").source["options"] == {"split": "val"}
-    resign(store, lambda facts: facts["source"].pop("options"))
-    assert is_built(source, store, RECIPE)
-    damage_rows(store, 4)
-    repair = repair_store(store, tmp_path / "src", options={"split": "val"})
-    assert (repair.ok, repair.repaired_rows) == (True, 1)
-
-
 def test_options_of_another_kind_are_refused(store: Path, tree: Path) -> None:
     damage_rows(store, 1)
     for options in ({"camera": "south"}, {"split": 3}, {"split": ["val"]}):
@@ -227,16 +214,23 @@ def test_options_of_another_kind_are_refused(store: Path, tree: Path) -> None:
             repair_store(store, tree)
 
 
-def test_store_is_repaired_from_a_source_of_another_kind(tmp_path: Path) -> None:
-    write_folder(tmp_path / "src/train", PICS)
-    store = build_in_process(open_imagenet(tmp_path / "src", split="train"), tmp_path / "out", RECIPE)
-    lines = [f"train/{pic.wnid}/{pic.stem}.JPEG,{pic.wnid}\n" for pic in PICS]
+def test_store_is_repaired_with_the_options_or_kind_that_are_given(tmp_path: Path) -> None:
+    for split, pics in (("train", PICS[:3]), ("val", PICS)):
+        write_folder(tmp_path / "src" / split, pics)
+    source = open_imagenet(tmp_path / "src", split="val")
+    store = build_in_process(source, tmp_path / "out", RECIPE)
+    assert read_manifest(store / "store.json").source["options"] == {"split": "val"}
+    resign(store, lambda facts: facts["source"].pop("options"))  # as in stores of earlier releases
+    assert is_built(source, store, RECIPE)
+    lines = [f"val/{pic.wnid}/{pic.stem}.JPEG,{pic.wnid}\n" for pic in PICS]
     (tmp_path / "src/list.csv").write_text("path,label\n" + "".join(lines))
     damage_rows(store, 1)
     with pytest.raises(BuildError, match="kind=liste: no such kind of source, expected one of imagenet, folder, list"):
         repair_store(store, tmp_path / "src/list.csv", options={"kind": "liste"})
-    repair = repair_store(store, tmp_path / "src/list.csv", options={"kind": "list"})
-    assert (repair.ok, repair.repaired_rows) == (True, 1)
+    for src, options in ((tmp_path / "src", {"split": "val"}), (tmp_path / "src/list.csv", {"kind": "list"})):
+        damage_rows(store, 1)
+        repair = repair_store(store, src, options=options)
+        assert (repair.ok, repair.repaired_rows) == (True, 1)
 
 
 def test_damaged_shard_does_not_stop_repair_from_the_others(tmp_path: Path) -> None:
