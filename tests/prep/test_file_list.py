@@ -70,18 +70,15 @@ def test_numeric_labels_are_class_numbers(root: Path) -> None:
     assert [entry.label for entry in source.entries()] == [3, 1]
     assert [cls.name for cls in source.classes()] == ["0", "1", "2", "3"]
     assert source.warnings(1000) == ["2 of 4 classes have no images (first 0, '0')"]
+    for name in ("10/a.jpg", "9/b.jpg"):
+        write_list(root / name, "image")
+    numbered = listed(root, "9/b.jpg\n10/a.jpg\n")  # names of folders are names, also if they are numbers
+    assert labels(numbered) == [(b"9/b.jpg", "9"), (b"10/a.jpg", "10")]
+    assert [cls.name for cls in numbered.classes()] == ["10", "9"]
+    assert list(listed(root, "\n").entries()) == []
     named = listed(root, "cat/1.jpg\t1\ndog/2.jpg\t0\n", classes=["b", "a"])
     assert labels(named) == [(b"cat/1.jpg", "a"), (b"dog/2.jpg", "b")]
     assert named.warnings(1000) == []
-
-
-def test_numeric_folder_names_are_class_names(tmp_path: Path) -> None:
-    for name in ("10/a.jpg", "9/b.jpg"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_bytes(b"image")
-    source = listed(tmp_path, "9/b.jpg\n10/a.jpg\n")
-    assert [entry.label for entry in source.entries()] == [1, 0]
-    assert [cls.name for cls in source.classes()] == ["10", "9"]
 
 
 def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
@@ -176,11 +173,6 @@ def test_missing_list_or_root_is_named(root: Path) -> None:
         open_list(root / "gone.txt").entries()
     with pytest.raises(BuildError, match="nowhere: no such folder; expected the folder that the paths"):
         open_list(root / "list.txt", root=root / "nowhere")
-
-
-def test_empty_list_has_no_entries(root: Path) -> None:
-    assert list(listed(root, "\n").entries()) == []
-    assert listed(root, "\n").classes() == ()
 
 
 def test_any_file_name_can_be_listed(tmp_path: Path) -> None:

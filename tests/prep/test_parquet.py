@@ -53,19 +53,17 @@ def test_class_list_overrides_names_in_schema(tmp_path: Path) -> None:
         list(open_parquet(path, classes=["x"]).entries())
 
 
-@pytest.mark.parametrize("metadata", [{}, {"huggingface": "{"}, {"huggingface": '{"info": {"features": {}}}'}])
-def test_classes_are_numbers_without_names_in_schema(tmp_path: Path, metadata: dict[str, str]) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"image": IMAGE_COLUMN, "label": [0, 1, 1, 0, 2]}).replace_schema_metadata(metadata), path)
-    assert labels(open_parquet(path)) == ["0", "1", "1", "0", "2"]
-
-
-def test_names_in_schema_may_be_a_dict_by_number(tmp_path: Path) -> None:
-    features = {"info": {"features": {"label": {"names": {"0": "a", "1": "b", "2": "c"}, "_type": "ClassLabel"}}}}
-    path = tmp_path / "a.parquet"
-    whole = pa.table({"image": IMAGE_COLUMN, "label": [0, 1, 1, 0, 2]})
-    pq.write_table(whole.replace_schema_metadata({"huggingface": json.dumps(features)}), path)
-    assert labels(open_parquet(path)) == ["a", "b", "b", "a", "c"]
+def test_classes_have_the_names_of_the_schema_or_are_numbers(tmp_path: Path) -> None:
+    names = {"info": {"features": {"label": {"names": {"0": "a", "1": "b", "2": "c"}, "_type": "ClassLabel"}}}}
+    plain = pa.table({"image": IMAGE_COLUMN, "label": [0, 1, 1, 0, 2]})
+    for metadata, expected in (
+        ({}, "01102"),
+        ({"huggingface": "{"}, "01102"),
+        ({"huggingface": '{"info": {"features": {}}}'}, "01102"),
+        ({"huggingface": json.dumps(names)}, "abbac"),
+    ):
+        pq.write_table(plain.replace_schema_metadata(metadata), tmp_path / "a.parquet")
+        assert labels(open_parquet(tmp_path / "a.parquet")) == list(expected)
 
 
 def test_samples_are_named_by_file_row_and_path(tmp_path: Path) -> None:
