@@ -4,7 +4,7 @@ import mmap
 import os
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,9 +99,17 @@ def test_changed_source_is_an_error_that_names_the_file(tree: Path, tmp_path: Pa
 
 def test_image_changed_after_plan_stops_the_task(tree: Path, tmp_path: Path) -> None:
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
-    (tree / "train/n00000001/n00000001_0.JPEG").write_bytes(jpeg())
-    with pytest.raises(BuildError, match=r"n00000001_0.JPEG: changed since the plan"):
-        work(tmp_path / "out")
+    image = tree / "train/n00000001/n00000001_0.JPEG"
+    changes: list[tuple[Callable[[], object], str]] = [
+        (lambda: image.write_bytes(jpeg()), "changed since the plan"),
+        (image.unlink, "No such file or directory, although it was listed before; put it back"),
+        (image.mkdir, "Is a directory; fix this and run"),
+        (lambda: (image.rmdir(), image.symlink_to(image)), "Too many levels of symbolic links; replace the link"),
+    ]
+    for change, message in changes:
+        change()
+        with pytest.raises(BuildError, match=f"^{image}: {message}"):
+            work(tmp_path / "out", WorkSettings(workers=1))
 
 
 def test_different_decoders_are_an_error(plan: Plan, tree: Path, tmp_path: Path) -> None:
