@@ -358,6 +358,10 @@ def test_damaged_small_file_is_found_before_anything_is_written(tmp_path: Path) 
         replace_file(store, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, changed)))
         with pytest.raises(StoreError, match=r"row 3 is invalid, expected label 0, as in labels\.npy, and a digest of"):
             convert([store], tmp_path / "out")
+    claims = small_store(tmp_path / "b", ["a", "b", "c"], columns={"w": np.ones((9, 2), "<f4")})
+    resign(claims, lambda facts: facts["columns"][0].update(shape=[2**40]))
+    with pytest.raises(StoreError, match=rf"w\.npy: not an npy file of dtype <f4 and shape \(9, {2**40}\)"):
+        convert([claims], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -182,6 +182,12 @@ def test_kept_boxes_rotate_with_their_image(with_boxes: Path, fit: str, width: i
         assert (red(store.images[row]) != expected).mean() < 0.08
 
 
+def test_store_without_usable_boxes_has_no_box_classes(with_boxes: Path) -> None:
+    store = built(with_boxes, BoxRules(keep=2, least=1000))
+    assert (store.box_classes, store.manifest.box_classes) == ((), ())
+    assert (store.columns["box_labels"] == -1).all()
+
+
 def test_every_object_is_a_row_cropped_before_resize(with_boxes: Path) -> None:
     store = built(with_boxes, BoxRules(without="skip"), shuffle_seed=None)
     assert [sample.box for sample in store.samples] == ["20,10,60,40", "0,0,30,64", "70,30,96,60", "40,10,64,30"]
