@@ -24,6 +24,8 @@ SAMPLE_SECONDS = 420  # Later tests of a sample are not started. Each takes less
 STARTED = time.monotonic()
 TIME_IS_OVER = "the time of the sample is over"
 PROCESSOR_SECONDS = pytest.StashKey[float]()  # before a test
+# pytest changes this variable for each test. The process that reads Parquet files is started again if a variable changes.
+CURRENT_TEST = "PYTEST_CURRENT_TEST"
 LONGEST = ()  # files
 
 # `make test` sets these. A test that runs make itself must see a first make, not one below another.
@@ -66,6 +68,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Start no test of a sample after its time is over."""
     if item.config.getoption("sample") is not None and time.monotonic() - STARTED > SAMPLE_SECONDS:
         pytest.skip(TIME_IS_OVER)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    os.environ.pop(CURRENT_TEST, None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    os.environ.pop(CURRENT_TEST, None)
 
 
 @pytest.hookimpl(wrapper=True)

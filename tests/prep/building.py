@@ -1,5 +1,6 @@
 """Build stores in this process, which avoids the half second that a worker process takes to start."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from decodeonce.prep.building.build import make_plan
@@ -7,6 +8,7 @@ from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.journal import BlockRecord, Journal
 from decodeonce.prep.building.plan import Block, Plan
 from decodeonce.prep.building.worker import BlockDecoder, write_block
+from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.processes.child import Heartbeat
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source
@@ -23,6 +25,12 @@ def build_in_process(source: Source, out: Path, recipe: Recipe) -> Path:
         journal.append(report["line"].encode())
     finish(out, "99%")
     return out
+
+
+def convert_in_process(stores: Sequence[Path], out: Path, conversion: Conversion) -> Path:
+    """Convert stores to the store `out` and return its path."""
+    source, recipe = open_conversion(stores, out, conversion)
+    return build_in_process(source, out, recipe)
 
 
 def decoded(plan: Plan, decoder: BlockDecoder, block: Block) -> tuple[BlockRecord, memoryview]:

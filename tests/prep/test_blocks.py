@@ -12,19 +12,16 @@ from decodeonce.prep.building.pool import BlockQueue, Queue, UnitQueue
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize(
-    ("count", "row_bytes", "rows"),
-    [
+def test_block_sizes() -> None:
+    for count, row_bytes, rows in (
         (1_281_167, 256 * 256 * 3, 170),  # 32 MiB
         (200, 256 * 256 * 3, 5),  # at least 1 MiB
         (20_000, 256 * 256 * 3, 78),  # 1/256 of the store
         (1_281_167, 225 * 225 * 3, 220),  # whole pages would take 4096 rows, so blocks share pages
         (1_281_167, 240 * 240 * 3, 208),  # whole pages: a multiple of 16 rows
         (10, 9000 * 9000 * 3, 1),
-    ],
-)
-def test_block_sizes(count: int, row_bytes: int, rows: int) -> None:
-    assert block_rows_for(count, row_bytes) == rows
+    ):
+        assert block_rows_for(count, row_bytes) == rows
 
 
 @given(st.integers(1, 10**9), st.integers(1, 3 * 10**8))
@@ -98,9 +95,7 @@ turns = st.lists(st.integers(0, 4), min_size=1, max_size=12)
 
 
 @given(st.integers(1, 9), st.lists(st.integers(1, 30), min_size=1, max_size=25), turns, st.data())
-def test_units_are_read_once_except_at_cuts(
-    block_rows: int, unit_rows: list[int], order: list[int], data: st.DataObject
-) -> None:
+def test_only_cuts_repeat_reads(block_rows: int, unit_rows: list[int], order: list[int], data: st.DataObject) -> None:
     spans = spans_of(block_rows, unit_rows)
     done = data.draw(st.sets(st.sampled_from(sorted(spans))))
     todo = sorted(set(spans) - done)

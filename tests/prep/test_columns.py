@@ -17,7 +17,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.building import plan as plan_module
 from decodeonce.prep.building.build import build, make_plan
 from decodeonce.prep.building.pool import WorkSettings
-from decodeonce.prep.convert.convert import Conversion, open_conversion
+from decodeonce.prep.convert.convert import Conversion
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.repair.repair import repair_store
 from decodeonce.prep.sources.base import Source
@@ -33,7 +33,7 @@ from tests.forms.parquet import images as parquet_images
 from tests.forms.parquet import write_table
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg, tree_bytes
-from tests.prep.building import build_in_process
+from tests.prep.building import build_in_process, convert_in_process
 from tests.store.signing import flip
 
 COUNT = 12
@@ -141,9 +141,9 @@ def test_number_of_workers_changes_no_byte_and_killed_finish_is_completed(tmp_pa
     assert tree_bytes(out) == tree_bytes(in_process)
 
 
-@pytest.mark.parametrize(
-    ("given", "dtype"),
-    [
+def test_column_dtype_follows_from_numbers(tmp_path: Path) -> None:
+    top, recipe = write_images(tmp_path), Recipe(height=8, width=8, shuffle_seed=None)
+    numbers: list[tuple[list[Any], str]] = [
         ([1, 2], "<i8"),
         ([-(2**63), 2**63 - 1], "<i8"),
         ([1, 2.0], "<f4"),
@@ -155,51 +155,40 @@ def test_number_of_workers_changes_no_byte_and_killed_finish_is_completed(tmp_pa
         ([0.1, 2**24], "<f4"),
         ([0.1, 2**24 + 1], "<f8"),
         ([1763800000.25, 1763800000.5], "<f8"),
-    ],
-)
-def test_column_dtype_follows_from_numbers(given: list[Any], dtype: str, tmp_path: Path) -> None:
-    top = write_images(tmp_path)
-    rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", value] for number, value in enumerate(given))]
-    source = open_list(write_csv(top / "list.csv", rows), column=["x"])
-    store = open_store(build_in_process(source, tmp_path / "out", Recipe(height=8, width=8, shuffle_seed=None)))
-    wanted = [json.loads(value) if isinstance(value, str) else value for value in given]
-    np.testing.assert_array_equal(store.columns["x"], np.array(wanted).astype(dtype))
-    assert store.columns["x"].dtype.str == dtype
+    ]
+    for out, (given, dtype) in enumerate(numbers):
+        rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", one] for number, one in enumerate(given))]
+        source = open_list(write_csv(top / "list.csv", rows), column=["x"])
+        found = open_store(build_in_process(source, tmp_path / str(out), recipe)).columns["x"]
+        wanted = [json.loads(value) if isinstance(value, str) else value for value in given]
+        np.testing.assert_array_equal(found, np.array(wanted).astype(dtype))
+        assert found.dtype.str == dtype
 
 
 NUMBER = "expected a number, or a list of numbers like [1, 2]"
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_non_numbers_are_reported_with_file_and_line(tmp_path: Path) -> None:
+    for given, message in (
         ([1, ""], r"list.csv: line 3: column 'x': found nothing, expected a number, like the first row"),
         ([1, "a cat"], r"line 3: column 'x': found 'a cat', expected a number, .*for text, store token ids"),
         (["[1, 2]", "[1]"], r"line 3: column 'x': found \[1\], expected a list of 2 numbers, like the first row"),
-        (["[1, 2]", "7"], r"line 3: column 'x': found 7, expected a list of 2 numbers"),
         (["7", "[7]"], r"line 3: column 'x': found \[7\], expected a number"),
         (["[]"], r"line 2: column 'x': found \[\], " + NUMBER.replace("[", r"\[")),
-        (["[[1]]"], r"line 2: column 'x': found \[\[1\]\]"),
         (["NaN"], r"line 2: column 'x': found nan, .*; numbers must be finite, and whole numbers must fit int64"),
         (["1e309"], r"line 2: column 'x': found inf"),
         ([2**63], r"line 2: column 'x': found 9223372036854775808, .*; numbers must be finite"),
-        (["null"], r"line 2: column 'x': found nothing"),
-        ([1, "nan"], r"line 3: .* found nan, expected a number, like the first row; numbers must be finite"),
         ([1, "-inf"], r"line 3: column 'x': found -inf, .*; numbers must be finite, and whole numbers must fit int64"),
-        (["[1]", "[1, 2]"], r"expected a list of 1 number, like the first row"),
         (["[" * 9000], r"line 2: column 'x': found '\[\[\["),
-    ],
-)
-def test_non_numbers_are_reported_with_file_and_line(given: list[Any], message: str, tmp_path: Path) -> None:
-    top = write_images(tmp_path)
-    rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", value] for number, value in enumerate(given))]
-    with pytest.raises(BuildError, match=message):
-        list(open_list(write_csv(top / "list.csv", rows), column=["x"]).entries())
+    ):
+        top = write_images(tmp_path)
+        rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", value] for number, value in enumerate(given))]
+        with pytest.raises(BuildError, match=message):
+            list(open_list(write_csv(top / "list.csv", rows), column=["x"]).entries())
 
 
-@pytest.mark.parametrize(
-    ("header", "column", "message"),
-    [
+def test_missing_column_is_reported(tmp_path: Path) -> None:
+    for header, column, message in (
         (None, ["x"], "list.csv: no header line, but --column x needs one"),
         (["path", "x"], ["y"], "list.csv: --column y: no column of this name, expected one of path, x"),
         (["path", "label", "x", "x"], ["x"], "--column x: 2 columns of this name"),
@@ -207,14 +196,12 @@ def test_non_numbers_are_reported_with_file_and_line(given: list[Any], message: 
         (["path", "x"], ["x", "x"], "--column x: given more than once"),
         (["path", "labels"], ["labels"], "--column: column name 'labels': a build writes box_count,"),
         (["path", "a/b"], ["a/b"], "--column: column name 'a/b': expected printable characters without '/'"),
-    ],
-)
-def test_missing_column_is_reported(header: list[str] | None, column: list[str], message: str, tmp_path: Path) -> None:
-    rows: list[list[Any]] = [header or ["0/0.jpg", 1], ["0/2.jpg", *[1] * (len(header or "12") - 1)]]
-    file = write_csv(write_images(tmp_path) / "list.csv", rows)
-    with pytest.raises(BuildError) as caught:
-        list(open_list(file, column=column).entries())
-    assert message in str(caught.value)
+    ):
+        rows: list[list[Any]] = [header or ["0/0.jpg", 1], ["0/2.jpg", *[1] * (len(header or "12") - 1)]]
+        file = write_csv(write_images(tmp_path) / "list.csv", rows)
+        with pytest.raises(BuildError) as caught:
+            list(open_list(file, column=column).entries())
+        assert message in str(caught.value)
 
 
 def test_list_with_columns_but_no_label_uses_folders_as_classes(tmp_path: Path) -> None:
@@ -223,22 +210,17 @@ def test_list_with_columns_but_no_label_uses_folders_as_classes(tmp_path: Path) 
     assert [(entry.label, entry.values) for entry in source.entries()] == [(0, (1,)), (1, (2,))]
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
+def test_missing_webdataset_value_is_reported(tmp_path: Path) -> None:
+    for parts, message in (
         ({"json": {"label": 1}}, "k.jpg: column 'x': found nothing, expected a json object of at most 65536 bytes"),
         ({"cls": 1, "json": {"x": [1] * 40000}}, "found nothing, expected a json object of at most 65536 bytes"),
         ({"cls": 1}, "a.tar: k.jpg: column 'x': found nothing"),
-        ({"cls": 1, "json": ["x"]}, "a.tar: k.jpg: column 'x': found nothing"),
         ({"cls": 1, "json": {"x": "a cat"}}, "a.tar: k.jpg: column 'x': found 'a cat'"),
-        ({"cls": 1, "json": {"x": {"y": 1}}}, "a.tar: k.jpg: column 'x': found {'y': 1}"),
-    ],
-)
-def test_missing_webdataset_value_is_reported(parts: dict[str, object], message: str, tmp_path: Path) -> None:
-    files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0], **parts)]
-    with pytest.raises(BuildError) as caught:
-        list(open_webdataset(str(write_tar(tmp_path / "a.tar", files)), column=["x"]).entries())
-    assert message in str(caught.value)
+    ):
+        files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0], **parts)]
+        with pytest.raises(BuildError) as caught:
+            list(open_webdataset(str(write_tar(tmp_path / "a.tar", files)), column=["x"]).entries())
+        assert message in str(caught.value)
 
 
 def test_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> None:
@@ -251,63 +233,55 @@ def test_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> None:
     assert [(entry.values, bool(entry.problem)) for entry in found] == [((1,), False), ((), True), ((3,), False)]
 
 
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
+def test_unsupported_parquet_columns_are_reported(tmp_path: Path) -> None:
+    for column, message in (
         (pa.array(["a", "b"]), "--column x: has type string; expected integers, floats or booleans, or lists of"),
         (pa.array([[[1]], [[2]]]), "--column x: has type list<"),
         (pa.array([1, None]), "a.parquet: row 1: column 'x': found nothing, expected a number, like the first row"),
         (pa.array([[1, 2], [1]]), "a.parquet: row 1: column 'x': found [1], expected a list of 2 numbers"),
         (pa.array([float("nan"), 1.0]), "a.parquet: row 0: column 'x': found nan"),
         (None, "--column x: no such column; the columns are image (struct"),
-    ],
-)
-def test_unsupported_parquet_columns_are_reported(column: Any, message: str, tmp_path: Path) -> None:
-    table = {"image": parquet_images([(DATA[0], None)] * 2), "label": pa.array([0, 1])}
-    file = write_table(tmp_path / "a.parquet", table if column is None else {**table, "x": column})
-    with pytest.raises(BuildError) as caught:
-        list(open_parquet(file, column=["x"]).entries())
-    assert message in str(caught.value)
+    ):
+        table = {"image": parquet_images([(DATA[0], None)] * 2), "label": pa.array([0, 1])}
+        file = write_table(tmp_path / "a.parquet", table if column is None else {**table, "x": column})
+        with pytest.raises(BuildError) as caught:
+            list(open_parquet(file, column=["x"]).entries())
+        assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        pa.array([[1, 2], [3, 4]], pa.list_(pa.int16(), 2)),
-        pa.array([[1, 2], [3, 4]], pa.large_list(pa.uint8())),
-        pa.array([[True, False], [False, True]]),
-        pa.array([[0.5, 0.25], [0.1, 0.2]], pa.list_(pa.float32())),
-    ],
-)
-def test_lists_of_any_arrow_type_are_kept(column: Any, tmp_path: Path) -> None:
-    table = {"image": parquet_images([(DATA[0], None)] * 2), "label": pa.array([0, 1]), "x": column}
-    source = open_parquet(write_table(tmp_path / "a.parquet", table, group=1), column=["x"])
+def test_lists_of_any_arrow_type_are_kept(tmp_path: Path) -> None:
+    lists = {
+        "fixed": pa.array([[1, 2], [3, 4]], pa.list_(pa.int16(), 2)),
+        "large": pa.array([[1, 2], [3, 4]], pa.large_list(pa.uint8())),
+        "bool": pa.array([[True, False], [False, True]]),
+        "float": pa.array([[0.5, 0.25], [0.1, 0.2]], pa.list_(pa.float32())),
+    }
+    table = {"image": parquet_images([(DATA[0], None)] * 2), "label": pa.array([0, 1]), **lists}
+    source = open_parquet(write_table(tmp_path / "a.parquet", table, group=1), column=list(lists))
     store = open_store(build_in_process(source, tmp_path / "out", RECIPE))
     rows = [int(line.source.split("/")[1]) for line in store.samples]
-    wanted = np.array([column.to_pylist()[row] for row in rows])
-    np.testing.assert_array_equal(store.columns["x"], wanted.astype(store.columns["x"].dtype))
+    for name, found in store.columns.items():
+        wanted = np.array([lists[name].to_pylist()[row] for row in rows])
+        np.testing.assert_array_equal(found, wanted.astype(found.dtype))
 
 
-def test_different_columns_are_a_different_recipe(tmp_path: Path) -> None:
+def test_different_columns_or_values_are_named(tmp_path: Path) -> None:
     out = tmp_path / "out"
     make_plan(as_list(tmp_path, NAMES), out, RECIPE)
     same, other = (open_list(tmp_path / "images/list.csv", column=names) for names in (NAMES, ["rank"]))
     with pytest.raises(BuildError, match=r"--column is \['rank'\], the plan says \['score', 'ids', 'rank'\]"):
         make_plan(other, out, RECIPE)
     assert make_plan(same, out, RECIPE).count == COUNT
+    file = tmp_path / "images/list.csv"
+    text = file.read_text()
+    file.write_text(text.replace("0.25", "0.26"))
+    with pytest.raises(BuildError, match="the same images with other classes, boxes, values"):
+        make_plan(open_list(file, column=NAMES), out, RECIPE)
+    file.write_text(text)
     build_in_process(same, out, RECIPE)
     with pytest.raises(BuildError, match=r"--column is \['rank'\], the store says \['score', 'ids', 'rank'\]"):
         build(other, out, RECIPE)
     build(same, out, RECIPE)  # finished already
-
-
-def test_different_values_are_a_different_source(tmp_path: Path) -> None:
-    source, out = as_list(tmp_path, NAMES), tmp_path / "out"
-    make_plan(source, out, RECIPE)
-    file = tmp_path / "images/list.csv"
-    file.write_text(file.read_text().replace("0.25", "0.26"))
-    with pytest.raises(BuildError, match="the same images with other classes, boxes, values"):
-        make_plan(open_list(file, column=NAMES), out, RECIPE)
 
 
 def test_needed_space_includes_columns(tmp_path: Path) -> None:
@@ -346,16 +320,12 @@ def store(tmp_path: Path) -> Path:
 
 def test_conversions_keep_columns(store: Path, tmp_path: Path) -> None:
     check_values(open_store(store))
-
-    def converted(name: str, stores: list[Path], conversion: Conversion) -> Path:
-        source, recipe = open_conversion(stores, tmp_path / name, conversion)
-        return build_in_process(source, tmp_path / name, recipe)
-
-    small = converted("small", [store], Conversion(size=(16, 16), shuffle_seed=1, container="hdf5"))
-    check_values(open_store(small))
-    zeros = converted("zeros", [store], Conversion(selection=Selection(("0",), None, (None, None)), sort="source"))
+    resized = Conversion(size=(16, 16), shuffle_seed=1, container="hdf5")
+    check_values(open_store(convert_in_process([store], tmp_path / "small", resized)))
+    selected = Conversion(selection=Selection(("0",), None, (None, None)), sort="source")
+    zeros = convert_in_process([store], tmp_path / "zeros", selected)
     check_values(open_store(zeros), 6)
-    check_values(open_store(converted("joined", [store, zeros], Conversion())), COUNT - 1 + 6)
+    check_values(open_store(convert_in_process([store, zeros], tmp_path / "joined", Conversion())), COUNT - 1 + 6)
 
 
 def test_rows_and_lost_column_are_repaired(store: Path, tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.building.build import build, make_plan
+from decodeonce.prep.building.build import make_plan
 from decodeonce.prep.building.plan import block_rows_for, shuffled
-from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.convert.convert import Conversion, convert, open_conversion, smaller_size
 from decodeonce.prep.convert.source import converted_recipe
 from decodeonce.prep.recipe import BoxRules, Filter, Recipe
@@ -24,9 +23,8 @@ from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import open_store, stage_store, verify_store
 from decodeonce.store.select import Selection
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, read_rejects, sample_line
-from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
-from tests.prep.building import build_in_process
+from tests.prep.building import build_in_process, convert_in_process
 from tests.prep.test_boxes import xml
 from tests.store.signing import flip, replace_file, resign
 from tests.stores import make_store, random_images
@@ -50,23 +48,17 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A store of `tree` in each container."""
-    folder = tmp_path_factory.mktemp("built")
-    for name, like in (("npy", NPY), ("hdf5", HDF5)):
-        recipe = Recipe(**LARGE_ROWS, container=like.container, shard_size=like.shard_size)  # type: ignore[arg-type]
-        build(open_imagenet(tree), folder / name, recipe, WorkSettings(max_bad="2"))
-    return {name: folder / name for name in ("npy", "hdf5")}
+def npy(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of `tree`."""
+    out = tmp_path_factory.mktemp("built") / "npy"
+    return build_in_process(open_imagenet(tree), out, Recipe(**LARGE_ROWS, shard_size=3 << 20))
 
 
-@pytest.fixture
-def npy(built: dict[str, Path]) -> Path:
-    return built["npy"]
-
-
-@pytest.fixture
-def hdf5(built: dict[str, Path]) -> Path:
-    return built["hdf5"]
+@pytest.fixture(scope="module")
+def hdf5(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same store in HDF5."""
+    out = tmp_path_factory.mktemp("built") / "hdf5"
+    return build_in_process(open_imagenet(tree), out, Recipe(**LARGE_ROWS, container="hdf5", shard_size=2 << 20))
 
 
 def test_conversion_equals_a_build_and_converts_back(npy: Path, hdf5: Path, tmp_path: Path) -> None:
@@ -74,8 +66,8 @@ def test_conversion_equals_a_build_and_converts_back(npy: Path, hdf5: Path, tmp_
     assert (manifest.container, manifest.count, len(manifest.shards)) == ("hdf5", 14, 14)
     assert tree_bytes(tmp_path / "hdf5") == tree_bytes(hdf5)
     assert manifest.rows_digest == open_store(npy).manifest.rows_digest
-    for stored, conversion in ((tmp_path / "hdf5", NPY), (npy, None)):  # None changes nothing
-        convert([stored], tmp_path / f"{stored.name}-npy", conversion, workers=1)
+    for stored, conversion in ((tmp_path / "hdf5", NPY), (npy, Conversion())):  # the latter changes nothing
+        convert_in_process([stored], tmp_path / f"{stored.name}-npy", conversion)
         assert tree_bytes(tmp_path / f"{stored.name}-npy") == tree_bytes(npy)
 
 
@@ -89,9 +81,9 @@ def test_boxes_are_kept(tree: Path, tmp_path: Path, keep: int) -> None:
         recipe = Recipe(height=48, width=64, fit="stretch", boxes=rules, container=container)
         source = BoxedSource(FolderSource(tree / "train"), tmp_path / "xml", rules)
         build_in_process(source, tmp_path / container, recipe)
-    convert([tmp_path / "npy"], tmp_path / "converted", Conversion(container="hdf5"), workers=1)
+    convert_in_process([tmp_path / "npy"], tmp_path / "converted", Conversion(container="hdf5"))
     assert tree_bytes(tmp_path / "converted") == tree_bytes(tmp_path / "hdf5")
-    convert([tmp_path / "npy"], tmp_path / "small", Conversion(size=(24, 32)), workers=1)
+    convert_in_process([tmp_path / "npy"], tmp_path / "small", Conversion(size=(24, 32)))
     large, small = open_store(tmp_path / "npy"), open_store(tmp_path / "small")
     assert any(sample.box for sample in small.samples) == (not keep)
     if keep:
@@ -105,7 +97,7 @@ def test_boxes_are_kept(tree: Path, tmp_path: Path, keep: int) -> None:
 def test_smaller_size_resizes_stored_rows_once(tree: Path, tmp_path: Path, filter_: Filter | None) -> None:
     recipe = Recipe(height=30, width=40, filter="bicubic")
     build_in_process(open_imagenet(tree), tmp_path / "store", recipe)
-    convert([tmp_path / "store"], tmp_path / "small", Conversion(size=(15, 20), filter=filter_), workers=1)
+    convert_in_process([tmp_path / "store"], tmp_path / "small", Conversion(size=(15, 20), filter=filter_))
     large, small = open_store(tmp_path / "store"), open_store(tmp_path / "small")
     how = Image.Resampling.LANCZOS if filter_ else Image.Resampling.BICUBIC
     for row, pixels in enumerate(large.images):
@@ -118,23 +110,28 @@ def test_smaller_size_resizes_stored_rows_once(tree: Path, tmp_path: Path, filte
     assert (tmp_path / "small/samples.tsv").read_bytes() == (tmp_path / "store/samples.tsv").read_bytes()
     assert small.manifest.rows_digest == large.manifest.rows_digest
     assert verify_store(tmp_path / "small").ok
-    convert([tmp_path / "small"], tmp_path / "smaller", Conversion(size=(3, 4)), workers=1)
+    convert_in_process([tmp_path / "small"], tmp_path / "smaller", Conversion(size=(3, 4)))
     again = open_store(tmp_path / "smaller").manifest.recipe
     assert (again["resized_from"], again["joined"]) == ([15, 20], [recorded])
 
 
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
+def test_distorting_sizes_and_conflicting_settings_are_refused() -> None:
+    for size, message in (
         ((257, 193), "size 257x193 is larger than the rows, 256x192"),
         ((128, 200), "is larger than the rows"),
         ((128, 128), "has another aspect ratio.*use 128x96"),
         ((64, 96), "use 64x48"),
-    ],
-)
-def test_larger_or_distorting_size_is_refused(size: tuple[int, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        smaller_size((256, 192, 3), size)
+    ):
+        with pytest.raises(ValueError, match=message):
+            smaller_size((256, 192, 3), size)
+    settings: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"sort": "size"}, "sort is 'size', expected one of class, source"),
+        ({"sort": "class", "shuffle_seed": 0}, "cannot be both sorted .by class. and shuffled"),
+        ({"filter": "box"}, "filter box has no effect without a size"),
+    )
+    for options, message in settings:
+        with pytest.raises(ValueError, match=message):
+            Conversion(**options)
 
 
 @given(st.integers(1, 600), st.integers(1, 600), st.integers(1, 600))
@@ -194,12 +191,12 @@ def make_store_with_box_labels(root: Path, names: list[str] | None, labels: list
 def test_box_classes_are_merged_by_name_and_box_labels_updated(tmp_path: Path) -> None:
     first = make_store_with_box_labels(tmp_path / "a", ["cat", "dog"], [[1, 0], [0, -1]])
     second = make_store_with_box_labels(tmp_path / "b", ["ant", "cat", "eel"], [[2, 1], [0, -1], [-1, -1]])
-    convert([first, second], tmp_path / "merged", Conversion(shuffle_seed=None), workers=2)
+    convert_in_process([first, second], tmp_path / "merged", Conversion(shuffle_seed=None))
     merged = open_store(tmp_path / "merged")
     assert merged.box_classes == ("cat", "dog", "ant", "eel")
     assert merged.columns["box_labels"][::3].tolist() == [[1, 0], [0, -1], [3, 0], [2, -1], [-1, -1]]
     assert verify_store(tmp_path / "merged").ok
-    convert([second], tmp_path / "selected", Conversion(selection=Selection(rows=(3, None))), workers=1)
+    convert_in_process([second], tmp_path / "selected", Conversion(selection=Selection(rows=(3, None))))
     selected = open_store(tmp_path / "selected")
     assert (selected.box_classes, selected.columns["box_labels"][0].tolist()) == (("ant", "cat", "eel"), [0, -1])
 
@@ -209,7 +206,7 @@ def test_box_labels_with_and_without_names_cannot_be_merged(tmp_path: Path) -> N
     nameless = make_store_with_box_labels(tmp_path / "b", None, [[5]])
     with pytest.raises(BuildError, match=r"box_labels \(<i4\[1\]\), the names of box_labels, .*/b has the columns"):
         convert([named, nameless], tmp_path / "merged", workers=1)
-    convert([nameless, nameless], tmp_path / "merged", workers=1)
+    convert_in_process([nameless, nameless], tmp_path / "merged", Conversion())
     merged = open_store(tmp_path / "merged")
     assert (merged.manifest.box_classes, merged.columns["box_labels"].tolist()) == (None, [[5]] * 6)
 
@@ -218,52 +215,45 @@ def test_different_recipes_are_listed_under_joined(tmp_path: Path) -> None:
     first = small_store(tmp_path / "a", ["a", "b", "c"])
     second = small_store(tmp_path / "b", ["a", "b", "c"])
     resign(second, lambda facts: facts.update(recipe={"by": "hand", "shard_size": "large", "filter": ["none"]}))
-    convert([second, first], tmp_path / "merged", workers=1)
+    convert_in_process([second, first], tmp_path / "merged", Conversion())
     recipe = open_store(tmp_path / "merged").manifest.recipe
     assert recipe["joined"] == [{"by": "hand", "shard_size": "large", "filter": ["none"]}, {"size": [8, 6]}]
     assert (recipe["height"], recipe["width"], recipe["container"]) == (8, 6, "npy")
 
 
-@pytest.mark.parametrize(
-    ("shape", "columns", "message"),
-    [
-        ((8, 7, 3), {}, "a has rows of 8x6x3, .*b has rows of 8x7x3"),
-        ((8, 6, 3), {"weights": np.zeros(9, "<f4")}, "a has no columns, .*b has the columns weights .<f4"),
-    ],
-)
-def test_stores_with_different_shapes_or_columns_are_refused(
-    shape: tuple[int, int, int], columns: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    stores = [make_store(tmp_path / "a", random_images(9))]
-    stores += [make_store(tmp_path / "b", random_images(9, shape=shape), columns=columns)]
-    with pytest.raises(BuildError, match=message):
-        convert(stores, tmp_path / "out")
+def test_stores_with_different_shapes_or_columns_are_refused(tmp_path: Path) -> None:
+    first = make_store(tmp_path / "a", random_images(9))
+    wide = make_store(tmp_path / "wide", random_images(9, shape=(8, 7, 3)))
+    weighted = make_store(tmp_path / "weighted", random_images(9), columns={"weights": np.zeros(9, "<f4")})
+    for other, message in (
+        (wide, "a has rows of 8x6x3, .*wide has rows of 8x7x3"),
+        (weighted, "a has no columns, .*weighted has the columns weights .<f4"),
+    ):
+        with pytest.raises(BuildError, match=message):
+            convert([first, other], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("recipe", "expected"),
-    [
+def test_recipe_keys_of_other_writers_are_kept() -> None:
+    for recipe, expected in (
         ({}, {}),
         ({"decoders": "by hand"}, {"decoders": "by hand"}),
         ({"decoders": {"libhdf5": "0.9"}}, {}),
         ({"decoders": {"jpeg": "6b"}, "mine": [1]}, {"decoders": {"jpeg": "6b"}, "mine": [1]}),
-    ],
-)
-def test_recipe_keys_of_other_writers_are_kept(recipe: dict[str, Any], expected: dict[str, Any]) -> None:
-    settings = {"height": 8, "width": 6, "shard_size": 5, "filter": "box"}
-    hdf5, npy = (
-        {**settings, "container": container, "decoders": decoders}
-        for container, decoders in (("hdf5", {"libhdf5": "2"}), ("npy", {}))
-    )
-    as_hdf5 = converted_recipe([recipe], (8, 6, 3), hdf5, {})
-    assert as_hdf5["decoders"] == "by hand" or as_hdf5["decoders"]["libhdf5"] == "2"
-    assert converted_recipe([as_hdf5], (8, 6, 3), npy, {}) == {**expected, "container": "npy", "shard_size": 5}
+    ):
+        settings = {"height": 8, "width": 6, "shard_size": 5, "filter": "box"}
+        hdf5, npy = (
+            {**settings, "container": container, "decoders": decoders}
+            for container, decoders in (("hdf5", {"libhdf5": "2"}), ("npy", {}))
+        )
+        as_hdf5 = converted_recipe([recipe], (8, 6, 3), hdf5, {})
+        assert as_hdf5["decoders"] == "by hand" or as_hdf5["decoders"]["libhdf5"] == "2"
+        assert converted_recipe([as_hdf5], (8, 6, 3), npy, {}) == {**expected, "container": "npy", "shard_size": 5}
 
 
 def test_selection_keeps_all_classes(npy: Path, tmp_path: Path) -> None:
     selection = Selection(classes=("n00000001", "n00000002"), rows=(-10, -1), source="*_[1-4].JPEG")
-    convert([npy], tmp_path / "out", Conversion(selection=selection), workers=1)
+    convert_in_process([npy], tmp_path / "out", Conversion(selection=selection))
     whole, part = open_store(npy), open_store(tmp_path / "out")
     rows = [s.row for s in list(whole.samples)[-10:-1] if s.label and not s.source.endswith("_0.JPEG")]
     assert 0 < len(rows) == len(part) < 10
@@ -280,13 +270,13 @@ def test_selection_keeps_all_classes(npy: Path, tmp_path: Path) -> None:
     assert verify_store(tmp_path / "out").ok
 
 
-@pytest.mark.parametrize("rows", [(None, None), (3, 14), (10, 12), (None, 9), (-9, None)])
-def test_row_range_spans_stores(tmp_path: Path, rows: tuple[int | None, int | None]) -> None:
+def test_row_range_spans_stores(tmp_path: Path) -> None:
     stores = [small_store(tmp_path / name, ["a", "b", "c"], seed=seed) for seed, name in enumerate("xy")]
-    source, _ = open_conversion(stores, tmp_path / "out", Conversion(selection=Selection(rows=rows)))
     all_rows = [(unit, row) for unit in (0, 1) for row in range(9)]
-    assert list(source.selected_rows()) == all_rows[slice(*rows)]
-    assert [(entry.unit, entry.place) for entry in source.entries()] == all_rows[slice(*rows)]
+    for rows in ((None, None), (3, 14), (10, 12), (None, 9), (-9, None)):
+        source, _ = open_conversion(stores, tmp_path / "out", Conversion(selection=Selection(rows=rows)))
+        assert list(source.selected_rows()) == all_rows[slice(*rows)]
+        assert [(entry.unit, entry.place) for entry in source.entries()] == all_rows[slice(*rows)]
 
 
 def test_rows_are_sorted_or_shuffled(tmp_path: Path) -> None:
@@ -294,7 +284,7 @@ def test_rows_are_sorted_or_shuffled(tmp_path: Path) -> None:
     whole = [sample for store in stores for sample in open_store(store).samples]
 
     def converted_sources(name: str, conversion: Conversion) -> list[str]:
-        convert(stores, tmp_path / name, conversion, workers=1)
+        convert_in_process(stores, tmp_path / name, conversion)
         return [sample.source for sample in open_store(tmp_path / name).samples]
 
     by_class = sorted(whole, key=lambda sample: "abcd".index(sample.class_name))
@@ -306,22 +296,9 @@ def test_rows_are_sorted_or_shuffled(tmp_path: Path) -> None:
         convert(stores, tmp_path / "shuffled", Conversion(shuffle_seed=6))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sort": "size"}, "sort is 'size', expected one of class, source"),
-        ({"sort": "class", "shuffle_seed": 0}, "cannot be both sorted .by class. and shuffled"),
-        ({"filter": "box"}, "filter box has no effect without a size"),
-    ],
-)
-def test_conflicting_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Conversion(**settings)
-
-
 def test_finished_output_of_other_stores_is_not_cleaned_up(tmp_path: Path) -> None:
     stores = [small_store(tmp_path / name, ["a", "b", "c"], seed=seed) for seed, name in enumerate("xyz")]
-    convert(stores[:2], tmp_path / "out", workers=1)
+    convert_in_process(stores[:2], tmp_path / "out", Conversion())
     (tmp_path / "out/.build").mkdir()
     with pytest.raises(BuildError, match="a different finished store"):
         convert(stores[1:], tmp_path / "out")
@@ -368,22 +345,24 @@ def test_conversion_stops_at_damaged_row_and_resumes_after_repair(npy: Path, hdf
     assert tree_bytes(tmp_path / "out") == tree_bytes(hdf5)
 
 
-@pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy", "labels.npy", "rejects.tsv", "weights.npy"])
-def test_damaged_small_file_is_found_before_anything_is_written(tmp_path: Path, name: str) -> None:
+def test_damaged_small_file_is_found_before_anything_is_written(tmp_path: Path) -> None:
     store = small_store(tmp_path / "a", ["a", "b", "c"], columns={"weights": np.ones(9, "<f4")})
-    flip(store / name, (store / name).stat().st_size - 2)
-    with pytest.raises(StoreError, match=name):
-        convert([store], tmp_path / "out")
+    for name in ("samples.tsv", "checksums.npy", "labels.npy", "rejects.tsv", "weights.npy"):
+        flip(store / name, (store / name).stat().st_size - 2)
+        with pytest.raises(StoreError, match=name):
+            convert([store], tmp_path / "out")
+        flip(store / name, (store / name).stat().st_size - 2)
+    samples = list(open_store(store).samples)
+    for change in ({"label": 1}, {"digest": "sha:1"}):
+        changed: list[Sample] = [Sample(**{**vars(s), **change}) if s.row == 3 else s for s in samples]
+        replace_file(store, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, changed)))
+        with pytest.raises(StoreError, match=r"row 3 is invalid, expected label 0, as in labels\.npy, and a digest of"):
+            convert([store], tmp_path / "out")
+    claims = small_store(tmp_path / "b", ["a", "b", "c"], columns={"w": np.ones((9, 2), "<f4")})
+    resign(claims, lambda facts: facts["columns"][0].update(shape=[2**40]))
+    with pytest.raises(StoreError, match=rf"w\.npy: not an npy file of dtype <f4 and shape \(9, {2**40}\)"):
+        convert([claims], tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("change", [{"label": 1}, {"digest": "sha:1"}])
-def test_invalid_samples_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    store = small_store(tmp_path / "a", ["a", "b", "c"])
-    samples = [Sample(**{**vars(s), **change}) if s.row == 3 else s for s in open_store(store).samples]
-    replace_file(store, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
-    with pytest.raises(StoreError, match=r"row 3 is invalid, expected label 0, as in labels\.npy, and a digest of 16"):
-        convert([store], tmp_path / "out")
 
 
 def test_store_replaced_after_the_plan_is_refused(tmp_path: Path) -> None:
@@ -405,7 +384,7 @@ def test_empty_source_names_and_unusual_column_names_are_kept(tmp_path: Path) ->
     source, recipe = open_conversion([store], tmp_path / "out", Conversion())
     make_plan(source, tmp_path / "out", recipe)
     (tmp_path / "out/Feature-1.npy").write_bytes(b"left by a killed finish")
-    convert([store], tmp_path / "out", workers=1)
+    convert_in_process([store], tmp_path / "out", Conversion())
     assert verify_store(tmp_path / "out").ok
     np.testing.assert_array_equal(open_store(tmp_path / "out").columns["Feature-1"], np.arange(9))
 
@@ -423,11 +402,3 @@ def test_block_size_equals_that_of_a_build_with_rejects(tmp_path: Path) -> None:
         first.manifest = type(first.manifest)(**facts)
         assert source.block_rows(1535, row_bytes) == expected
         assert source.block_rows(1534, row_bytes) is None
-
-
-def test_column_that_claims_huge_shape_is_an_error(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store", random_images(4), columns={"w": np.zeros((4, 2), "<f4")})
-    resign(store, lambda facts: facts["columns"][0].update(shape=[2**40]))
-    failed = prep("convert", store, tmp_path / "out")
-    assert failed.returncode == 1, failed.stderr
-    assert f"{store}/w.npy: not an npy file of dtype <f4 and shape (4, {2**40})" in failed.stderr

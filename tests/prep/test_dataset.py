@@ -131,6 +131,7 @@ def test_rows_equal_those_of_the_folder(write: Write, photos: Path, tmp_path: Pa
     assert read_manifest(out / "store.json").source["kind"] == "dataset"
 
 
+@pytest.mark.long
 def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets", reason=NOT_DEV.format("datasets"))
     names = sorted(path.name for path in photos.iterdir())
@@ -138,11 +139,9 @@ def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, m
     features = datasets.Features(
         image=datasets.Image(), label=datasets.ClassLabel(names=names), score=datasets.Value("int32")
     )
+    images = [{"bytes": path.read_bytes(), "path": path.name} for path in paths[1:]]
     columns: dict[str, list[Any]] = {
-        "image": [
-            {"bytes": path.read_bytes(), "path": path.name} if number else str(path)
-            for number, path in enumerate(paths)
-        ],
+        "image": [str(paths[0]), *images],
         "label": [path.parent.name for path in paths],
         "score": list(range(len(paths))),
     }
@@ -166,10 +165,7 @@ def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, m
     (tmp_path / "split.py").write_text(SPLIT)
     with pytest.raises(BuildError, match=r"split:f: changed since the plan .* pass a seed to random splits"):
         list(open_dataset(f"{tmp_path}/split:f").entries())
-    transformed = (
-        "def f():\n import datasets\n return datasets.load_from_disk('photos-hf').with_transform(lambda batch: batch)"
-    )
-    (tmp_path / "transformed.py").write_text(transformed)
+    (tmp_path / "transformed.py").write_text(SPLIT.replace("train_test_split(0.2)['train']", "with_transform(id)"))
     with pytest.raises(BuildError, match=r"transformed:f: the dataset has a transform, .* wrap the dataset in a class"):
         open_dataset(f"{tmp_path}/transformed:f")
 
@@ -185,10 +181,11 @@ def write_page_module(folder: Path, before: str = "") -> Path:
 SPLIT = """
 def f():
     from datasets import load_from_disk
-    return load_from_disk("photos-hf").train_test_split(0.2)["train"]
+    return load_from_disk("photos-hf").train_test_split(0.2)['train']
 """
 
 
+@pytest.mark.long
 def test_page_builds_from_torchvision(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library("torchvision")
     monkeypatch.chdir(tmp_path)
@@ -227,19 +224,16 @@ def test_every_kind_of_image_becomes_its_pixels() -> None:
         assert row.unusual == unusual
 
 
-@pytest.mark.parametrize(
-    ("image", "reason"),
-    [
+def test_other_images_are_refused() -> None:
+    for image, reason in (
         (None, "image is NoneType, expected a PIL image, a uint8 array"),
         (np.zeros((3, 4, 4), np.uint8), r"image is uint8 \(3, 4, 4\), expected"),
         (np.zeros((4, 4, 3), np.float32), r"image is float32 \(4, 4, 3\), expected"),
         (Image.new("F", (4, 4)), "floating point pixels, of no known range"),
         (Image.new("I", (4, 4)), "32-bit pixels, of no known range"),
-    ],
-)
-def test_other_images_are_refused(image: object, reason: str) -> None:
-    with pytest.raises(Undecodable, match=reason):
-        encoded(image)
+    ):
+        with pytest.raises(Undecodable, match=reason):
+            encoded(image)
 
 
 def test_index_that_cannot_become_a_row_is_a_reject_by_name(write: Write, tmp_path: Path) -> None:
@@ -263,45 +257,38 @@ def test_index_that_cannot_become_a_row_is_a_reject_by_name(write: Write, tmp_pa
     assert [sample.source for sample in open_store(out).samples] in (["0", "11"], ["11", "0"])
 
 
-def test_failing_file_system_stops_the_build_and_rejects_nothing(write: Write) -> None:
-    source = source_of(write, """[(grey(1), 0), OSError(116, "Stale file handle")]""")
-    with pytest.raises(Stopped, match=r":make\[1\]: Stale file handle; run the same command again"):
-        list(source.entries())
-    denied = source_of(write, """[(grey(1), 0), PermissionError(13, "Permission denied")]""")
-    with pytest.raises(BuildError, match=r":make\[1\]: Permission denied; change its permissions"):
-        list(denied.entries())
-
-
-def test_crash_while_listing_is_named(write: Write) -> None:
+def test_failure_of_the_file_system_or_process_stops_the_listing_and_rejects_nothing(write: Write) -> None:
+    for items, error, message in (
+        ("(grey(1), 0), OSError(116, 'Stale')", Stopped, r":make\[1\]: Stale; run the same command again"),
+        ("(grey(1), 0), PermissionError(13, 'Denied')", BuildError, r":make\[1\]: Denied; change its permissions"),
+    ):
+        with pytest.raises(error, match=message):
+            list(source_of(write, f"[{items}]").entries())
     crashing = (
         "class Crashing(Dataset):\n    def __getitem__(self, index): return os._exit(9) if index else (b'0', 0)\n"
     )
-    module = write(f"{DATASET}{crashing}def make(): return Crashing([0, 1])")
-    source = DatasetSource(f"{module}:make")
+    source = DatasetSource(f"{write(f'{DATASET}{crashing}def make(): return Crashing([0, 1])')}:make")
     with pytest.raises(BuildError, match=r":make: a process that lists the dataset crashed \(exit status 9\); see the"):
         list(source.entries())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_dataset_that_changes_is_noticed(write: Write, tmp_path: Path) -> None:
+    module = write(f"{DATASET}def make(): return Dataset(eval(open(__file__ + '.items').read()))")
+    items, recipe = Path(f"{module}.py.items"), Recipe(height=8, width=8)
+    items.write_text(f"[{SCORED}, (grey(2), 1, {{'score': 2}})]")
+    plan = make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", recipe)
+    make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", recipe)  # nothing has changed
+    for change, message in (
         (SCORED, r"changed since the plan was made \(now 1 samples; then 2 samples\)"),
         (f"{SCORED}, (grey(9), 1, {{'score': 2}})", r"make\[1\]: differs from the sample that was listed"),
         (f"{SCORED}, (grey(2), 0, {{'score': 2}})", r"make\[1\]: differs from the sample that was listed"),
         (f"{SCORED}, (grey(2), 1, {{'score': 3}})", r"make\[1\]: differs from the sample that was listed"),
-    ],
-)
-def test_dataset_that_changes_is_noticed(write: Write, tmp_path: Path, change: str, message: str) -> None:
-    module = write(f"{DATASET}def make(): return Dataset(eval(open(__file__ + '.items').read()))")
-    items = Path(f"{module}.py.items")
-    items.write_text(f"[{SCORED}, (grey(2), 1, {{'score': 2}})]")
-    plan = make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", Recipe(height=8, width=8))
-    make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", Recipe(height=8, width=8))  # nothing has changed
-    items.write_text(f"[{change}]")
-    with pytest.raises(BuildError, match=message):
-        plan.source().read(plan.samples.entry(1))
-    with pytest.raises(BuildError, match=r"the source changed since the plan: 1 (gone|changed)"):
-        make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", Recipe(height=8, width=8))
+    ):
+        items.write_text(f"[{change}]")
+        with pytest.raises(BuildError, match=message):
+            plan.source().read(plan.samples.entry(1))
+        with pytest.raises(BuildError, match=r"the source changed since the plan: 1 (gone|changed)"):
+            make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", recipe)
 
 
 def test_first_sample_that_can_be_read_names_the_columns(write: Write) -> None:
@@ -332,9 +319,8 @@ def test_columns_and_labels(write: Write, tmp_path: Path) -> None:
         DatasetSource(f"{module}:make")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_what_is_no_dataset_is_refused(write: Write) -> None:
+    for text, message in (
         ("def make(): raise RuntimeError('no data here')", "calling it raised RuntimeError: no data here; reproduce"),
         ("def make(size): ...", "calling it raised TypeError: make.. missing 1 required positional argument"),
         ("def make(): return iter([])", "returned a list_iterator; expected an object with len.. and .index."),
@@ -342,41 +328,35 @@ def test_columns_and_labels(write: Write, tmp_path: Path) -> None:
         ("make = 3", "has no function make"),
         ("import no_such_module", "No module named 'no_such_module'; run from the folder that contains"),
         ("1 / 0", "raised ZeroDivisionError: division by zero; reproduce it with: python -c 'import data_of"),
-    ],
-)
-def test_what_is_no_dataset_is_refused(write: Write, text: str, message: str) -> None:
-    with pytest.raises(BuildError, match=message):
-        DatasetSource(f"{write(text)}:make")
-
-
-@pytest.mark.parametrize(
-    ("name", "message"), [("data.py", "expected package.module:function"), ("__main__:f", "cannot import __main__")]
-)
-def test_name_that_is_no_function_is_refused(name: str, message: str) -> None:
-    with pytest.raises(BuildError, match=message):
-        open_dataset(name)
+    ):
+        with pytest.raises(BuildError, match=message):
+            DatasetSource(f"{write(text)}:make")
+    for name, message in (("data.py", "expected package.module:function"), ("__main__:f", "cannot import __main__")):
+        with pytest.raises(BuildError, match=message):
+            open_dataset(name)
 
 
 def test_commands_work_with_a_dataset(write: Write, photos: Path, tmp_path: Path) -> None:
     name = f"{write(PHOTOS).name}:Photos"
     build_in_process(FolderSource(photos), tmp_path / "folder", RECIPE)
-    done = prep("build", "dataset", name, "out", "--size", "24x20", "--shuffle-seed", "none", cwd=tmp_path)
+    command = ("build", "dataset", name, "out", "--size", "24x20", "--shuffle-seed", "none", "--workers", 1)
+    done = prep(*command, cwd=tmp_path)
     assert (done.returncode, "1 unusual image was kept" in done.stdout and "11 rows in" in done.stdout) == (0, True)
     check_equal(tmp_path / "out", tmp_path / "folder", encoded=True)
     before = tree_bytes(tmp_path / "out")
-    assert (
-        "already finished"
-        in prep("build", "dataset", name, "out", "--size", "24x20", "--shuffle-seed", "none", cwd=tmp_path).stdout
-    )
+    assert "already finished" in prep(*command, cwd=tmp_path).stdout
     images = np.load(tmp_path / "out/images-00000.npy", mmap_mode="r+")
     images[[0, 4]] ^= 1
     images.flush()
     repaired = prep("repair", tmp_path / "out", "--from", tmp_path / name)  # from another folder
     assert "repaired 2 rows; 11 rows intact" in repaired.stdout, repaired
     assert tree_bytes(tmp_path / "out") == before
-    assert prep("verify", tmp_path / "out").returncode == 0
-    measured = prep("bench", "build", "dataset", name, "bench", "--json", cwd=tmp_path)
-    assert json.loads(measured.stdout)["why_not_cold"].startswith("SRC is not a file or folder"), measured
     written = prep("submit", "slurm", "build", "dataset", name, "jobs", "--tasks", 2, "--cpus", 2, cwd=tmp_path)
     assert written.returncode == 0, written
     assert f"plan dataset {name} jobs" in (tmp_path / "jobs.jobs/plan.slurm").read_text()
+
+
+@pytest.mark.long
+def test_build_from_a_dataset_is_measured(write: Write, photos: Path, tmp_path: Path) -> None:
+    measured = prep("bench", "build", "dataset", f"{write(PHOTOS).name}:Photos", "bench", "--json", cwd=tmp_path)
+    assert json.loads(measured.stdout)["why_not_cold"].startswith("SRC is not a file or folder"), measured

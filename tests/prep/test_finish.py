@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decodeonce.prep.building.build import build
 from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums, journal_line, summed_lines
 from decodeonce.prep.building.plan import Plan, plan_facts, scan, write_plan
-from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source
@@ -21,6 +19,7 @@ from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import ImageClass, StorePaths, disk, open_store, verify_store
 from decodeonce.store.hashing import row_checksum
 from tests.images import make_tree
+from tests.prep.building import build_in_process
 
 COUNT = 400
 RECIPE = Recipe(height=64, width=64, shuffle_seed=0, shard_size=2 << 20)  # blocks of 85 rows, two per shard
@@ -127,21 +126,11 @@ def test_sums_are_exact_at_every_height(height: int) -> None:
     assert sums.by_channel() == (values.sum(axis=0).tolist(), (values**2).sum(axis=0).tolist())
 
 
-def test_every_line_is_summed_for_some_checksum() -> None:
-    row = np.zeros((256, 4, 3), np.uint8)
-    row[:, 0, 1] = np.arange(256)
-    sums = PixelSums(row.shape)
-    for checksum in range(8):
-        sums.add(row.tobytes(), checksum)
-    assert sums.by_channel()[0] == [0, sum(range(256)), 0]
-
-
 def test_mean_and_std_match_rows_and_checksums(tmp_path: Path) -> None:
     """Compute both with NumPy from the finished store, as docs/reference/format.md defines them."""
     make_tree(tmp_path / "src", classes=2, per_class=3)
     source, recipe = open_imagenet(tmp_path / "src"), Recipe(height=130, width=70)
-    build(source, tmp_path / "store", recipe, WorkSettings(workers=2, max_bad="2"))
-    store = open_store(tmp_path / "store")
+    store = open_store(build_in_process(source, tmp_path / "store", recipe))
     lines = [image[int(c) % 4 :: 4][:32] for image, c in zip(store.images[...], store.checksums, strict=True)]
     values = np.concatenate(lines).reshape(-1, 3).astype(np.float64)
     np.testing.assert_allclose(store.manifest.pixel_mean, values.mean(0), rtol=1e-12)

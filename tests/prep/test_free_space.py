@@ -63,21 +63,22 @@ def test_find_storage_on_real_file_system(tmp_path: Path) -> None:
     assert storage.free_files is None or storage.free_files > 0
     assert describe_storage(storage)[0].startswith(f"{tmp_path}: ")
     check_free_space(Path("/d/out"), storage, Need(1, 1, 1))
+    (tmp_path / "scratch").symlink_to("/dev/shm")
+    assert find_storage(tmp_path / "scratch" / "out").place == Path("/dev/shm")
+    quotas = (Quota("user 5", 10**9, 20), Quota("group 5", None, None))
+    check_free_space(Path("/d/out"), Storage(Path("/d"), "NFS", 10**9, 20, quotas), Need(7, 10**9, 20))  # just enough
 
 
-@pytest.mark.parametrize(
-    ("storage", "message"),
-    [
+def test_too_little_space_is_an_error() -> None:
+    for storage, message in (
         (Storage(Path("/d"), None, 10**9 - 1, None, ()), r"/d/out: 1.00 GB free, 1.00 GB needed for 7 rows; make room"),
         (Storage(Path("/d"), None, 4096, None, ()), r"/d/out: 4.10 KB free, 1.00 GB needed for 7 rows; make room"),
         (Storage(Path("/d"), None, 10**9, 19, ()), r"/d/out: 19 more files allowed, 20 needed; .*--shard-size"),
         (Storage(Path("/d"), None, 10**12, None, (Quota("user 5", 10**8, None),)), r"0.10 GB free within the quota of"),
         (Storage(Path("/d"), None, 10**12, None, (Quota("group 5", None, 3),)), r"3 more files .* quota of group 5"),
-    ],
-)
-def test_too_little_space_is_an_error(storage: Storage, message: str) -> None:
-    with pytest.raises(BuildError, match=message):
-        check_free_space(Path("/d/out"), storage, Need(7, 10**9, 20))
+    ):
+        with pytest.raises(BuildError, match=message):
+            check_free_space(Path("/d/out"), storage, Need(7, 10**9, 20))
 
 
 CEPHFS = (1000, 500, 500, 8, -1)  # 16.2 through ceph-fuse
@@ -85,9 +86,7 @@ NO_MANAGER = (0, 0, 0, 8, -1)
 
 
 @pytest.mark.parametrize(("figures", "free"), [(CEPHFS, 500 * 4096), (NO_MANAGER, None)])
-def test_cephfs_does_not_stop_a_build(
-    figures: tuple[int, int, int, int, int], free: int | None, tmp_path: Path
-) -> None:
+def test_cephfs_does_not_stop_build(figures: tuple[int, int, int, int, int], free: int | None, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src", per_class=1)
     with reporting_disk(tmp_path, figures) as disk:
         storage = find_storage(disk / "out")
@@ -96,40 +95,28 @@ def test_cephfs_does_not_stop_a_build(
         assert prep("build", "imagenet", tree, disk / "out", "--dry-run", "--size", 24).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("figures", "free"),
-    [
+def test_senseless_figures_mean_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for figures, free in (
         ((10, 4, 10, 4), (4 * 512, 4)),
         ((10, 0, 10, 0), (0, 0)),
         ((10, 11, 10, 11), (None, None)),
         ((10, -1, 10, -1), (None, None)),
         ((10, 2**64 - 1, 8, 2**64 - 1), (None, None)),
         ((0, 0, 0, 0), (None, None)),
-    ],
-)
-def test_senseless_figures_mean_no_limit(
-    figures: tuple[int, int, int, int], free: tuple[int | None, int | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocks, room, files, more = figures
-    facts = os.statvfs_result((4096, 512, blocks, room, room, files, more, more, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda path: facts)
-    assert free_space_of(Path("/")) == free
+    ):
+        blocks, room, files, more = figures
+        facts = os.statvfs_result((4096, 512, blocks, room, room, files, more, more, 0, 255))
+        monkeypatch.setattr(os, "statvfs", lambda path, facts=facts: facts)
+        assert free_space_of(Path("/")) == free
 
 
-def test_exactly_enough_space_passes() -> None:
-    quotas = (Quota("user 5", 10**9, 20), Quota("group 5", None, None))
-    check_free_space(Path("/d/out"), Storage(Path("/d"), "NFS", 10**9, 20, quotas), Need(7, 10**9, 20))
-
-
-@pytest.mark.parametrize(
-    ("printed", "quotas"),
-    [(QUOTA, (Quota(f"user {os.getuid()}", 500000 << 10, None),)), (NO_QUOTA, ()), ("", ()), ("quota: hm\n", ())],
-)
-def test_quota_output_is_parsed(printed: str, quotas: tuple[Quota, ...], tool: Tool, tmp_path: Path) -> None:
-    tool("quota", filesystem=printed)
-    storage = find_storage(tmp_path)
-    assert storage.quotas == quotas
-    assert len(describe_storage(storage)) == 1 + len(quotas)
+def test_quota_output_is_parsed(tool: Tool, tmp_path: Path) -> None:
+    limited = Quota(f"user {os.getuid()}", 500000 << 10, None)
+    for printed, quotas in ((QUOTA, (limited,)), (NO_QUOTA, ()), ("", ()), ("quota: hm\n", ())):
+        tool("quota", filesystem=printed)
+        storage = find_storage(tmp_path)
+        assert storage.quotas == quotas
+        assert len(describe_storage(storage)) == 1 + len(quotas)
 
 
 def test_lfs_output_is_parsed(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,11 +137,6 @@ def test_striping_is_advised_for_folder_without_stripes(tool: Tool, tmp_path: Pa
     assert stripe_advice(tmp_path, local) is None
     tool("lfs", getstripe=PROGRESSIVE)
     assert stripe_advice(tmp_path, lustre) is None
-
-
-def test_link_is_resolved_to_its_file_system(tmp_path: Path) -> None:
-    (tmp_path / "scratch").symlink_to("/dev/shm")
-    assert find_storage(tmp_path / "scratch" / "out").place == Path("/dev/shm")
 
 
 def test_hanging_tool_times_out(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

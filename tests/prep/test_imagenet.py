@@ -6,7 +6,7 @@ import subprocess
 import tarfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.sources import files
 from decodeonce.prep.sources import imagenet as imagenet_forms
-from decodeonce.prep.sources.archives import clean_name, list_tar, sort_members
+from decodeonce.prep.sources.archives import list_tar, sort_members
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.holders import Holder, Member, open_holder
 from decodeonce.prep.sources.imagenet import AnySplit, open_imagenet
@@ -24,9 +24,8 @@ from decodeonce.store.hashing import hexdigest
 from tests.forms import imagenet as forms
 from tests.forms.form import Pic
 from tests.forms.imagenet import CLS_LOC, DEVKIT, TRAIN_TAR, VAL_TAR, ZIP, Files, tar_bytes, write, zip_bytes
-from tests.forms.webdataset import write_tar
 from tests.fuzz.zip import Pipe
-from tests.images import jpeg
+from tests.images import jpeg, replaced
 
 WNIDS = ["n01440764", "n01443537", "n01484850"]  # the ILSVRC2012_IDs are 449, 450 and 442
 PICS = [
@@ -77,23 +76,20 @@ def test_train_and_unpacked_forms_are_preferred(tmp_path: Path) -> None:
     assert open_imagenet(tmp_path, split="val").top == tmp_path / VAL_TAR
 
 
-@pytest.mark.parametrize(
-    ("src", "found"),
-    [
+def test_kaggle_layout_is_found_from_any_of_its_folders(tmp_path: Path) -> None:
+    for src, found in (
         ("", f"class folders in {CLS_LOC}/train, 3 classes"),
         ("ILSVRC", "class folders in Data/CLS-LOC/train, 3 classes"),
         ("ILSVRC/Data", "class folders in CLS-LOC/train, 3 classes"),
         (CLS_LOC, "class folders in train, 3 classes"),
         (f"{CLS_LOC}/train", f"class folders in {{root}}/{CLS_LOC}/train, 3 classes"),
         (f"{CLS_LOC}/val", f"images in {{root}}/{CLS_LOC}/val, labels from LOC_val_solution.csv, 3 classes"),
-    ],
-)
-def test_kaggle_layout_is_found_from_any_of_its_folders(tmp_path: Path, src: str, found: str) -> None:
-    write(tmp_path, forms.kaggle(PICS, "train") | forms.kaggle(PICS, "val"))
-    source = open_imagenet(tmp_path / src)
-    assert source.found == found.format(root=tmp_path)
-    assert [cls.description for cls in source.classes()] == [f"word of {wnid}, another" for wnid in WNIDS]
-    assert len(list(source.entries())) == len(PICS)
+    ):
+        write(tmp_path, forms.kaggle(PICS, "train") | forms.kaggle(PICS, "val"))
+        source = open_imagenet(tmp_path / src)
+        assert source.found == found.format(root=tmp_path)
+        assert [cls.description for cls in source.classes()] == [f"word of {wnid}, another" for wnid in WNIDS]
+        assert len(list(source.entries())) == len(PICS)
 
 
 def test_zip_may_be_src_or_in_src(tmp_path: Path) -> None:
@@ -122,16 +118,13 @@ TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 TRAIN_ZIP = zip_bytes(forms.kaggle(PICS, "train"))
 UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
     ({"notes.txt": b""}, "", "auto", r"expected train/<wnid>/\*.JPEG, .*Kaggle.*img_val.tar"),
-    ({"notes.txt": b""}, "", "val", r"no val split of ImageNet found; expected train/<wnid>.*or another --split"),
     ({"x.zip": zip_bytes({"a/b.JPEG": b"x"})}, "x.zip", "val", "x.zip: no val split of ImageNet found; expected"),
-    ({"x.zip": zip_bytes({"a/b.JPEG": b"x"})}, "x.zip", "auto", "x.zip: no known form of ImageNet found; expected"),
     ({}, "nowhere", "auto", "nowhere: No such file or directory; expected a folder with .*img_train.tar"),
     ({TRAIN_TAR: tar_bytes(TRAIN_TARS)}, TRAIN_TAR, "val", f"{TRAIN_TAR}: no val split of .*or another --split"),
     ({VAL_TAR: tar_bytes(forms.flat(PICS, "."))}, VAL_TAR, "train", f"{VAL_TAR}: no train split of ImageNet found"),
     (FLAT | {"val/n01440764/a.JPEG": b"x"}, "", "auto", "9 val images .* are next to 1 class folders; if sorting"),
     (FLAT, "", "auto", "LOC_val_solution.csv, ILSVRC2012_valid.*; looked in .*{root}, "),
     (FLAT | {TRUTH: b"1\n1001\n"}, "", "auto", f"{TRUTH}: line 2: expected an ILSVRC2012_ID, 1 to 1000"),
-    (FLAT | {TRUTH: b"1\nx\n"}, "", "auto", f"{TRUTH}: line 2: expected"),
     (FLAT | {TRUTH: b"9" * 5000}, "", "auto", f"{TRUTH}: line 1: expected"),
     (FLAT | {"LOC_val_solution.csv": b"ImageId,P\nx,\n"}, "", "auto", "solution.csv: line 2: expected an image name"),
     (
@@ -141,7 +134,6 @@ UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
         f"t12.tar.gz: contains no {TRUTH}; download the development kit again",
     ),
     ({ZIP: TRAIN_ZIP[: len(TRAIN_ZIP) // 2]}, "", "auto", f"{ZIP}: not a zip, or truncated"),
-    ({ZIP: TRAIN_ZIP[: len(TRAIN_ZIP) // 2]}, ZIP, "auto", f"{ZIP}: not a zip, or truncated"),
     ({f"{TRAIN_TAR}.gz": tar_bytes(TRAIN_TARS, "w:gz")}, "", "auto", "compressed with gzip, .* offset; gunzip it"),
     (
         {TRAIN_TAR: tar_bytes({"n01440764.tar": tar_bytes({"a.JPEG": b"a"}, "w:gz")})},
@@ -209,14 +201,6 @@ def test_missing_classes_of_train_cause_a_warning(tmp_path: Path) -> None:
     assert {entry.label for entry in settled.entries()} == {0, 2, 3}
 
 
-def test_extra_class_folder_causes_a_warning(tmp_path: Path) -> None:
-    write(tmp_path, train_tree() | {"train/cache/x.JPEG": jpeg(), "LOC_synset_mapping.txt": forms.mapping(WNIDS)})
-    [message] = warnings(open_imagenet(tmp_path))
-    assert message.startswith(
-        "the 4 classes present are not the 3 of LOC_synset_mapping.txt (first difference: cache); labels follow the "
-    )
-
-
 def test_val_without_train_has_labels_of_list(tmp_path: Path) -> None:
     val = {f"val/{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in PICS if pic.wnid != "n01440764"}
     write(tmp_path, val | {"LOC_synset_mapping.txt": forms.mapping(WNIDS)})
@@ -231,20 +215,16 @@ def test_val_without_train_has_labels_of_list(tmp_path: Path) -> None:
         open_imagenet(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("classes", "split", "samples", "expected"),
-    [
+def test_missing_images_cause_a_warning() -> None:
+    for classes, split, samples, expected in (
         (1000, "train", 1_281_167, []),
         (1000, "train", 1_200_000, ["1,200,000 of the 1,281,167 images of ILSVRC2012 train are present"]),
         (1000, "val", 49_999, ["49,999 of the 50,000 images of ILSVRC2012 val are present"]),
         (899, "val", 49_999, []),
-    ],
-)
-def test_missing_images_cause_a_warning(classes: int, split: str, samples: int, expected: list[str]) -> None:
-    source = imagenet_forms.ImagenetTarSource(
-        Path("/"), split=split, files=[], classes=[f"n{k:08d}" for k in range(classes)]
-    )
-    assert source.warnings(samples) == expected
+    ):
+        wnids = [f"n{k:08d}" for k in range(classes)]
+        source = imagenet_forms.ImagenetTarSource(Path("/"), split=split, files=[], classes=wnids)
+        assert source.warnings(samples) == expected
 
 
 # ---- labels of val
@@ -371,51 +351,34 @@ def test_sparse_file_in_tar_is_a_problem(tmp_path: Path, format: str) -> None:
     assert listed(tmp_path / "x.tar") == [(b"sparse.JPEG", "a sparse file in the tar")]
 
 
-def test_later_of_two_members_with_same_name_counts(tmp_path: Path) -> None:
-    twice = write_tar(tmp_path / "twice", [("n01440764_0.JPEG", data) for data in (b"first", b"later one")])
-    source = open_imagenet(write(tmp_path, {TRAIN_TAR: tar_bytes({"n01440764.tar": twice.read_bytes()})}))
-    one, two = source.entries()
-    assert (one.problem, two.problem) == ("twice in the tar: the later one counts", "")
-    assert source.read(two) == b"later one"
-
-
-def cuts() -> Iterator[tuple[str, Callable[[bytes], bytes], str]]:
+def test_truncated_or_invalid_tar_is_an_error(tmp_path: Path) -> None:
     tarred = tar_bytes({"a.JPEG": b"a" * 700, "b.JPEG": b"b" * 1024})
-    assert len(tarred) == 10240
-    for end, message in [
-        (0, r"truncated: ends at byte 0"),
-        (300, r"truncated: ends at byte 300, expected"),
-        (900, r"truncated: ends at byte 900, expected at least 1536 \(a.JPEG\)"),
-        (1536, r"truncated: ends at byte 1536, expected at least 2048 \(the empty block that ends a tar"),
-        (1700, r"truncated: ends at byte 1700, expected"),
-        (3071, r"truncated: ends at byte 3071, expected at least 3072 \(b.JPEG\)"),
-        (3072, r"truncated: ends at byte 3072, expected at least 3584 \(the empty"),
-    ]:
-        yield f"cut at {end}", lambda data, end=end: tarred[:end], message  # type: ignore[misc]
-    yield "garbage", lambda data: tarred[:1536] + b"x" * 4096, "damaged: no tar header at byte 1536"
-    yield "no tar", lambda data: b"x" * 4096, "not a tar, or damaged"
-    yield "gzip", lambda data: tar_bytes({"a": b"a"}, "w:gz"), "compressed with gzip, .*gunzip it first"
-
-
-@pytest.mark.parametrize(("damage", "message"), [pytest.param(f, message, id=name) for name, f, message in cuts()])
-def test_truncated_or_invalid_tar_is_an_error(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:
-    (tmp_path / "x.tar").write_bytes(damage(b""))
-    with pytest.raises(BuildError, match=f"x.tar: {message}"):
-        listed(tmp_path / "x.tar")
+    for data, message in (
+        (b"", r"truncated: ends at byte 0"),
+        (tarred[:900], r"truncated: ends at byte 900, expected at least 1536 \(a.JPEG\)"),
+        (tarred[:1536], r"truncated: ends at byte 1536, expected at least 2048 \(the empty block that ends a tar"),
+        (tarred[:3071], r"truncated: ends at byte 3071, expected at least 3072 \(b.JPEG\)"),
+        (tarred[:3072], r"truncated: ends at byte 3072, expected at least 3584 \(the empty"),
+        (tarred[:1536] + b"x" * 4096, "damaged: no tar header at byte 1536"),
+        (b"x" * 4096, "not a tar, or damaged"),
+        (tar_bytes({"a": b"a"}, "w:gz"), "compressed with gzip, .*gunzip it first"),
+    ):
+        (tmp_path / "x.tar").write_bytes(data)
+        with pytest.raises(BuildError, match=f"x.tar: {message}"):
+            listed(tmp_path / "x.tar")
 
 
 def test_threads_on_network_file_system_give_same_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS))})
-    expected, threads = list(open_imagenet(tmp_path).entries()), set()
+    source, threads = open_imagenet(tmp_path), set()
+    expected = list(source.entries())
 
     def counted_list(tar: Holder) -> Iterator[Member]:
         threads.add(threading.current_thread())
         return list_tar(tar)
 
-    source = open_imagenet(tmp_path)
     monkeypatch.setattr(files, "network_file_system", lambda top: "NFS")
     monkeypatch.setattr(imagenet_forms, "TARS_AT_ONCE", 2)
-    assert list(source.entries()) == expected
     monkeypatch.setattr(imagenet_forms, "list_tar", counted_list)
     assert list(source.entries()) == expected
     assert threads - {threading.main_thread()}
@@ -496,39 +459,22 @@ def test_members_that_cannot_be_rows_have_a_reason(tmp_path: Path) -> None:
     assert [source.read(entry) for entry in source.entries() if not entry.problem] == [b"later"]
 
 
-def damaged_zip(how: str, name: str) -> bytes:
-    """Return a zip in which the data or a header of a deflated list is damaged."""
-    files = {name: b"something to compress " * 50} | train_tree() | forms.flat(PICS)
-    data = bytearray(zip_bytes(files, zipfile.ZIP_DEFLATED))
-    central = data.index(b"PK\x01\x02")
-    if how == "damaged":
-        data[30 + len(name) : 34 + len(name)] = b"\xff" * 4
-    elif how == "no header":
-        data[0] = 0
-    elif how == "encrypted":
-        data[6] |= 1
-    elif how == "method":
-        data[8] = zipfile.ZIP_LZMA
-    elif how == "listed so":
-        data[central + 8] |= 1
-    return bytes(data)
-
-
-@pytest.mark.parametrize("name", ["LOC_synset_mapping.txt", "LOC_val_solution.csv"])
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("damaged", "damaged zip: "),
-        ("no header", "damaged zip: no local header at byte 0"),
-        ("encrypted", "encrypted in the zip"),
-        ("method", r"compressed by method 14 \(lzma\), expected stored or deflated"),
-        ("listed so", "encrypted in the zip"),
-    ],
-)
-def test_unreadable_list_in_zip_is_an_error(tmp_path: Path, how: str, message: str, name: str) -> None:
-    write(tmp_path, {"k.zip": damaged_zip(how, name)})
-    with pytest.raises(BuildError, match=f"k.zip: {name}: {message}.*; download it again"):
-        open_imagenet(tmp_path, split="train" if "mapping" in name else "val")
+def test_unreadable_list_in_zip_is_an_error(tmp_path: Path) -> None:
+    splits: tuple[tuple[str, AnySplit], ...] = (("LOC_synset_mapping.txt", "train"), ("LOC_val_solution.csv", "val"))
+    for name, split in splits:
+        files = {name: b"something to compress " * 50} | train_tree() | forms.flat(PICS)
+        whole = zip_bytes(files, zipfile.ZIP_DEFLATED)
+        listed_flags = whole.index(b"PK\x01\x02") + 8
+        for at, byte, message in (
+            (30 + len(name), 0xFF, "damaged zip: "),
+            (0, 0, "damaged zip: no local header at byte 0"),
+            (6, whole[6] | 1, "encrypted in the zip"),
+            (8, zipfile.ZIP_LZMA, r"compressed by method 14 \(lzma\), expected stored or deflated"),
+            (listed_flags, whole[listed_flags] | 1, "encrypted in the zip"),
+        ):
+            write(tmp_path, {"k.zip": replaced(whole, at, bytes((byte,)))})
+            with pytest.raises(BuildError, match=f"k.zip: {name}: {message}.*; download it again"):
+                open_imagenet(tmp_path, split=split)
 
 
 def test_members_have_the_order_of_a_tree_walk() -> None:
@@ -537,23 +483,6 @@ def test_members_have_the_order_of_a_tree_walk() -> None:
     assert [member.name for member in ordered] == sorted(names, key=lambda name: name.split(b"/"))
     # sub/ comes before sub-1 and sub.JPEG, although "-" and "." sort before "/"
     assert ordered[1].name == b"c/sub/x.JPEG"
-
-
-@pytest.mark.parametrize(
-    ("name", "plain"),
-    [
-        (b"./a/b.jpg", b"a/b.jpg"),
-        (b"/a//b.jpg", b"a/b.jpg"),
-        (b"n01443537/./b.jpg", b"n01443537/b.jpg"),  # as GNU tar packs "n01443537/."
-        (b"../b.jpg", b"../b.jpg"),
-        (b"a/.b.jpg", b""),
-        (b"._a.jpg", b""),
-        (b"a/.hidden/b.jpg", b""),
-        (b"PaxHeaders.12/b.jpg", b""),
-    ],
-)
-def test_only_hidden_members_are_skipped(name: bytes, plain: bytes) -> None:
-    assert clean_name(name) == plain
 
 
 def test_classes_are_sorted_by_bytes(tmp_path: Path) -> None:
@@ -565,14 +494,9 @@ def test_classes_are_sorted_by_bytes(tmp_path: Path) -> None:
 
 
 def test_zip_member_with_large_extra_field_is_read(tmp_path: Path) -> None:
-    data = jpeg(20, 20)
-    with zipfile.ZipFile(tmp_path / ZIP, "w", zipfile.ZIP_DEFLATED) as archive:
-        info = zipfile.ZipInfo(f"{CLS_LOC}/train/n01440764/a.JPEG")
-        info.compress_type, info.extra = (
-            zipfile.ZIP_DEFLATED,
-            b"\xfe\xca" + (60_000).to_bytes(2, "little") + bytes(60_000),
-        )
-        archive.writestr(info, data)
+    info = zipfile.ZipInfo(f"{CLS_LOC}/train/n01440764/a.JPEG")
+    info.extra = b"\xfe\xca" + (60_000).to_bytes(2, "little") + bytes(60_000)
+    with zipfile.ZipFile(tmp_path / ZIP, "w") as archive:
+        archive.writestr(info, b"data", zipfile.ZIP_DEFLATED)
     source = open_imagenet(tmp_path)
-    (entry,) = source.entries()
-    assert source.read(entry) == data
+    assert [source.read(entry) for entry in source.entries()] == [b"data"]

@@ -2,7 +2,9 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,14 +12,14 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.building.build import build, make_plan
-from decodeonce.prep.building.pool import WorkSettings
+from decodeonce.prep.building.build import make_plan
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources.boxed import BoxedSource
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import Store, open_store, verify_store
 from tests.command import prep
 from tests.images import encoded, exif, reference_row
+from tests.prep.building import build_in_process
 from tests.prep.test_boxes import xml
 
 RED = (250, 10, 10)
@@ -45,8 +47,7 @@ def with_boxes(tmp_path: Path) -> Path:
 def built(tree: Path, rules: BoxRules, **options: object) -> Store:
     recipe = Recipe(**{"height": 48, "width": 48, "boxes": rules, **options})  # type: ignore[arg-type]
     source = BoxedSource(FolderSource(tree / "src"), tree / "xml", rules)
-    build(source, tree / "out", recipe, WorkSettings(workers=1, max_bad="1"))
-    assert verify_store(tree / "out").ok
+    assert verify_store(build_in_process(source, tree / "out", recipe)).ok
     return open_store(tree / "out")
 
 
@@ -64,34 +65,35 @@ def annotate_frame(tree: Path, database: str, edges: tuple[int, int, int, int]) 
     (tree / "xml/a.xml").write_text(xml(("thing", edges), size=(96, 64)).replace("<size>", f"{source}<size>"))
 
 
-def check_frame(tree: Path, boxes: Path, *flags: str) -> None:
+def check_frame(tree: Path, source: Callable[[BoxRules], BoxedSource]) -> None:
     """Check that the object is cut out at its frame, and that a kept box is the frame."""
-    common = ("build", "folder", tree / "src", "--boxes", boxes, *flags)
-    for out, *own in (("objects", "--size", "32"), ("whole", "--size", "64x96", "--keep-boxes", "1")):
-        assert prep(*common[:3], tree / out, *common[3:], *own).returncode == 0
-    objects, whole = open_store(tree / "objects"), open_store(tree / "whole")
-    assert objects.samples[0].box == "8,6,40,38"
-    np.testing.assert_array_equal(objects.images[0], np.asarray(Image.open(tree / "src/thing/a.png"))[6:38, 8:40])
-    assert whole.columns["boxes"].tolist() == [[[8, 6, 40, 38]]]
+    stores = [
+        open_store(build_in_process(source(rules), tree / name, Recipe(height=height, width=width, boxes=rules)))
+        for name, rules, height, width in (("a", BoxRules(), 32, 32), ("b", BoxRules(keep=1), 64, 96))
+    ]
+    assert stores[0].samples[0].box == "8,6,40,38"
+    pixels = np.asarray(Image.open(tree / "src/thing/a.png"))
+    np.testing.assert_array_equal(stores[0].images[0], pixels[6:38, 8:40])
+    assert stores[1].columns["boxes"].tolist() == [[[8, 6, 40, 38]]]
 
 
 @pytest.mark.parametrize(
-    ("database", "flags", "edges"),
+    ("database", "origin", "edges"),
     [
-        ("The VOC2007 Database", "", (9, 7, 40, 38)),
-        ("ILSVRC_2012", "", (8, 6, 39, 37)),
-        ("Unknown", "", (8, 6, 40, 38)),
-        ("Unknown", "--box-origin 1", (9, 7, 40, 38)),
-        ("The VOC2007 Database", "--box-origin 0", (8, 6, 39, 37)),
-        ("ILSVRC_2012", "--box-origin edge", (8, 6, 40, 38)),
+        ("The VOC2007 Database", None, (9, 7, 40, 38)),
+        ("ILSVRC_2012", None, (8, 6, 39, 37)),
+        (" ImageNet database", None, (8, 6, 39, 37)),
+        ("My VOC", None, (8, 6, 40, 38)),
+        ("Unknown", "1", (9, 7, 40, 38)),
+        ("The VOC2007 Database", "0", (8, 6, 39, 37)),
+        ("ILSVRC_2012", "edge", (8, 6, 40, 38)),
     ],
 )
-def test_coordinates_follow_the_database(
-    tmp_path: Path, database: str, flags: str, edges: tuple[int, int, int, int]
-) -> None:
+def test_edges_follow_database(tmp_path: Path, database: str, origin: Any, edges: tuple[int, int, int, int]) -> None:
     draw_frame(tmp_path)
     annotate_frame(tmp_path, database, edges)
-    check_frame(tmp_path, tmp_path / "xml", *flags.split())
+    images = FolderSource(tmp_path / "src")
+    check_frame(tmp_path, lambda rules: BoxedSource(images, tmp_path / "xml", rules, origin=origin))
 
 
 def test_boxes_of_json_are_distances_from_the_edges(tmp_path: Path) -> None:
@@ -100,8 +102,10 @@ def test_boxes_of_json_are_distances_from_the_edges(tmp_path: Path) -> None:
     images, categories = [{"id": 5, "file_name": "a.jpg", **size}], [{"id": "x", "name": "thing"}]
     found = {"images": images, "categories": categories, "annotations": [{"image_id": 5, **drawn}]}
     (tmp_path / "instances.json").write_text(json.dumps(found))
-    for _ in range(2):  # the second build finds both stores
-        check_frame(tmp_path, tmp_path / "instances.json")
+    folder = FolderSource(tmp_path / "src")
+    check_frame(tmp_path, lambda rules: BoxedSource(folder, tmp_path / "instances.json", rules))
+    flags = ("--size", 32, "--shuffle-seed", "none", "--boxes", tmp_path / "instances.json")
+    assert "already finished" in prep("build", "folder", tmp_path / "src", tmp_path / "a", *flags).stdout
 
 
 def test_store_of_an_earlier_release_is_found_again_by_its_boxes(tmp_path: Path) -> None:
@@ -162,12 +166,6 @@ def test_each_kept_box_has_its_class(
     assert ((column >= 0).sum(axis=1) == store.columns["box_count"]).all()
 
 
-def test_store_without_usable_boxes_has_no_box_classes(with_boxes: Path) -> None:
-    store = built(with_boxes, BoxRules(keep=2, least=1000))
-    assert (store.box_classes, store.manifest.box_classes) == ((), ())
-    assert (store.columns["box_labels"] == -1).all()
-
-
 @pytest.mark.parametrize(("fit", "width"), [("stretch", 48), ("crop", 36)])
 def test_kept_boxes_rotate_with_their_image(with_boxes: Path, fit: str, width: int) -> None:
     image, drawn = Image.open(with_boxes / "src/thing/a.png"), (with_boxes / "xml/a.xml").read_text()
@@ -182,6 +180,12 @@ def test_kept_boxes_rotate_with_their_image(with_boxes: Path, fit: str, width: i
         expected = np.zeros((48, width), bool)
         expected[top:bottom, left:right] = True
         assert (red(store.images[row]) != expected).mean() < 0.08
+
+
+def test_store_without_usable_boxes_has_no_box_classes(with_boxes: Path) -> None:
+    store = built(with_boxes, BoxRules(keep=2, least=1000))
+    assert (store.box_classes, store.manifest.box_classes) == ((), ())
+    assert (store.columns["box_labels"] == -1).all()
 
 
 def test_every_object_is_a_row_cropped_before_resize(with_boxes: Path) -> None:
@@ -212,35 +216,31 @@ def test_boxes_of_a_row_that_fills_a_hole_move_with_it(with_boxes: Path) -> None
     assert labels == {"a": [1, -1], "b": [0, 1], "c": [-1, -1]}
 
 
-def test_scaled_decoding_keeps_resolution_of_boxes(tmp_path: Path) -> None:
-    for folder in ("src/thing", "xml"):
-        (tmp_path / folder).mkdir(parents=True)
+def test_scaled_decoding_keeps_resolution_of_boxes(with_boxes: Path) -> None:
     image = Image.new("RGB", (1600, 1200), (90, 90, 90))
     image.paste(RED, (800, 600, 1000, 800))
-    (tmp_path / "src/thing/a.jpg").write_bytes(encoded(image, subsampling=0))
-    (tmp_path / "xml/a.xml").write_text(xml(("thing", (800, 600, 1000, 800)), size=(1600, 1200)))
-    store = built(tmp_path, BoxRules(), scaled_decode=True)
+    (with_boxes / "src/thing/0.jpg").write_bytes(encoded(image, subsampling=0))
+    (with_boxes / "xml/0.xml").write_text(xml(("thing", (800, 600, 1000, 800)), size=(1600, 1200)))
+    store = built(with_boxes, BoxRules(), scaled_decode=True, shuffle_seed=None)
     assert red(store.images[0], 12)[1:-1, 1:-1].all()
     assert store.samples[0].box == "800,600,1000,800"
 
 
-@pytest.mark.parametrize(
-    ("change", "keep", "message"),
-    [
-        ("image", 0, r"1 changed \(first thing/b.png\)"),
-        ("<xmin>140</xmin>", 0, "other classes, boxes"),
-        ("<xmin>140</xmin>", 2, "other classes, boxes"),
-        ("<name>zebra</name>", 2, "other classes, boxes"),
-    ],
-)
-def test_error_says_what_changed_with_several_boxes(with_boxes: Path, change: str, keep: int, message: str) -> None:
-    rules = BoxRules(keep=keep)
-    source = BoxedSource(FolderSource(with_boxes / "src"), with_boxes / "xml", rules)
-    make_plan(source, with_boxes / "out", Recipe(boxes=rules))
-    if change == "image":
-        os.utime(with_boxes / "src/thing/b.png", ns=(1, 1))
-    else:
-        path = with_boxes / "xml/b.xml"
-        path.write_text(path.read_text().replace(change, change.replace("140", "150").replace("zebra", "cat")))
-    with pytest.raises(BuildError, match=message):
-        make_plan(source, with_boxes / "out", Recipe(boxes=rules))
+def test_error_says_what_changed_with_several_boxes(with_boxes: Path) -> None:
+    def plan(keep: int) -> None:
+        rules = BoxRules(keep=keep)
+        source = BoxedSource(FolderSource(with_boxes / "src"), with_boxes / "xml", rules)
+        make_plan(source, with_boxes / f"out{keep}", Recipe(boxes=rules))
+
+    path = with_boxes / "xml/b.xml"
+    drawn = path.read_text()
+    for keep, old, new in ((0, "<xmin>140", "<xmin>150"), (2, "<xmin>140", "<xmin>150"), (2, ">zebra<", ">cat<")):
+        path.write_text(drawn)
+        plan(keep)
+        path.write_text(drawn.replace(old, new))
+        with pytest.raises(BuildError, match="other classes, boxes"):
+            plan(keep)
+    path.write_text(drawn)
+    os.utime(with_boxes / "src/thing/b.png", ns=(1, 1))
+    with pytest.raises(BuildError, match=r"1 changed \(first thing/b.png\)"):
+        plan(0)

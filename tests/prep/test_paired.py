@@ -34,8 +34,9 @@ from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.store import Store, add_column, open_store, stage_store, verify_store
 from decodeonce.store.table import read_rejects
 from tests.command import assert_fails, prep
+from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import write_tar
-from tests.images import encoded, exif, jpeg, make_image, tree_bytes
+from tests.images import crc, encoded, exif, jpeg, make_image, tree_bytes
 from tests.packages import needs_torch
 from tests.prep.building import build_in_process, decoded
 from tests.prep.test_boxes import xml
@@ -77,6 +78,16 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / "masks" / f"{name}.png").write_bytes(png(mask_of(width, height, number), "LP"[number % 2]))
         (root / "targets" / f"{name}.jpg").write_bytes(data)
     return root
+
+
+@pytest.fixture
+def copied(tree: Path, tmp_path: Path) -> Path:
+    """A copy of `tree` to change, which also has room for stores."""
+    return Path(shutil.copytree(tree, tmp_path, dirs_exist_ok=True))
+
+
+def mask_path(root: Path, number: int) -> Path:
+    return root / f"masks/n{number % 2:08d}/{number}.x.png"
 
 
 def paired_source(tree: Path, **folders: str) -> PairedSource:
@@ -144,26 +155,29 @@ def test_second_images_are_made_like_their_images(tree: Path, tmp_path: Path, re
     np.testing.assert_array_equal(store.paired["target"][:], store.images[:])
 
 
-def test_black_and_white_masks_are_zeros_and_ones(tree: Path, tmp_path: Path) -> None:
-    photos = shutil.copytree(tree / "photos", tmp_path / "photos")
-    for path in photos.rglob("*.JPEG"):
-        size = Image.open(path).size
-        mask = tmp_path / "masks" / path.relative_to(photos).with_suffix(".PNG")
-        mask.parent.mkdir(parents=True, exist_ok=True)
-        mask.write_bytes(encoded(Image.new("1", size, 1), "PNG"))
-    store = open_store(build_in_process(paired_source(tmp_path), tmp_path / "out", RECIPE))
-    assert np.unique(store.paired["mask"][:]).tolist() == [1]
+def test_masks_of_unusual_kinds_keep_their_values(copied: Path) -> None:
+    white_is_zero = encoded(Image.new("L", SIZES[0], 3), "TIFF", tiffinfo={262: 0})
+    assert bytes([252]) * SIZES[0][0] * SIZES[0][1] in white_is_zero
+    mask_path(copied, 0).write_bytes(white_is_zero)
+    upside_down = encoded(Image.fromarray(mask_of(*SIZES[1], 1)), "PNG", exif=exif(3))  # which is ignored
+    mask_path(copied, 1).write_bytes(upside_down)
+    mask_path(copied, 2).write_bytes(encoded(Image.new("1", SIZES[2], 1), "PNG"))
+    recipe = replace(RECIPE, exif="apply")
+    store = open_store(build_in_process(paired_source(copied), copied / "out", recipe))
+    masks = {number_of(store, row): mask for row, mask in enumerate(store.paired["mask"][:])}
+    assert np.unique(masks[0]).tolist() == [3]
+    np.testing.assert_array_equal(masks[1], expected_mask(1, recipe))
+    assert np.unique(masks[2]).tolist() == [1]
 
 
-def test_image_without_a_usable_mask_is_rejected_by_name(tree: Path, tmp_path: Path) -> None:
-    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
-    masks = [tmp_path / "masks" / f"n{number % 2:08d}/{number}.x.png" for number in range(len(SIZES))]
+def test_image_without_a_usable_mask_is_rejected_by_name(copied: Path) -> None:
+    masks = [mask_path(copied, number) for number in range(len(SIZES))]
     masks[0].unlink()
     masks[1].write_bytes(png(mask_of(10, 10, 0)))
     masks[2].write_bytes(encoded(make_image(*SIZES[2]), "PNG"))
     masks[3].write_bytes(masks[4].read_bytes()[:60])
     masks[5].write_bytes(b"")
-    out = build_in_process(paired_source(tmp_path), tmp_path / "out", RECIPE)
+    out = build_in_process(paired_source(copied), copied / "out", RECIPE)
     assert len(open_store(out)) == 1
     reasons = {reject.source: reject.reason for reject in read_rejects(out / "rejects.tsv")}
     assert len(reasons) == 5
@@ -178,24 +192,24 @@ def grey_png(bits: int, width: int, height: int) -> bytes:
     """Return a PNG of zeros with 2 or 4 bits of grey, which Pillow cannot write."""
     lines = bytes(1 + (bits * width + 7) // 8) * height
     header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
-    parts = [
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+    chunks = (b"IHDR" + header, b"IDAT" + zlib.compress(lines), b"IEND")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack(">I", len(one) - 4) + one + crc(one) for one in chunks)
 
 
-def test_masks_that_pillow_scales_are_rejected(tree: Path, tmp_path: Path) -> None:
-    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
-    masks = [tmp_path / "masks" / f"n{number % 2:08d}/{number}.x.png" for number in range(len(SIZES))]
+def test_masks_that_pillow_scales_are_rejected(copied: Path) -> None:
     sizes = [b"%d %d" % size for size in SIZES]
-    masks[0].write_bytes(grey_png(2, *SIZES[0]))
-    masks[1].write_bytes(grey_png(4, *SIZES[1]))
-    masks[2].write_bytes(b"P5 %s 3\n" % sizes[2] + bytes(20 * 24))
-    masks[3].write_bytes(b"P2 %s 4\n" % sizes[3] + b"1 " * 35)
-    masks[4].write_bytes(b"P5 %s 255\n" % sizes[4] + bytes([3]) * 64 * 64)
-    masks[5].write_bytes(b"P2 %s 255\n" % sizes[5] + b"3 " * 31 * 47)
-    out = build_in_process(paired_source(tmp_path), tmp_path / "out", RECIPE)
+    for number, data in enumerate(
+        (
+            grey_png(2, *SIZES[0]),
+            grey_png(4, *SIZES[1]),
+            b"P5 %s 3\n" % sizes[2] + bytes(20 * 24),
+            b"P2 %s 4\n" % sizes[3] + b"1 " * 35,
+            b"P5 %s 255\n" % sizes[4] + bytes([3]) * 64 * 64,
+            b"P2 %s 255\n" % sizes[5] + b"3 " * 31 * 47,
+        )
+    ):
+        mask_path(copied, number).write_bytes(data)
+    out = build_in_process(paired_source(copied), copied / "out", RECIPE)
     assert np.unique(open_store(out).paired["mask"][:]).tolist() == [3]
     rejects = {reject.source[10:11]: reject.reason for reject in read_rejects(out / "rejects.tsv")}
     assert rejects.keys() == set("0123")
@@ -203,60 +217,33 @@ def test_masks_that_pillow_scales_are_rejected(tree: Path, tmp_path: Path) -> No
         assert reason.startswith("mask: levels of grey that do not go up to 255, which Pillow scales to 0..255; save")
 
 
-def test_mask_in_a_tiff_whose_zero_is_white_is_inverted(tree: Path, tmp_path: Path) -> None:
-    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
-    data = encoded(Image.new("L", SIZES[0], 3), "TIFF", tiffinfo={262: 0})
-    assert bytes([252]) * SIZES[0][0] * SIZES[0][1] in data
-    (tmp_path / "masks/n00000000/0.x.png").write_bytes(data)
-    store = open_store(build_in_process(paired_source(tmp_path), tmp_path / "out", RECIPE))
-    [row] = [row for row in range(len(store)) if number_of(store, row) == 0]
-    assert np.unique(store.paired["mask"][row]).tolist() == [3]
-
-
-@pytest.mark.parametrize("exif", ["ignore", "apply"])
-def test_tiffs_that_pillow_turns_are_rejected(tree: Path, tmp_path: Path, exif: Any) -> None:
-    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
-    for number, (folder, turn) in enumerate((("photos", 3), ("photos", 1), ("masks", 2), ("masks", 1))):
-        path = tmp_path / folder / f"n{number % 2:08d}/{number}.x{'.JPEG' if folder == 'photos' else '.png'}"
-        image = make_image(*SIZES[number])
-        path.write_bytes(
-            encoded(image if folder == "photos" else image.convert("L"), "TIFF", tiffinfo={ORIENTATION: turn})
-        )
-    out = build_in_process(paired_source(tmp_path), tmp_path / "out", replace(RECIPE, exif=exif))
+def test_tiffs_that_pillow_turns_are_rejected(copied: Path) -> None:
+    for number, turn in enumerate((3, 1, 2, 1)):
+        image, path = make_image(*SIZES[number]), mask_path(copied, number)
+        if number < 2:
+            path = copied / "photos" / path.relative_to(copied / "masks").with_suffix(".JPEG")
+        else:
+            image = image.convert("L")
+        path.write_bytes(encoded(image, "TIFF", tiffinfo={ORIENTATION: turn}))
     problem = ", which its pair would not follow; save the TIFF upright, without an orientation"
-    assert {reject.source[10:11]: reject.reason for reject in read_rejects(out / "rejects.tsv")} == {
-        "1": "TIFF named .JPEG",
-        "0": f"TIFF with orientation 3{problem}",
-        "2": f"mask: TIFF with orientation 2{problem}",
-    }
-    alone = build_in_process(FolderSource(tmp_path / "photos"), tmp_path / "alone", RECIPE)
+    for setting in ("ignore", "apply"):
+        out = build_in_process(paired_source(copied), copied / setting, replace(RECIPE, exif=setting))
+        assert {reject.source[10:11]: reject.reason for reject in read_rejects(out / "rejects.tsv")} == {
+            "1": "TIFF named .JPEG",
+            "0": f"TIFF with orientation 3{problem}",
+            "2": f"mask: TIFF with orientation 2{problem}",
+        }
+    alone = build_in_process(FolderSource(copied / "photos"), copied / "alone", RECIPE)
     assert len(open_store(alone)) == len(SIZES)
 
 
-def test_orientation_of_a_mask_is_ignored(tree: Path, tmp_path: Path) -> None:
-    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
-    mask = Image.fromarray(mask_of(*SIZES[1], 1))
-    (tmp_path / "masks/n00000001/1.x.png").write_bytes(encoded(mask, "PNG", exif=exif(3)))
-    recipe = replace(RECIPE, exif="apply")
-    stores = [
-        open_store(build_in_process(paired_source(root), tmp_path / name, recipe))
-        for name, root in (("a", tree), ("b", tmp_path))
-    ]
-    np.testing.assert_array_equal(stores[0].paired["mask"][:], stores[1].paired["mask"][:])
-
-
-def large_tree(root: Path) -> Path:
-    """Write images and masks that make several blocks of rows of 256x256."""
+def test_build_that_was_stopped_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     for number in range(18):
-        for folder, data in (("photos", jpeg(300, 260, seed=number)), ("masks", png(mask_of(300, 260, number)))):
-            path = root / folder / "a" / f"{number}{'.JPEG' if folder == 'photos' else '.png'}"
+        for name, data in (("photos/a/{}.JPEG", jpeg(300, 260)), ("masks/a/{}.png", png(mask_of(300, 260, number)))):
+            path = tmp_path / name.format(number)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-    return root
-
-
-def test_build_that_was_stopped_resumes_to_the_same_bytes(tmp_path: Path) -> None:
-    source, recipe = paired_source(large_tree(tmp_path)), Recipe(shuffle_seed=0, shard_size=3 << 20)
+    source, recipe = paired_source(tmp_path), Recipe(shuffle_seed=0, shard_size=3 << 20)
     expected = tree_bytes(build_in_process(source, tmp_path / "whole", recipe))
     plan = make_plan(source, tmp_path / "out", recipe)
     assert len(plan.blocks) > 3
@@ -270,23 +257,26 @@ def test_build_that_was_stopped_resumes_to_the_same_bytes(tmp_path: Path) -> Non
     assert manifest.row_bytes == 256 * 256 * 4
 
 
-def test_mask_that_changes_is_noticed(tree: Path, tmp_path: Path) -> None:
-    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
-    source = paired_source(tmp_path)
-    plan = make_plan(source, tmp_path / "out", RECIPE)
-    mask = tmp_path / "masks/n00000000/2.x.png"
-    mask.write_bytes(mask.read_bytes())  # only its time changes
-    with pytest.raises(BuildError, match=r"masks/n00000000/2\.x\.png: changed since the plan was made"):
+def test_mask_that_changes_is_noticed(copied: Path) -> None:
+    source = paired_source(copied)
+    store = build_in_process(source, copied / "store", RECIPE)
+    plan = make_plan(source, copied / "out", RECIPE)
+    number = number_of(open_store(store), 2)
+    name = f"n{number % 2:08d}/{number}.x"
+    mask_path(copied, number).write_bytes(png(mask_of(*SIZES[number], seed=99)))
+    with pytest.raises(BuildError, match=rf"masks/{name}\.png: changed since the plan was made"):
         [plan.source().read_all(plan.samples.entry(row)) for row in range(plan.count)]
     with pytest.raises(BuildError, match="the source changed since the plan"):
-        make_plan(source, tmp_path / "out", RECIPE)
+        make_plan(source, copied / "out", RECIPE)
+    flip_bit(store, 2, 0)
+    done = prep("repair", store, "--from", copied / "photos", "--paired", f"mask={copied}/masks", "--quiet")
+    assert_fails(done, 1, f"row 2: {name}.JPEG: decodes to different pixels, or its mask changed")
 
 
 def test_settings_that_cannot_be_combined_are_refused(tree: Path, tmp_path: Path) -> None:
     arguments = ("build", "folder", tree / "photos", tmp_path / "out", "--size", 24)
     assert_fails(prep(*arguments, "--paired", "mask"), 2, "--paired mask: expected NAME=DIR, such as mask=masks")
     assert_fails(prep(*arguments, "--paired", f"mask:grey={tree}"), 2, "expected a name such as mask, or target:rgb")
-    assert_fails(prep(*arguments, "--paired", f"labels={tree}"), 2, "a paired image is called 'labels', expected a")
     photos, masks = FolderSource(tree / "photos"), tree / "masks"
     mapped = replace(RECIPE, map=UserMap("maps:same", "0" * 16))
     for source, recipe, problem in (
@@ -333,16 +323,6 @@ def test_flipped_bit_of_a_mask_is_found_and_repaired(tree: Path, tmp_path: Path,
     flip_bit(store, 2, 0)
     with pytest.raises(BuildError, match="alone: expected a store with mask; pass another one, or the images"):
         repair_store(store, alone)
-
-
-def test_mask_that_changed_since_the_build_is_named_by_repair(tree: Path, tmp_path: Path) -> None:
-    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
-    store = build_in_process(paired_source(tmp_path), tmp_path / "out", RECIPE)
-    number = number_of(open_store(store), 2)
-    (tmp_path / f"masks/n{number % 2:08d}/{number}.x.png").write_bytes(png(mask_of(*SIZES[number], seed=99)))
-    flip_bit(store, 2, 0)
-    done = prep("repair", store, "--from", tmp_path / "photos", "--paired", f"mask={tmp_path}/masks", "--quiet")
-    assert_fails(done, 1, f"row 2: n{number % 2:08d}/{number}.x.JPEG: decodes to different pixels, or its mask changed")
 
 
 def test_conversion_keeps_masks(tree: Path, tmp_path: Path) -> None:
@@ -397,16 +377,14 @@ def test_export_and_build_give_the_same_rows(tree: Path, tmp_path: Path) -> None
 
 def write_shards(tree: Path, root: Path, suffix: str) -> Path:
     """Write the images with their masks as tars; a mask is before or after its image."""
-    names = sorted(path.relative_to(tree / "photos") for path in (tree / "photos").rglob("*.JPEG"))
+    paths = sorted((tree / "photos").rglob("*.JPEG"))
     for shard in range(2):
         files = []
-        for name in names[3 * shard : 3 * shard + 3]:
-            key, label = name.stem.partition(".")[0], b"%d" % int(name.parts[0][1:])
-            image, mask = (
-                (tree / "photos" / name).read_bytes(),
-                (tree / "masks" / name).with_suffix(".png").read_bytes(),
-            )
-            parts = [(f"{key}.jpg", image), (f"{key}.cls", label), (f"{key}.mask.png", mask)]
+        for path in paths[3 * shard : 3 * shard + 3]:
+            key = path.name.partition(".")[0]
+            mask = mask_path(tree, int(key)).read_bytes()
+            label = b"%d" % int(path.parent.name[1:])
+            parts = [(f"{key}.jpg", path.read_bytes()), (f"{key}.cls", label), (f"{key}.mask.png", mask)]
             files += parts if int(key) % 2 else parts[::-1]
         write_tar(root / f"a-{shard}{suffix}", files, "w:gz" if suffix.endswith("gz") else "w")
     return root
@@ -431,36 +409,26 @@ def test_masks_of_webdataset_are_members(tree: Path, tmp_path: Path, suffix: str
     assert tree_bytes(store.paths.root) == before
 
 
-def test_sample_of_a_shard_without_a_mask_is_rejected(tree: Path, tmp_path: Path) -> None:
+def test_sample_of_a_shard_has_one_mask_of_each_name(tmp_path: Path) -> None:
     image, mask = jpeg(30, 20), png(mask_of(30, 20, 0))
     files = [("0.jpg", image), ("0.cls", b"0"), ("0.mask.png", mask), ("1.jpg", image), ("1.cls", b"0")]
     files += [("2.jpg", image), ("2.cls", b"0"), ("2.mask.png", b"")]
-    write_tar(tmp_path / "shards/a.tar", files)
-    source = open_webdataset(tmp_path / "shards", paired={"mask": "mask.png"})
+    write_tar(tmp_path / "a.tar", files)
+    source = open_webdataset(tmp_path, paired={"mask": "mask.png"})
     assert [one.problem for one in source.entries()] == ["", "mask.png: missing in the sample", "mask.png: empty file"]
+    for suffix in ("mask.png", ".MASK.png"):
+        with pytest.raises(BuildError, match=r"--paired: mask\.png is given for two names, expected another suffix"):
+            open_webdataset(tmp_path, paired={"a": "mask.png", "b": suffix})
 
 
-@pytest.mark.parametrize("suffix", ["mask.png", ".MASK.png"])
-def test_two_masks_cannot_be_the_same_member(tmp_path: Path, suffix: str) -> None:
-    write_tar(tmp_path / "a.tar", [("0.jpg", jpeg(30, 20)), ("0.cls", b"0"), ("0.mask.png", png(mask_of(30, 20, 0)))])
-    with pytest.raises(BuildError, match=r"--paired: mask\.png is given for two names, expected another suffix"):
-        open_webdataset(tmp_path, paired={"a": "mask.png", "b": suffix})
-
-
-def test_name_that_no_file_can_have_has_no_mask(tree: Path, tmp_path: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    image = {"bytes": jpeg(30, 20), "path": "a\0b.jpg"}
-    pq.write_table(pa.table({"image": [image], "label": [0]}), tmp_path / "a.parquet")
-    source = PairedSource(open_parquet(tmp_path / "a.parquet"), {"mask": tree / "masks"})
-    assert [entry.problem[:8] for entry in source.entries()] == ["no mask:"]
-
-
-def test_mask_is_not_read_outside_its_folder(tmp_path: Path) -> None:
+def test_mask_is_not_read_outside_its_folder_nor_by_a_name_that_no_file_can_have(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "a.tar", [("../../b.jpg", jpeg(30, 20)), ("../../b.cls", b"1")])
     (tmp_path / "masks" / "a.tar").mkdir(parents=True)
     (tmp_path / "b.png").write_bytes(encoded(make_image(30, 20), "PNG"))
-    source = PairedSource(open_webdataset(tar), {"mask": tmp_path / "masks"}, follow_links=True)
-    assert [entry.problem[:8] for entry in source.entries()] == ["no mask:"]
+    table = write_table(tmp_path / "a.parquet", {"image": images([(jpeg(30, 20), "a\0b.jpg")]), "label": [0]})
+    for inner in (open_webdataset(tar), open_parquet(table)):
+        source = PairedSource(inner, {"mask": tmp_path / "masks"}, follow_links=True)
+        assert [entry.problem[:8] for entry in source.entries()] == ["no mask:"]
 
 
 MODULE = """
@@ -471,47 +439,45 @@ from PIL import Image
 ROOT = Path({root!r})
 paths = sorted((ROOT / "photos").rglob("*.JPEG"))
 
+def array(path):
+    return np.asarray(Image.open(path))
+
 class Scenes:
+    def __init__(self, open_mask=array, change=lambda index, others: others):
+        self.open_mask, self.change = open_mask, change
+
     def __len__(self):
         return len(paths)
 
-    def mask(self, path):
-        return np.asarray(Image.open(path))
-
     def __getitem__(self, index):
         name = paths[index].relative_to(ROOT / "photos")
-        mask = self.mask((ROOT / "masks" / name).with_suffix(".png"))
-        return paths[index].read_bytes(), int(name.parts[0][1:]), {{"mask": mask, "score": index}}
+        mask = self.open_mask((ROOT / "masks" / name).with_suffix(".png"))
+        return paths[index].read_bytes(), int(name.parts[0][1:]), self.change(index, {{"mask": mask, "score": index}})
 
-class Images(Scenes):
-    def mask(self, path):
-        return Image.open(path)
+def Images():
+    return Scenes(Image.open)
 
-class Tensors(Scenes):
-    def mask(self, path):
-        import torch
-        return torch.from_numpy(np.array(Image.open(path)))
+def Tensors():
+    import torch
+    return Scenes(lambda path: torch.from_numpy(array(path).copy()))
 
-class Colours(Scenes):
-    def mask(self, path):
-        return np.stack([np.asarray(Image.open(path))] * 3, 2)
+def Colours():
+    return Scenes(lambda path: np.stack([array(path)] * 3, 2))
 
-class Named(Scenes):
-    def __getitem__(self, index):
-        image, label, others = super().__getitem__(index)
-        return image, label, {{"seg-mask": others["mask"], "score": index}}
+def Named():
+    return Scenes(change=lambda index, others: {{"seg-mask": others["mask"], "score": index}})
 
-class Depths(Scenes):
-    def __getitem__(self, index):
-        image, label, others = super().__getitem__(index)
-        return image, label, {{**others, "depth": np.zeros((4, 4), np.float32)}}
+def Depths():
+    return Scenes(change=lambda index, others: {{**others, "depth": np.zeros((4, 4), np.float32)}})
 
-class Missing(Scenes):
-    def __getitem__(self, index):
-        image, label, others = super().__getitem__(index)
-        size = others["mask"].shape[::-1]
-        changed = {{2: others["mask"][1:], 3: 7, 4: Image.new("I;16", size), 5: Image.new("F", size)}}
-        return image, label, {{**others, "mask": changed.get(index, others["mask"])}}
+def changed(index, others):
+    mask = others["mask"]
+    size = mask.shape[::-1]
+    masks = {{2: mask[1:], 3: 7, 4: Image.new("I;16", size), 5: Image.new("F", size)}}
+    return {{**others, "mask": masks.get(index, mask)}}
+
+def Missing():
+    return Scenes(change=changed)
 """
 
 
@@ -522,17 +488,17 @@ def module(tree: Path, tmp_path: Path) -> Callable[[str], str]:
     return lambda name: f"{path}:{name}"
 
 
-@pytest.mark.parametrize("name", ["Scenes", "Images", pytest.param("Tensors", marks=needs_torch), "Colours"])
+@pytest.mark.parametrize(
+    "name", ["Scenes", "Images", pytest.param("Tensors", marks=[needs_torch, pytest.mark.long]), "Colours"]
+)
 def test_masks_of_any_dataset(tree: Path, tmp_path: Path, module: Callable[[str], str], name: str) -> None:
-    folder = open_store(build_in_process(paired_source(tree), tmp_path / "folder", RECIPE))
     store = open_store(build_in_process(open_dataset(module(name)), tmp_path / "out", RECIPE))
     assert ([*store.columns], [*store.paired]) == (["score"], ["mask"])
     if name == "Colours":
         assert store.paired["mask"].shape == (len(SIZES), 24, 20, 3)
         return
+    folder = open_store(build_in_process(paired_source(tree), tmp_path / "folder", RECIPE))
     np.testing.assert_array_equal(store.whole_rows[:], folder.whole_rows[:])
-    without = open_store(build_in_process(open_dataset(module(name), column=["score"]), tmp_path / "less", RECIPE))
-    assert (without.paired, without.manifest.version) == ({}, 1)
 
 
 def test_sample_of_a_dataset_without_a_mask_is_rejected(tmp_path: Path, module: Callable[[str], str]) -> None:
@@ -547,25 +513,21 @@ def test_sample_of_a_dataset_without_a_mask_is_rejected(tmp_path: Path, module: 
     assert all("expected a PIL image of 8 bits" in reject.reason for reject in rejects[2:])
 
 
-def test_mask_with_a_bad_name_is_refused(tmp_path: Path, module: Callable[[str], str]) -> None:
+def test_only_arrays_that_are_kept_must_be_valid(tmp_path: Path, module: Callable[[str], str]) -> None:
     with pytest.raises(BuildError, match=r":Named\[0\]: the name of a paired image is 'seg-mask', expected letters"):
         open_dataset(module("Named"))
     assert open_dataset(module("Named"), column=["score"]).column_names == ("score",)
-
-
-def test_arrays_that_are_not_kept_reject_nothing(tmp_path: Path, module: Callable[[str], str]) -> None:
     out = build_in_process(open_dataset(module("Depths"), column=["score", "mask"]), tmp_path / "out", RECIPE)
     store = open_store(out)
     assert (len(store), [*store.columns], [*store.paired]) == (len(SIZES), ["score"], ["mask"])
 
 
 @pytest.mark.parametrize("column", [["score"], [], None])
-def test_store_of_some_columns_is_repaired(
-    tmp_path: Path, module: Callable[[str], str], column: list[str] | None
-) -> None:
+def test_stores_of_columns_are_repaired(tmp_path: Path, module: Callable[[str], str], column: list[str] | None) -> None:
     store = build_in_process(open_dataset(module("Scenes"), column=column), tmp_path / "out", RECIPE)
-    recorded = open_store(store).manifest.source.get("options")
-    assert recorded == (None if column is None else {"column": column})
+    manifest = open_store(store).manifest
+    assert manifest.source.get("options") == (None if column is None else {"column": column})
+    assert (manifest.version, len(manifest.paired)) == ((1, 0) if column is not None else (2, 1))
     before = tree_bytes(store)
     flip_bit(store, 1, 0)
     assert repair_store(store, module("Scenes")).ok
@@ -573,13 +535,16 @@ def test_store_of_some_columns_is_repaired(
 
 
 def test_store_without_masks_is_of_version_1(tree: Path, tmp_path: Path) -> None:
-    manifests = [
-        json.loads((build_in_process(source, tmp_path / name, RECIPE) / "store.json").read_bytes())
+    stores = [
+        build_in_process(source, tmp_path / name, RECIPE)
         for name, source in (("masked", paired_source(tree)), ("plain", FolderSource(tree / "photos")))
     ]
-    found = [(facts["version"], facts.get("paired")) for facts in manifests]
-    assert found == [(2, [{"name": "mask", "channels": 1}]), (1, None)]
-    assert manifests[0]["recipe"] == {**manifests[1]["recipe"], "paired": ["mask"]}
+    masked, plain = (json.loads((store / "store.json").read_bytes()) for store in stores)
+    assert (masked["version"], masked["paired"]) == (2, [{"name": "mask", "channels": 1}])
+    assert (plain["version"], "paired" in plain) == (1, False)
+    assert masked["recipe"] == {**plain["recipe"], "paired": ["mask"]}
+    resign(stores[1], lambda facts: facts.update(paired="of another writer"))
+    assert open_store(stores[1]).paired == {}
 
 
 def test_rows_can_be_read_with_numpy_and_h5py(tree: Path, tmp_path: Path) -> None:
@@ -598,11 +563,17 @@ def test_column_cannot_have_the_name_of_a_mask(tree: Path, tmp_path: Path) -> No
     with pytest.raises(StoreError, match=r"'mask' is already a mask or second image .*; choose another name$"):
         add_column(store, "mask", np.zeros(len(SIZES)))
     assert prep("info", store).stdout.count("mask") == 2  # in "paired" and in the recipe
+    add_column(store, "images", np.zeros(len(SIZES)))
+    assert open_store(store).columns["images"].shape == (len(SIZES),)  # columns may have this name
+    resign(store, lambda facts: facts["columns"][0].update(name="mask"))
+    with pytest.raises(StoreError, match="'mask' names more than one array"):
+        open_store(store)
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
+def test_bad_manifest_is_refused(tree: Path, tmp_path: Path) -> None:
+    store = build_in_process(paired_source(tree), tmp_path / "out", RECIPE)
+    whole = (store / "store.json").read_bytes()
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"paired": [{"name": "../mask", "channels": 1}]}, "the name of a paired image is '../mask', expected letters"),
         ({"paired": [{"name": "mask", "channels": 2}]}, "paired image mask has 2 channels, expected 1 or 3"),
         ({"paired": [{"name": "images", "channels": 1}]}, "a paired image is called 'images', expected none of"),
@@ -611,28 +582,12 @@ def test_column_cannot_have_the_name_of_a_mask(tree: Path, tmp_path: Path) -> No
         ({"paired": []}, '"paired" is empty, expected a list of arrays in version 2'),
         ({"paired": {}}, "paired is {}, expected list"),
         ({"version": 1}, "expected at least 1 row, first_row 0, "),
-    ],
-)
-def test_bad_manifest_is_refused(tree: Path, tmp_path: Path, change: dict[str, Any], problem: str) -> None:
-    store = build_in_process(paired_source(tree), tmp_path / "out", RECIPE)
-    resign(store, lambda facts: facts.update(change))
-    with pytest.raises(StoreError, match=re.escape(problem)):
-        open_store(store)
-
-
-def test_manifest_with_a_column_called_like_a_mask_is_refused(tree: Path, tmp_path: Path) -> None:
-    store = build_in_process(paired_source(tree), tmp_path / "out", RECIPE)
-    add_column(store, "images", np.zeros(len(SIZES)))
-    assert open_store(store).columns["images"].shape == (len(SIZES),)  # columns may have this name
-    resign(store, lambda facts: facts["columns"][0].update(name="mask"))
-    with pytest.raises(StoreError, match="'mask' names more than one array"):
-        open_store(store)
-
-
-def test_key_of_another_writer_in_version_1_is_ignored(tree: Path, tmp_path: Path) -> None:
-    store = build_in_process(FolderSource(tree / "photos"), tmp_path / "out", RECIPE)
-    resign(store, lambda facts: facts.update(paired="of another writer"))
-    assert open_store(store).paired == {}
+    ]
+    for change, problem in changes:
+        (store / "store.json").write_bytes(whole)
+        resign(store, lambda facts, change=change: facts.update(change))  # type: ignore[misc]
+        with pytest.raises(StoreError, match=re.escape(problem)):
+            open_store(store)
 
 
 def test_folders_in_a_manifest_are_not_read(tree: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from decodeonce.prep.jobs.chain import write_scripts
 from decodeonce.prep.jobs.site import read_site
 from tests import pbs
 from tests.cluster.until import until
-from tests.command import prep_process
+from tests.command import prep
 from tests.images import make_tree, tree_bytes
 
 PREP = [sys.executable, "-m", "decodeonce.cli"]
@@ -45,7 +45,7 @@ def test_no_job_is_dropped_if_qsub_is_slower_than_the_plan(tmp_path: Path) -> No
     assert [line.strip() for line in (tmp_path / "ran").read_text().splitlines()] == ran
 
 
-@pytest.mark.parametrize("name", ["OUT-plan", "then"])
+@pytest.mark.parametrize("name", [pytest.param("OUT-plan", marks=pytest.mark.long), "then"])
 def test_dropped_job_is_named_and_the_chain_cancelled(tmp_path: Path, name: str) -> None:
     done = submit(tmp_path / "pbs", small_chain(tmp_path), PBS_DROPS=name)
     assert (done.returncode != 0, done.stdout) == (True, "")
@@ -85,7 +85,7 @@ def test_error_of_a_task_is_in_the_log_of_the_job(tmp_path: Path) -> None:
     assert "n00000000_0.JPEG: " in output
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM", "Ctrl-C of submit.sh"])
+@pytest.mark.parametrize("how", [pytest.param("Ctrl-C", marks=pytest.mark.long), "SIGTERM", "Ctrl-C of submit.sh"])
 def test_interrupted_submission_leaves_no_jobs(tmp_path: Path, how: str) -> None:
     tree, gate = make_tree(tmp_path / "src", classes=2), tmp_path / "gate"
     os.mkfifo(gate)
@@ -120,24 +120,23 @@ def test_interrupted_submission_leaves_no_jobs(tmp_path: Path, how: str) -> None
 
 def test_queued_chain_is_shown_and_not_submitted_again_until_it_is_cancelled(tmp_path: Path) -> None:
     script = small_chain(tmp_path)
-    held = script.read_text().replace('qrls "$plan"', "")
-    script.write_text(held)
+    script.write_text(script.read_text().replace('qrls "$plan"', ""))
     assert submit(tmp_path / "pbs", script).returncode == 0
     path = f"{tmp_path}/pbs/bin:{os.environ['PATH']}"
-    prep = partial(prep_process, cwd=tmp_path, PATH=path)
+    run = partial(prep, cwd=tmp_path, PATH=path)
     waiting = (
         "array 2[].pbs: 2 of 2 waiting; round 2 3[].pbs: 2 of 2 waiting; finish 4.pbs: waiting; then 5.pbs: waiting"
     )
-    assert f"plan 1.pbs: waiting; {waiting}\n" in prep("status", "OUT").stdout
+    assert f"plan 1.pbs: waiting; {waiting}\n" in run("status", "OUT").stdout
     again = subprocess.run(["bash", script], env={**os.environ, "PATH": path}, capture_output=True, text=True)
     advice = f"plan 1.pbs is still in the queue; to cancel this chain, run: prep cancel {tmp_path}/OUT\n"
     assert (again.returncode, again.stderr) == (1, advice)
-    assert prep("cancel", "OUT").stdout.splitlines() == [
+    assert run("cancel", "OUT").stdout.splitlines() == [
         f"{job}: cancelled" for job in ("then 5.pbs", "finish 4.pbs", "round 2 3[].pbs", "array 2[].pbs", "plan 1.pbs")
     ]
     assert pbs.queued(tmp_path / "pbs") == []
-    assert prep("cancel", "OUT").stdout == "OUT: all jobs have ended\n"
-    assert "no plan here" in prep("status", "OUT").stderr
+    assert run("cancel", "OUT").stdout == "OUT: all jobs have ended\n"
+    assert "no plan here" in run("status", "OUT").stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -147,15 +146,12 @@ def test_server_that_does_not_answer_is_not_a_sign_that_the_jobs_ended(tmp_path:
     for name in ("qstat", "qdel"):
         (tmp_path / name).write_text('#!/bin/sh\necho "cannot connect to server" >&2\nexit 111\n')
         (tmp_path / name).chmod(0o755)
-    prep = partial(prep_process, cwd=tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert "plan 1.pbs: unknown\n" in prep("status", "OUT").stdout
-    done = prep("cancel", "OUT")
+    run = partial(prep, cwd=tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert "plan 1.pbs: unknown\n" in run("status", "OUT").stdout
+    done = run("cancel", "OUT")
     assert (done.returncode, done.stdout) == (1, "")
     assert "plan 1.pbs: not cancelled: cannot connect to server" in done.stderr
-
-
-def test_build_without_a_submission_has_no_jobs_to_cancel(tmp_path: Path) -> None:
-    done = prep_process("cancel", "OUT", cwd=tmp_path)
+    done = run("cancel", "another")
     assert (done.returncode, "this build was not submitted with `prep submit`" in done.stderr) == (1, True)
 
 

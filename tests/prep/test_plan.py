@@ -4,9 +4,8 @@ import mmap
 import os
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from decodeonce.prep.building.plan import (
     PLAN_VERSION,
     Plan,
     plan_facts,
-    read_plan,
     scan,
     shuffled,
     write_facts,
@@ -37,7 +35,7 @@ from decodeonce.prep.sources.files import file_entry
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.prep.sources.safe_open import Links
-from decodeonce.store import Column, ImageClass, StorePaths
+from decodeonce.store import ImageClass, StorePaths
 from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
 
@@ -70,13 +68,6 @@ def test_shuffle_never_changes() -> None:
 GOLDEN_ORDER = [7, 3, 9, 2, 5, 4, 6, 0, 10, 1, 11, 8]
 
 
-def test_planning_again_writes_nothing(tree: Path, tmp_path: Path) -> None:
-    make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
-    before = StorePaths(tmp_path / "out").plan.stat().st_mtime_ns
-    make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
-    assert StorePaths(tmp_path / "out").plan.stat().st_mtime_ns == before
-
-
 def test_different_recipe_is_an_error_that_names_the_settings(tree: Path, tmp_path: Path) -> None:
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     with pytest.raises(BuildError, match="--filter is box, the plan says bilinear; --size is 20x16, the plan says 16"):
@@ -93,6 +84,10 @@ def test_different_recipe_is_an_error_that_names_the_settings(tree: Path, tmp_pa
         (lambda tree: (tree / "train/n00000001/n00000001_0.JPEG").unlink(), "1 gone .*n00000001_0.JPEG"),
         (lambda tree: os.utime(tree / "train/n00000001/n00000001_0.JPEG", ns=(1, 1)), "1 changed .*n00000001_0.JPEG"),
         (lambda tree: (tree / "train/n00000001/empty.JPEG").touch(), "places or rejects"),
+        (
+            lambda tree: (tree / "LOC_synset_mapping.txt").write_text("n00000000 tench\n"),
+            "same images with other classes",
+        ),
     ],
 )
 def test_changed_source_is_an_error_that_names_the_file(tree: Path, tmp_path: Path, change: Any, message: str) -> None:
@@ -104,22 +99,28 @@ def test_changed_source_is_an_error_that_names_the_file(tree: Path, tmp_path: Pa
 
 def test_image_changed_after_plan_stops_the_task(tree: Path, tmp_path: Path) -> None:
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
-    (tree / "train/n00000001/n00000001_0.JPEG").write_bytes(jpeg())
-    with pytest.raises(BuildError, match=r"n00000001_0.JPEG: changed since the plan"):
-        work(tmp_path / "out")
+    image = tree / "train/n00000001/n00000001_0.JPEG"
+
+    def link_to_itself() -> None:
+        image.rmdir()
+        image.symlink_to(image)
+
+    changes: list[tuple[Callable[[], object], str]] = [
+        (lambda: image.write_bytes(jpeg()), "changed since the plan"),
+        (image.unlink, "No such file or directory, although it was listed before; put it back"),
+        (image.mkdir, "Is a directory; fix this and run"),
+        (link_to_itself, "Too many levels of symbolic links; replace the link"),
+    ]
+    for change, message in changes:
+        change()
+        with pytest.raises(BuildError, match=f"^{image}: {message}"):
+            work(tmp_path / "out", WorkSettings(workers=1))
 
 
 def test_different_decoders_are_an_error(plan: Plan, tree: Path, tmp_path: Path) -> None:
     facts = {**plan.facts, "recipe": {**plan.facts["recipe"], "decoders": {"simplejpeg": "0.1"}}}
     write_plan(plan.paths, scan(open_imagenet(tree)), facts)
     with pytest.raises(BuildError, match=r"the installed decoders differ from the plan's: .*simplejpeg is .*, the"):
-        work(tmp_path / "out")
-
-
-def test_damaged_plan_is_an_error(tree: Path, tmp_path: Path) -> None:
-    path = make_plan(open_imagenet(tree), tmp_path / "out", SMALL).paths.plan
-    path.write_bytes(path.read_bytes().replace(b'"count": 15', b'"count": 14'))
-    with pytest.raises(BuildError, match="damaged"):
         work(tmp_path / "out")
 
 
@@ -164,10 +165,6 @@ def test_labels_follow_class_list_and_descriptions_follow_mapping(tree: Path, tm
     reversed_ = open_imagenet(tree, classes=["n00000002", "n00000009", "n00000001", "n00000000"])
     labels = {os.fsdecode(entry.name).split("/")[1]: entry.label for entry in reversed_.entries()}
     assert labels == {"n00000002": 0, "n00000001": 2, "n00000000": 3}
-    with pytest.raises(BuildError, match="n00000001: this class folder is not in the class list"):
-        scan(open_imagenet(tree, classes=["n00000000", "n00000002"]))
-    with pytest.raises(BuildError, match="contains 'n00000000' twice"):
-        scan(open_imagenet(tree, classes=["n00000000", "n00000000"]))
 
 
 def test_different_source_is_an_error(tmp_path: Path) -> None:
@@ -178,34 +175,26 @@ def test_different_source_is_an_error(tmp_path: Path) -> None:
         make_plan(FolderSource(other / "train"), tmp_path / "out", SMALL)
 
 
-def test_moved_source_is_the_same_source(tmp_path: Path) -> None:
-    make_plan(open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out", SMALL)
-    (tmp_path / "src").rename(tmp_path / "moved")
-    make_plan(open_imagenet(tmp_path / "moved"), tmp_path / "out", SMALL)
-    work(tmp_path / "out")
-
-
-def test_different_class_names_are_a_different_source(tree: Path, tmp_path: Path) -> None:
+def test_planning_again_writes_nothing_and_moved_source_is_the_same(plan: Plan, tree: Path, tmp_path: Path) -> None:
+    before = plan.paths.plan.stat().st_mtime_ns
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
-    (tree / "LOC_synset_mapping.txt").write_text("n00000000 tench\n")
-    with pytest.raises(BuildError, match="the same images with other classes"):
-        make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    assert plan.paths.plan.stat().st_mtime_ns == before
+    tree.rename(tmp_path / "moved")
+    make_plan(open_imagenet(tmp_path / "moved"), tmp_path / "out", SMALL)
+    work(tmp_path / "out", WorkSettings(workers=1))
 
 
-def test_out_inside_source_is_an_error(tree: Path, tmp_path: Path) -> None:
+def test_out_inside_source_or_in_foreign_folder_is_an_error(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="is inside the source"):
         make_plan(FolderSource(tree / "train"), tree / "train/store", SMALL)
     make_plan(open_imagenet(tree), tree / "train.store", SMALL)
-
-
-def test_foreign_build_folder_stays_unchanged(tree: Path, tmp_path: Path) -> None:
     for mine in ("project/.build/debug", "project/images-2024"):
         (tmp_path / mine).mkdir(parents=True)
-    with pytest.raises(BuildError, match="not an unfinished build: it contains images-2024"):
-        make_plan(open_imagenet(tree), tmp_path / "project", SMALL)
-    (tmp_path / "project/images-2024").rmdir()
-    with pytest.raises(BuildError, match="not an unfinished build: it contains debug"):
-        make_plan(open_imagenet(tree), tmp_path / "project", SMALL)
+    for foreign in ("images-2024", "debug"):
+        with pytest.raises(BuildError, match=f"not an unfinished build: it contains {foreign}"):
+            make_plan(open_imagenet(tree), tmp_path / "project", SMALL)
+        if foreign == "images-2024":
+            (tmp_path / "project/images-2024").rmdir()
     assert (tmp_path / "project/.build/debug").exists()
 
 
@@ -231,17 +220,6 @@ def test_plan_time_rejects_have_reasons(tmp_path: Path) -> None:
     assert len(listing) == 6
 
 
-def test_nested_folders_and_unusual_names_are_listed(tmp_path: Path) -> None:
-    (tmp_path / "src/cats/deep/er").mkdir(parents=True)
-    names = ["a\nb.jpg", "tab\t.jpg", "back\\slash.jpg", "deep/er/x.jpg", "ünïcode.jpg"]
-    for name in names:
-        (tmp_path / "src/cats" / name).write_bytes(jpeg())
-    raw = os.path.join(os.fsencode(tmp_path), b"src/cats/\xff\xfe.jpg")
-    Path(os.fsdecode(raw)).write_bytes(jpeg())
-    found = [os.fsdecode(entry.name) for entry in FolderSource(tmp_path / "src").entries()]
-    assert sorted(found) == sorted([*(f"cats/{name}" for name in names), os.fsdecode(b"cats/\xff\xfe.jpg")])
-
-
 def test_threads_on_network_file_system_list_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = make_tree(tmp_path / "src", per_class=20)
     (tree / "train/n00000001/deep/er").mkdir(parents=True)
@@ -264,34 +242,23 @@ def test_threads_on_network_file_system_list_the_same(tmp_path: Path, monkeypatc
     assert sum(bool(entry.problem) for entry in expected) == 3
     assert threading.main_thread() not in threads
 
-
-@pytest.mark.parametrize(
-    ("size", "page", "warns"),
-    [(24, 4096, False), (24, 65536, True), (64, 65536, False), (1025, 4096, True), (1025, 65536, True)],
-)
-def test_nfs_warns_if_blocks_share_pages(
-    tree: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    size: int,
-    page: int,
-    warns: bool,
-) -> None:
-    monkeypatch.setattr(free_space, "network_file_system", lambda place: "NFS")
-    monkeypatch.setattr(mmap, "PAGESIZE", page)
-    make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=size, width=size))
-    assert any("share pages" in message for message in caplog.messages) == warns
-
-
-def test_failing_stat_in_a_thread_stops_the_plan(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(root: Path, name: bytes, label: int, links: Links) -> Entry:
         raise Stopped(f"{name.decode()}: Stale file handle")
 
     monkeypatch.setattr(files, "file_entry", fails)
-    monkeypatch.setattr(files, "network_file_system", lambda top: "NFS")
     with pytest.raises(Stopped, match=r"n00000000_0.JPEG: Stale"):
         scan(open_imagenet(tree))
+
+
+def test_nfs_warns_if_blocks_share_pages(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(free_space, "network_file_system", lambda place: "NFS")
+    for size, page, warns in ((24, 4096, 0), (24, 65536, 1), (64, 65536, 0), (1025, 4096, 1), (1025, 65536, 1)):
+        monkeypatch.setattr(mmap, "PAGESIZE", page)
+        caplog.clear()
+        make_plan(open_imagenet(tree), tmp_path / f"{size}-{page}", Recipe(height=size, width=size))
+        assert sum("share pages" in message for message in caplog.messages) == warns
 
 
 class _Synthetic(Source):
@@ -316,16 +283,7 @@ class _Synthetic(Source):
         raise AssertionError("only listed")
 
 
-def test_column_that_readers_would_refuse_is_an_error_before_decoding(tree: Path, tmp_path: Path) -> None:
-    class Scored(FolderSource):
-        def columns(self) -> list[Column]:
-            return [Column("score", "score.npy", ">f4", ())]
-
-    with pytest.raises(BuildError, match=r"dtype is '>f4', expected a number type such as <f4"):
-        make_plan(Scored(tree / "train"), tmp_path / "out", SMALL)
-    assert not (tmp_path / "out").exists()
-
-
+@pytest.mark.long
 def test_plan_takes_less_than_200_bytes_per_sample(tmp_path: Path) -> None:
     count, paths = 100_000, StorePaths(tmp_path)
     paths.journals.mkdir(parents=True)
@@ -381,31 +339,25 @@ def test_decoder_versions_include_format_libraries() -> None:
     assert {"libjpeg", "libwebp", "libtiff"} <= names
 
 
-@pytest.mark.parametrize("content", [b"root:secret", b"PK\3\4", b"\x93NUMPY\1\0\x06\0secret", b""])
-def test_damaged_plan_file_is_named_without_its_content(plan: Plan, content: bytes) -> None:
-    plan.paths.plan_rows.write_bytes(content)
-    with pytest.raises(BuildError, match=r"plan-rows\.npy: damaged; remove .*out and build again$"):
-        _ = read_plan(plan.paths).samples
-
-
-PLAN_FILES = ["plan-names.bin", "plan-rows.npy", "plan.json"]
-
-
-@pytest.mark.parametrize(
-    ("command", "name"), [*product(["work", "finish"], PLAN_FILES), ("finish", "plan-column-0.npy")]
-)
-@pytest.mark.parametrize("part", [0, 0.9])
-def test_plan_file_cut_before_a_step_is_named(tmp_path: Path, name: str, part: float, command: str) -> None:
+def test_plan_file_damaged_before_a_step_is_named_without_its_content(tmp_path: Path) -> None:
     listed = [f"{number}.jpg\t0\t{number}" for number in range(9)]
     (tmp_path / "list.tsv").write_text("\n".join(["path\tlabel\tweight", *listed]))
     for number in range(8):
         (tmp_path / f"{number}.jpg").write_bytes(jpeg())
-    out = tmp_path / "out"
-    flags = ("--size", 16, "--column", "weight")
-    assert prep("plan", "list", tmp_path / "list.tsv", out, *flags).returncode == 0
-    if command == "finish":
-        assert prep("work", out, "--max-bad", 1).returncode == 0
-    cut = out / ".build" / name
-    os.truncate(cut, int(cut.stat().st_size * part))
-    failed = prep(command, out, "--max-bad", 1)
-    assert (failed.returncode, failed.stderr) == (1, f"prep: error: {cut}: damaged; remove {out} and build again\n")
+    out, names = tmp_path / "out", ["plan-names.bin", "plan-rows.npy", "plan.json"]
+    assert prep("plan", "list", tmp_path / "list.tsv", out, "--size", 16, "--column", "weight").returncode == 0
+    for command, read in (("work", names), ("finish", [*names, "plan-column-0.npy"])):
+        for path in (out / ".build" / name for name in read):
+            whole = path.read_bytes()
+            damaged = [b"", whole[: len(whole) * 9 // 10]]
+            if path.suffix == ".json":
+                damaged.append(whole.replace(b'"count": ', b'"count": 1'))
+            if path.name == "plan-rows.npy":
+                damaged += [b"root:secret", b"PK\3\4", b"\x93NUMPY\1\0\x06\0secret"]
+            for content in damaged:
+                path.write_bytes(content)
+                failed = prep(command, out, "--max-bad", 1)
+                error = f"prep: error: {path}: damaged; remove {out} and build again\n"
+                assert (failed.returncode, failed.stderr) == (1, error)
+            path.write_bytes(whole)
+        assert prep(command, out, "--max-bad", 1).returncode == 0

@@ -3,7 +3,6 @@
 import gzip
 import os
 import random
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,15 +26,8 @@ def shard(root: Path, *parts: list[tuple[str, bytes]], name: str = "a-0.tar") ->
     return str(write_tar(root / name, chain(*parts), "w:gz" if name.endswith("gz") else "w"))
 
 
-def only_entry(root: Path, *files: tuple[str, bytes]) -> Entry:
-    """Return the entry of a shard with one sample."""
-    (entry,) = open_webdataset(shard(root, list(files))).entries()
-    return entry
-
-
-@pytest.mark.parametrize(
-    ("parts", "label", "found"),
-    [
+def test_label_is_in_cls_txt_or_json(tmp_path: Path) -> None:
+    for parts, label, found in (
         ({"cls": 1}, "1", "cls"),
         ({"cls": " 1\n", "json": {"label": 0}, "txt": "a cat"}, "1", "cls"),
         ({"txt": "cat\n", "json": {"label": 0}}, "cat", "txt"),
@@ -43,44 +35,30 @@ def only_entry(root: Path, *files: tuple[str, bytes]) -> Entry:
         ({"json": {"cls": 3, "class": "cat"}}, "3", "json"),
         ({"json": {"class": "cat"}}, "cat", "json"),
         ({"json": {"width": 7, "label": "cat", "class": 1}}, "cat", "json"),
-    ],
-)
-def test_label_is_in_cls_txt_or_json(tmp_path: Path, parts: dict[str, object], label: str, found: str) -> None:
-    source = open_webdataset(shard(tmp_path, sample("k", IMAGE, **parts)))
-    (entry,) = source.entries()
-    assert (source.classes()[entry.label].name, entry.problem) == (label, "")
-    assert source.found == f"1 shard (a-0.tar), labels from {found}"
+    ):
+        source = open_webdataset(shard(tmp_path, sample("k", IMAGE, **parts)))
+        (entry,) = source.entries()
+        assert (source.classes()[entry.label].name, entry.problem) == (label, "")
+        assert source.found == f"1 shard (a-0.tar), labels from {found}"
 
 
-@pytest.mark.parametrize(
-    ("files", "name", "problem"),
-    [
+def test_sample_is_a_row_or_has_a_reason(tmp_path: Path) -> None:
+    for files, name, problem in (
         ([("a/k.jpg", IMAGE), ("a/k.cls", b"")], b"a/k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b"{")], b"k.jpg", "no label"),
-        ([("k.jpg", IMAGE), ("k.json", b'{"label": true}')], b"k.jpg", "no label"),
-        ([("k.jpg", IMAGE), ("k.json", b'["label"]')], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b'{"label": ' + b"[" * 60_000)], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b'{"label": ' + b"9" * 5000 + b"}")], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b'{"label": "\\ud800"}')], b"k.jpg", "no label"),
-        ([("k.jpg", IMAGE), ("k.json", b"\xff\xfe\x00")], b"k.jpg", "no label"),
-        ([("k.jpg", IMAGE), ("k.json", b'{"label": 1e999}')], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b'{"label": "k"' + b" " * (1 << 16) + b"}")], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.txt", b"x" * (1 << 17))], b"k.jpg", "no label"),
         ([("k.cls", b"1"), ("k.mask.png", IMAGE)], b"k.cls", "no jpg, jpeg or png in the sample"),
         ([("k.jpg", IMAGE), ("k.jpg", IMAGE), ("k.cls", b"1")], b"k.jpg", "two images in the sample"),
         ([("k.jpg", b""), ("k.cls", b"1")], b"k.jpg", "empty file"),
+        ([("k.png", b"mask"), ("k.JPG", IMAGE), ("k.cls", b"1")], b"k.JPG", ""),  # which is preferred to the PNG
         ([("k.jpg", IMAGE), ("k.cls", b"-1")], b"k.jpg", "label -1, expected 0 or more"),
-    ],
-)
-def test_sample_that_is_no_row_has_a_reason(
-    tmp_path: Path, files: list[tuple[str, bytes]], name: bytes, problem: str
-) -> None:
-    entry = only_entry(tmp_path, *files)
-    assert (entry.name, entry.problem) == (b"a-0.tar/" + name, problem)
-
-
-def test_jpg_is_preferred_to_png(tmp_path: Path) -> None:
-    assert only_entry(tmp_path, ("k.png", b"mask"), ("k.JPG", IMAGE), ("k.cls", b"1")).name == b"a-0.tar/k.JPG"
+    ):
+        (entry,) = open_webdataset(shard(tmp_path, files)).entries()
+        assert (entry.name, entry.problem) == (b"a-0.tar/" + name, problem)
 
 
 def test_key_ends_at_first_dot_of_base_name(tmp_path: Path) -> None:
@@ -111,32 +89,15 @@ def test_classes_may_be_called_before_entries(tmp_path: Path) -> None:
     assert [cls.name for cls in source.classes()] == ["dog"]
 
 
-def test_long_and_unusual_names_are_kept(tmp_path: Path) -> None:
-    keys = ["x" * 150, "größe/" + "é" * 120, "\udcff"]
-    source = open_webdataset(shard(tmp_path, *(sample(key, IMAGE, cls=0) for key in keys)))
-    entries = list(source.entries())
-    assert [entry.text for entry in entries] == [f"a-0.tar/{key}.jpg" for key in keys]
-    assert all(source.read(entry) == IMAGE for entry in entries)
-
-
-@pytest.mark.parametrize("name", ["a.tar.gz", "a.tar"])
-def test_compression_is_detected_by_content(tmp_path: Path, name: str) -> None:
-    path = Path(shard(tmp_path, sample("k", IMAGE, cls=0), name="a.tgz")).rename(tmp_path / name)
-    source = open_webdataset(str(path))
-    (entry,) = source.entries()
-    assert source.read(entry) == IMAGE
-    assert source.read_unit == "gzip stream"
-    assert source.keeps_order
-
-
-def test_plain_and_gzipped_shards_may_be_mixed(tmp_path: Path) -> None:
+def test_plain_and_gzipped_shards_may_be_mixed_and_have_any_name(tmp_path: Path) -> None:
     images = [jpeg(20, 10, seed=seed) for seed in range(9)]
     for number, name in enumerate(["a-0.tar", "a-1.tgz", "a-2.tar.gz"]):
         parts = [sample(f"{k}", images[k], cls=k) for k in range(3 * number, 3 * number + 3)]
         shard(tmp_path, *parts, name=name)
+    (tmp_path / "a-1.tgz").rename(tmp_path / "a-1.tar")
     source = open_webdataset(str(tmp_path))
     entries = list(source.entries())
-    assert source.read_unit == "gzip stream"
+    assert (source.read_unit, source.keeps_order) == ("gzip stream", True)
     assert [entry.unit for entry in entries] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     restored = open_source(source.kind, source.root, source.facts())
     for k in (5, 3, 8, 0, 4, 4):
@@ -181,34 +142,27 @@ def corrupt(path: Path) -> None:
     path.write_bytes(data)
 
 
-def truncate_inside(path: Path) -> None:
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:3000]))
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
+def test_damaged_gzipped_shard_is_named(tmp_path: Path) -> None:
+    for damage, message in (
         (lambda path: os.truncate(path, path.stat().st_size // 2), "cannot be unpacked at byte .*end-of-stream marker"),
         (corrupt, "(cannot be unpacked at byte|damaged: no tar header)"),
         (lambda path: flip(path, path.stat().st_size - 6), "cannot be unpacked at byte .*CRC check failed"),
-        (truncate_inside, "truncated: ends at byte 3000, expected at least"),
-    ],
-)
-def test_damaged_gzipped_shard_is_named(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
-    images = [jpeg(50, 50, seed=seed) for seed in range(5)]
-    path = Path(shard(tmp_path, *(sample(f"{k}", data, cls=0) for k, data in enumerate(images)), name="a.tgz"))
-    damage(path)
-    with pytest.raises(BuildError, match=rf"a\.tgz: {message}"):
-        list(open_webdataset(str(path)).entries())
-
-
-def compressible_bytes(seed: int) -> bytes:
-    """Return bytes that gzip compresses, so that corrupting the stream corrupts its codes."""
-    return bytes(random.Random(seed).choices(b"abcdefg", k=9000))
+        (
+            lambda path: path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:3000])),
+            "truncated: ends at byte 3000, expected at least",
+        ),
+    ):
+        images = [jpeg(50, 50, seed=seed) for seed in range(5)]
+        path = Path(shard(tmp_path, *(sample(f"{k}", data, cls=0) for k, data in enumerate(images)), name="a.tgz"))
+        damage(path)
+        with pytest.raises(BuildError, match=rf"a\.tgz: {message}"):
+            list(open_webdataset(str(path)).entries())
 
 
 def test_stream_that_cannot_be_read_stops_task(tmp_path: Path) -> None:
-    path = Path(shard(tmp_path, *(sample(f"{k}", compressible_bytes(k), cls=0) for k in range(5)), name="a.tgz"))
+    # gzip compresses these bytes, so that corrupting the stream corrupts its codes.
+    data = (bytes(random.Random(k).choices(b"abcdefg", k=9000)) for k in range(5))
+    path = Path(shard(tmp_path, *(sample(f"{k}", one, cls=0) for k, one in enumerate(data)), name="a.tgz"))
     source = open_webdataset(str(path))
     entries = list(source.entries())
     facts = path.stat()

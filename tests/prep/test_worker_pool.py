@@ -20,7 +20,6 @@ from decodeonce.prep.building.pool import (
     Worker,
     WorkerPool,
     WorkSettings,
-    processor_seconds,
     work,
 )
 from decodeonce.prep.building.status import read_status
@@ -130,18 +129,7 @@ def test_no_block_is_reserved_for_dismissed_worker(tmp_path: Path) -> None:
         worker.child.end()
 
 
-def test_processor_seconds_match_process_time() -> None:
-    before = processor_seconds(os.getpid(), unknown=-1.0)
-    own = time.process_time()
-    assert before == pytest.approx(own, abs=0.1)
-    while processor_seconds(os.getpid(), unknown=-1.0) < before + 0.05:
-        assert time.process_time() < own + 1
-    assert processor_seconds(2**30, unknown=-1.0) == -1.0
-
-
-def test_files_of_current_folder_hide_no_module(
-    slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_in_cwd_hide_no_module(slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nt", "json", "numpy", "decodeonce"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(3)\n")
     monkeypatch.chdir(tmp_path)
@@ -206,13 +194,10 @@ def test_reports_before_a_failure_are_received() -> None:
     child.end()
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["decodeonce.prep.building.worker", "decodeonce.prep.export.export", "decodeonce.prep.sources.parquet"],
-)
-def test_worker_ends_quietly_if_parent_ends_before_a_message(module: str, capfd: pytest.CaptureFixture[str]) -> None:
-    child = Child(module)
-    child.socket.close()
-    assert child.process.wait() == 0
-    child.end()
-    assert capfd.readouterr().err == ""
+def test_worker_ends_quietly_if_parent_ends_before_a_message(capfd: pytest.CaptureFixture[str]) -> None:
+    for module in ("building.worker", "export.export", "sources.parquet"):
+        child = Child(f"decodeonce.prep.{module}")
+        child.socket.close()
+        assert child.process.wait() == 0
+        child.end()
+        assert capfd.readouterr().err == ""
