@@ -24,7 +24,7 @@ SAMPLE_SECONDS = 420  # Later tests of a sample are not started. Each takes less
 STARTED = time.monotonic()
 TIME_IS_OVER = "the time of the sample is over"
 PROCESSOR_SECONDS = pytest.StashKey[float]()  # before a test
-# pytest changes this variable for each test. The process that reads Parquet files is started again if a variable changes.
+# pytest sets it for each test, and the process that reads Parquet files is started again if a variable has changed.
 CURRENT_TEST = "PYTEST_CURRENT_TEST"
 LONGEST = ()  # files
 

@@ -1,5 +1,6 @@
 """Finding files by patterns with braces and wildcards, or by folder."""
 
+import os
 import re
 from pathlib import Path
 
