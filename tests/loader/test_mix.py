@@ -12,14 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce import Batch, Loader
-from decodeonce.augment import (
-    Augment,
-    CutMix,
-    Draws,
-    MixUp,
-    OneOf,
-    RandomFlip,
-)
+from decodeonce.augment import Augment, CutMix, Draws, MixUp, OneOf, RandomFlip
 from decodeonce.loader.augment import mix as mixing
 from decodeonce.loader.order import derive_key
 from decodeonce.loader.partition import Tail

@@ -15,16 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce import Batch, Loader
-from decodeonce.augment import (
-    Augment,
-    CenterCrop,
-    Draws,
-    Normalize,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Step,
-)
+from decodeonce.augment import Augment, CenterCrop, Draws, Normalize, RandomCrop, RandomFlip, RandomResizedCrop, Step
 from tests.libraries import library
 from tests.loader.augmenting import batch_of, draws_of, run_on_device
 from tests.stores import make_store, random_images

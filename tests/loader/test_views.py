@@ -11,16 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce import Batch, Loader
-from decodeonce.augment import (
-    Augment,
-    Draws,
-    MixUp,
-    Normalize,
-    PerImage,
-    RandomFlip,
-    RandomResizedCrop,
-    Views,
-)
+from decodeonce.augment import Augment, Draws, MixUp, Normalize, PerImage, RandomFlip, RandomResizedCrop, Views
 from tests.conftest import COUNT
 from tests.loader.augmenting import batch_of, run_on_device
 from tests.stores import random_images
