@@ -46,7 +46,7 @@ def test_transform_returns_the_image(store: Path, images: NDArray[np.uint8]) -> 
     assert np.array_equal(dataset.__getitems__([4, 2])[1][0].numpy(), 255 - images[2])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])  # spawn imports torch
 def test_worker_processes_read_the_same_rows(store: Path, images: NDArray[np.uint8], method: str) -> None:
     dataset = StoreDataset(store, transform=invert)
     assert dataset[3][1] == 0  # opens files here; worker processes must open them again
@@ -250,6 +250,7 @@ def lightning_fit(store: Path, folder: Path, **options: Any) -> list[tuple[int, 
     return seen
 
 
+@pytest.mark.long  # importing Lightning takes seconds
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_validates_and_resumes_mid_epoch(store: Path, tmp_path: Path) -> None:
     whole = lightning_fit(store, tmp_path / "whole")

@@ -119,7 +119,7 @@ def test_window_contains_the_rows_of_its_blocks() -> None:
     assert len(set((rows // block_rows)[:20].tolist())) > 10  # rows are shuffled within the window
 
 
-@given(st.integers(1, 6000), st.integers(1, 300), keys)
+@given(st.integers(1, 1500), st.integers(1, 300), keys)
 def test_blocks_of_a_window_order_are_in_sequence(count: int, block_rows: int, key: int) -> None:
     order = WindowOrder(count, block_rows, key)
     blocks = [order.block_rows_at(np.array([place])).tolist() for place in range(order.blocks)]
