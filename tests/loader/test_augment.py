@@ -115,15 +115,12 @@ def test_augmentation_of_row_is_independent_of_batch_and_world_size(
     with Loader(store, batch_size=COUNT, transform=transform) as loader:
         expected = [by_row(loader), by_row(loader)]
     found: list[dict[int, Tensor]] = [{}, {}]
+    settings: dict[str, Any] = {"batch_size": batch_size, "tail": tail, "seed": 9, "transform": transform}
     for rank in range(world_size):
-        with Loader(
-            store, batch_size=batch_size, tail=tail, rank=rank, world_size=world_size, seed=9, transform=transform
-        ) as loader:
+        with Loader(store, rank=rank, world_size=world_size, **settings) as loader:
             for epoch in found:
                 epoch.update(by_row(loader))
-    assert [len(epoch) for epoch in found] == [COUNT, COUNT]
-    assert nearly_equal(found[0], expected[0])
-    assert nearly_equal(found[1], expected[1])
+    assert all(map(nearly_equal, found, expected))
     assert not nearly_equal(found[0], expected[1])
 
 
@@ -157,15 +154,8 @@ def test_images_are_complete_and_channels_last(step: Step, channels: int) -> Non
     assert result.images.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(result.images.permute(0, 2, 3, 1), step(images, draws_of(6)))
     assert result.images.dtype == torch.uint8
-    assert result.labels is batch.labels
-    assert result.rows is batch.rows
-
-
-def test_without_steps_images_are_only_permuted() -> None:
-    images = noise(3, 4, 5)
-    result = Augment()(batch_of(images)).images
-    assert result.data_ptr() == images.data_ptr()
-    assert result.shape == (3, 3, 4, 5)
+    assert (result.labels is batch.labels, result.rows is batch.rows) == (True, True)
+    assert Augment()(batch).images.data_ptr() == images.data_ptr()  # permuted only
 
 
 def test_input_batch_is_not_modified(store: Path) -> None:
