@@ -343,11 +343,14 @@ def test_transform_runs_without_gradients(store: Path) -> None:
 
 
 def test_transform_must_return_a_batch_of_tensors(store: Path) -> None:
-    with pytest.raises(TypeError, match="transform returned Tensor, expected a Batch"):
-        drain(Loader(store, batch_size=4, transform=lambda batch: batch.images))
     pair: Any = (STEP, STEP)
-    with pytest.raises(TypeError, match="a Batch that contains tuple, expected only tensors"):
-        drain(Loader(store, batch_size=4, transform=lambda batch: replace(batch, images=pair)))
+    returned: dict[str, Callable[[Batch], Any]] = {
+        "transform returned Tensor, expected a Batch": lambda batch: batch.images,
+        "a Batch that contains tuple, expected only tensors": lambda batch: replace(batch, images=pair),
+    }
+    for message, transform in returned.items():
+        with pytest.raises(TypeError, match=message):
+            drain(Loader(store, batch_size=4, transform=transform))
 
 
 @pytest.mark.parametrize("send", [copy.copy, copy.deepcopy, pickle.dumps, ForkingPickler.dumps])
@@ -393,7 +396,7 @@ def test_exit_during_an_epoch_prints_nothing(store: Path) -> None:
 def test_numbers_of_every_dtype_follow_their_rows(tmp_path: Path) -> None:
     path = make_store(tmp_path / "s", random_images(10))
     kinds: list[type] = [bool, np.int8, np.uint16, np.uint32, np.uint64, np.int64, np.float16, np.float32, np.float64]
-    columns = {kind.__name__: np.arange(30).reshape(10, 3).astype(kind) for kind in kinds}
+    columns: dict[str, NDArray[Any]] = {kind.__name__: np.arange(30).reshape(10, 3).astype(kind) for kind in kinds}
     for name, column in columns.items():
         add_column(path, name, column)
     opened = open_store(path)

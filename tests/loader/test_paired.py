@@ -4,7 +4,7 @@ import dataclasses
 import pickle
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +27,6 @@ from decodeonce.augment import (
     Step,
 )
 from decodeonce.errors import StoreError
-from decodeonce.loader.augment.crop import resize_nearest
 from decodeonce.loader.order import derive_key
 from tests.libraries import library
 from tests.loader.augmenting import batch_of, run_on_device
@@ -37,7 +36,6 @@ from tests.stores import make_store, random_images
 COUNT, HEIGHT, WIDTH = 40, 24, 18
 MOVES: list[Step] = [RandomFlip(), CenterCrop(11), RandomCrop((9, 14))]
 NONE_MOVE: list[Step] = [Normalize("imagenet"), ColorJitter(0.4), RandomErasing(1.0)]
-WRONG: Any = {"mask": "cubic"}
 
 
 def batch_with(images: Tensor, **columns: Tensor) -> Batch:
@@ -69,53 +67,18 @@ def test_maps_stay_if_no_pixel_moves(step: Step) -> None:
 def test_resized_maps_equal_torchvision() -> None:
     functional: Any = library("torchvision.transforms.v2.functional")
     interpolation = library("torchvision.transforms.v2").InterpolationMode
-    images, augment = (
-        noise(),
-        Augment(RandomResizedCrop((13, 20)), seed=4, paired={"mask": "nearest", "soft": "bilinear"}),
-    )
+    images, step = noise(), RandomResizedCrop((13, 20))
     mask = images[..., 0]
+    augment = Augment(step, seed=4, paired={"mask": "nearest", "soft": "bilinear"})
     found = augment(batch_with(images, mask=mask, soft=mask)).columns
-    draws = Draws(derive_key(4, 0, 0), torch.arange(COUNT))
-    windows = RandomResizedCrop((13, 20)).windows(draws, HEIGHT, WIDTH).long().tolist()
+    windows = step.windows(Draws(derive_key(4, 0, 0), torch.arange(COUNT)), HEIGHT, WIDTH).long().tolist()
 
     def expected(kind: Any, antialias: bool) -> Tensor:
         pairs = zip(mask[:, None], windows, strict=True)
-        cropped = [functional.resized_crop(one, *window, [13, 20], kind, antialias) for one, window in pairs]
-        return torch.cat(cropped)
+        return torch.cat([functional.resized_crop(one, *window, [13, 20], kind, antialias) for one, window in pairs])
 
     assert torch.equal(found["mask"], expected(interpolation.NEAREST_EXACT, antialias=False))
     assert (found["soft"].int() - expected(interpolation.BILINEAR, antialias=True).int()).abs().max() <= 1
-
-
-@pytest.mark.parametrize(
-    ("step", "name", "arguments"),
-    [
-        (RandomFlip(1.0), "horizontal_flip", []),
-        (CenterCrop((13, 10)), "center_crop", [(13, 10)]),
-        (RandomCrop((13, 10)), "crop", [5, 4, 13, 10]),
-        # Whole multiples: torchvision resizes a Mask with "nearest", which equals "nearest-exact" only for these.
-        (RandomResizedCrop((26, 30)), "resized_crop", [5, 4, 13, 10, (26, 30)]),
-    ],
-)
-def test_moved_masks_equal_those_of_torchvision(
-    monkeypatch: pytest.MonkeyPatch, step: Step, name: str, arguments: list[Any]
-) -> None:
-    # Random windows are at 5, 4; RandomCrop multiplies its draws by the number of positions, 12 and 9.
-    monkeypatch.setattr(Draws, "uniform", lambda draws, count: torch.tensor([[5.5 / 12, 4.5 / 9]])[:, :count])
-    monkeypatch.setattr(RandomResizedCrop, "windows", lambda *_: torch.tensor([[5.0, 4, 13, 10]]).double())
-    v2, tensors = library("torchvision.transforms.v2"), library("torchvision.tv_tensors")
-    images = noise()[:1]
-    expected = getattr(v2.functional, name)(tensors.Mask(images[..., 0]), *arguments)
-    found = Augment(step, paired={"mask": "nearest"})(batch_with(images, mask=images[..., 0])).columns["mask"]
-    assert torch.equal(found, expected.as_subclass(Tensor))
-
-
-def test_nearest_values_are_those_of_the_window() -> None:
-    maps = torch.arange(HEIGHT * WIDTH).view(1, HEIGHT, WIDTH, 1)
-    window = torch.tensor([[3.0, 2.0, 6.0, 8.0]], dtype=torch.float64)
-    assert torch.equal(resize_nearest(maps, window, 6, 8), maps[:, 3:9, 2:10])
-    assert torch.equal(resize_nearest(maps, window, 3, 4), maps[:, 4:9:2, 3:10:2])
-    assert torch.equal(resize_nearest(maps, window, 12, 8), maps[:, 3:9, 2:10].repeat_interleave(2, 1))
 
 
 @pytest.mark.parametrize("step", [*MOVES[:1], *NONE_MOVE, CenterCrop(4), RandomCrop(4), RandomResizedCrop(5)], ids=repr)
@@ -130,19 +93,17 @@ def keep(images: Tensor, draws: Draws) -> Tensor:
 
 
 def test_errors_name_the_problem() -> None:
-    with pytest.raises(ValueError, match=r"the step keep does not move maps; .* move_maps\(self, maps, draws, resamp"):
-        Augment(RandomFlip(), keep, paired={"mask": "nearest"})
-    with pytest.raises(
-        ValueError, match="the step MixUp cannot mix maps; remove the step or use a store without masks"
-    ):
-        Augment(MixUp(1.0, 3), paired={"mask": "nearest"})
-    with pytest.raises(ValueError, match=r"expected 'mask' to be one of \('nearest', 'bilinear'\)"):
-        Augment(paired=WRONG)
-    with pytest.raises(ValueError, match=r"paired is \['mask'\], expected how to resize each map, such as \{"):
-        Augment(paired=cast("Any", ["mask"]))
-    augment = Augment(RandomFlip(), paired={"mask": "nearest"})
+    maps: Any = {"mask": "nearest"}
+    wrong: list[tuple[str, tuple[Step, ...], Any]] = [
+        (r"the step keep does not move maps; .* move_maps\(self, maps, draws, resamp", (RandomFlip(), keep), maps),
+        (r"expected 'mask' to be one of \('nearest', 'bilinear'\)", (), {"mask": "cubic"}),
+        (r"paired is \['mask'\], expected how to resize each map, such as \{", (), ["mask"]),
+    ]
+    for message, steps, paired in wrong:
+        with pytest.raises(ValueError, match=message):
+            Augment(*steps, paired=paired)
     with pytest.raises(ValueError, match=r"'mask', but this column is \(40, 3\), expected \(B, H, W\) or"):
-        augment(batch_with(noise(), mask=torch.zeros(COUNT, 3)))
+        Augment(RandomFlip(), paired=maps)(batch_with(noise(), mask=torch.zeros(COUNT, 3)))
 
 
 # ---- masks that are stored with their images, by `prep build --paired`
@@ -201,20 +162,16 @@ def test_stored_masks_move_like_columns(paired_store: Path, tmp_path: Path, size
     with_columns = make_store(tmp_path / "columns", IMAGES, shard_rows=13, columns=columns)
     steps: list[Step] = [RandomResizedCrop(size), RandomFlip(), ColorJitter(0.4), Normalize("imagenet")]
     augment = Augment(*steps, seed=3, paired={"mask": "nearest", "target": "bilinear"})
-    with (
-        Loader(paired_store, batch_size=8, transform=augment) as one,
-        Loader(with_columns, batch_size=8, transform=augment) as other,
-    ):
-        for found, wanted in zip(one, other, strict=True):
-            assert found.columns.keys() == wanted.columns.keys()
-            for name, tensor in found.as_dict().items():
-                assert torch.equal(tensor, wanted[name]), name
-            assert found.images.is_contiguous(memory_format=torch.channels_last)
+    loaders = [Loader(store, batch_size=8, transform=augment) for store in (paired_store, with_columns)]
+    for found, wanted in zip(*loaders, strict=True):
+        assert found.columns.keys() == wanted.columns.keys()
+        for name, tensor in found.as_dict().items():
+            assert torch.equal(tensor, wanted[name]), name
+        assert found.images.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_store_dataset_gives_masks(paired_store: Path) -> None:
-    dataset = pickle.loads(pickle.dumps(StoreDataset(paired_store, columns=["mask", "target"])))
-    image, label, mask, target = dataset[17]
+    image, label, mask, target = StoreDataset(paired_store, columns=["mask", "target"])[17]
     assert label == 17 % 3
     for found, wanted in ((image, IMAGES), (mask, MASKS), (target, TARGETS)):
         np.testing.assert_array_equal(found, wanted[17])
@@ -230,24 +187,20 @@ def test_damaged_mask_is_found_by_the_loader(tmp_path: Path) -> None:
         list(Loader(store, batch_size=8, verify=True, shuffle="none"))
 
 
-@pytest.mark.parametrize(
-    ("steps", "problem"),
-    [
-        (
-            [RandomFlip()],
-            r"the step RandomFlip of Augment moves the images, but not 'mask', which the store holds with them; pass "
-            r'paired=\{"mask": "nearest"\}, or "bilinear"',
-        ),
-        ([RandomFlip(), MixUp(1.0, 3)], "the step MixUp cannot mix maps; remove the step or use a store without masks"),
-        ([PerBatch(torch.neg)], "the step PerBatch.* does not move maps; make it a class with the method move_maps"),
-    ],
-    ids=["flip", "mix", "batch"],
-)
-def test_steps_that_leave_stored_masks_behind_are_refused(paired_store: Path, steps: list[Step], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        Loader(paired_store, batch_size=4, transform=Augment(Normalize("imagenet"), *steps))
+def test_steps_that_leave_stored_masks_behind_are_refused(paired_store: Path) -> None:
+    forgotten = r"the step RandomFlip of Augment moves the images, but not 'mask', which the store holds with them; "
+    problems: dict[str, tuple[Step, ...]] = {
+        forgotten + r'pass paired=\{"mask": "nearest"\}, or "bilinear"': (RandomFlip(),),
+        "the step MixUp cannot mix maps; remove the step or use a store without masks": (RandomFlip(), MixUp(1.0, 3)),
+        "the step PerBatch.* does not move maps; make it a class with the method move_maps": (PerBatch(torch.neg),),
+    }
+    for problem, steps in problems.items():
+        with pytest.raises(ValueError, match=problem):
+            Loader(paired_store, batch_size=4, transform=Augment(Normalize("imagenet"), *steps))
     with pytest.raises(ValueError, match="but not 'target'"):
         Loader(paired_store, batch_size=4, transform=Augment(RandomFlip(), paired={"mask": "nearest"}))
+    with pytest.raises(ValueError, match="paired has 'depth', which is not a column of the store; its columns: mask"):
+        Loader(paired_store, batch_size=4, transform=Augment(paired={"depth": "nearest"}))
 
 
 @pytest.mark.parametrize("steps", [(), NONE_MOVE[1:]])
@@ -255,8 +208,3 @@ def test_stored_masks_need_not_be_named_if_no_pixel_moves(paired_store: Path, st
     with Loader(paired_store, batch_size=8, transform=Augment(*steps)) as loader:
         for batch in loader:
             np.testing.assert_array_equal(batch["mask"], MASKS[batch.rows.numpy()])
-
-
-def test_missing_mask_is_named_next_to_those_of_the_store(paired_store: Path) -> None:
-    with pytest.raises(ValueError, match="paired has 'depth', which is not a column of the store; its columns: mask"):
-        Loader(paired_store, batch_size=4, transform=Augment(paired={"depth": "nearest"}))
