@@ -113,17 +113,6 @@ def test_augmentation_of_row_is_independent_of_batch_and_world_size(
     assert not nearly_equal(found[0], expected[1])
 
 
-def test_padding_is_augmented_like_the_row_it_repeats(store: Path) -> None:
-    seen: dict[int, list[Tensor]] = {}
-    with Loader(store, batch_size=COUNT - 10, tail="pad", transform=Augment(RandomCrop(5))) as loader:
-        for batch in loader:
-            for row, image in zip(batch.rows.tolist(), batch.images, strict=True):
-                seen.setdefault(row, []).append(image)
-    repeated = [images for images in seen.values() if len(images) == 2]
-    assert len(repeated) == 2 * (COUNT - 10) - COUNT
-    assert all(torch.equal(*images) for images in repeated)
-
-
 def test_each_step_has_its_own_random_numbers() -> None:
     images = noise(64, 4, 6)
     twice = Augment(RandomFlip(), RandomFlip())(batch_of(images)).images.permute(0, 2, 3, 1)

@@ -129,7 +129,7 @@ def test_loader_leaves_no_threads_or_files(store: Path, reader: ReaderName) -> N
     assert kept() == before
 
 
-def test_second_iterator_ends_the_first(store: Path) -> None:
+def test_new_epoch_or_state_ends_the_running_epoch(store: Path) -> None:
     with Loader(store, batch_size=4) as loader:
         first = iter(loader)
         next(first)
@@ -137,19 +137,13 @@ def test_second_iterator_ends_the_first(store: Path) -> None:
         with pytest.raises(RuntimeError, match="a new epoch of this Loader was started"):
             next(first)
         assert len(list(second)) == COUNT // 4
-        with pytest.raises(RuntimeError, match="a new epoch"):
-            next(first)
         with pytest.raises(StopIteration):
             next(second)
-
-
-def test_loading_a_state_ends_the_running_epoch(store: Path) -> None:
-    with Loader(store, batch_size=4) as loader:
-        batches = iter(loader)
-        next(batches)
+        third = iter(loader)
+        next(third)
         loader.load_state_dict(loader.state_dict())
         with pytest.raises(RuntimeError, match=r"load_state_dict\(\) was called"):
-            next(batches)
+            next(third)
         assert len(list(loader)) == COUNT // 4 - 1
 
 
@@ -329,11 +323,8 @@ def test_errors_in_the_filler_are_raised_at_the_next_batch(store: Path, kind: ty
 
 
 def test_stop_iteration_in_a_transform_is_an_error(store: Path) -> None:
-    def fail(batch: Batch) -> Batch:
-        raise StopIteration
-
-    with Loader(store, batch_size=4, transform=fail) as loader, pytest.raises(RuntimeError, match="StopIteration"):
-        drain(loader)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        drain(Loader(store, batch_size=4, transform=lambda batch: next(iter(()))))
 
 
 def test_transform_runs_without_gradients(store: Path) -> None:
@@ -442,14 +433,12 @@ def test_stats_are_rounded() -> None:
         ({"tail": "last"}, "tail is 'last', expected one of 'drop', 'pad', 'keep'"),
         ({"reader": "aio"}, "reader is 'aio', expected one of 'auto', 'pread', 'mmap'"),
         ({"batch_size": 0}, "batch_size is 0, expected a whole number of 1 or more"),
-        ({"batch_size": 4.0}, r"batch_size is 4\.0"),
         ({"prefetch": 0}, "prefetch is 0"),
         ({"threads": -1}, "threads is -1"),
         ({"seed": "x"}, "seed is 'x', expected a whole number"),
         ({"rank": 2, "world_size": 2}, "rank is 2 and world_size 2, expected 0 <= rank < world_size"),
         ({"rank": 2}, "rank is 2 and world_size None, expected both or neither"),
         ({"batch_size": 61}, r"batch_size is 61, but a rank gets only 60 rows"),
-        ({"batch_size": 31, "rank": 0, "world_size": 2}, r"batch_size is 31, but a rank gets only 30 rows"),
     ],
 )
 def test_invalid_arguments_are_rejected(store: Path, settings: dict[str, Any], message: str) -> None:

@@ -14,24 +14,21 @@ from torch.profiler import ProfilerActivity, profile
 from decodeonce import Batch, Loader
 from decodeonce.loader.meter import Meter, timed
 
-WAITED = Meter(
-    batches=9, seconds=10, seconds_waited=10, seconds_sending=2, seconds_reading=16, seconds_reading_cpu=4, hints=9
-)
+HALF = Meter(batches=9, seconds=10, seconds_waited=5, seconds_sending=1, seconds_reading=10)
+ALL = replace(HALF, seconds_waited=10, seconds_sending=2, seconds_reading=16, seconds_reading_cpu=4, hints=9)
 CASES = {
     "unknown: no batch": Meter(),
     "training: only 4% of 10.0 s was spent waiting": Meter(batches=9, seconds=10, seconds_waited=0.4),
-    "transfer: 50% of 10.0 s was spent waiting": Meter(
-        batches=9, seconds=10, seconds_waited=5, seconds_sending=8, seconds_reading=10, seconds_reading_cpu=9
-    ),
+    "transfer: 50% of 10.0 s was spent waiting": replace(HALF, seconds_sending=8, seconds_reading_cpu=9),
     "storage: 100% of 10.0 s was spent waiting for batches, and reading threads were blocked for 75%": replace(
-        WAITED, cold=2
+        ALL, cold=2
     ),
-    "copy: 100% of 10.0 s was spent waiting for batches, and 2 threads": replace(WAITED, cold=0),
-    "copy: 6% of 10.0 s was spent waiting for batches, and 2 threads": Meter(
-        batches=9, seconds=10, seconds_waited=0.6, seconds_sending=2, seconds_reading=16, seconds_reading_cpu=15
+    "copy: 100% of 10.0 s was spent waiting for batches, and 2 threads": ALL,
+    "copy: 6% of 10.0 s was spent waiting for batches, and 2 threads": replace(
+        ALL, seconds_waited=0.6, seconds_reading_cpu=15, hints=0
     ),
-    "transform: 50% of 10.0 s was spent waiting for batches, and the transform took 8.0 s": Meter(
-        batches=9, seconds=10, seconds_waited=5, seconds_transforming=8, seconds_sending=1, seconds_reading=10
+    "transform: 50% of 10.0 s was spent waiting for batches, and the transform took 8.0 s": replace(
+        HALF, seconds_transforming=8
     ),
 }
 

@@ -93,6 +93,7 @@ def test_windows_fit_if_two_fit_into_half_of_the_memory(blocks: int, monkeypatch
 
 
 Requests = list[tuple[str, int, int]]
+Cold = tuple[Path, NDArray[np.uint8]]
 
 
 @pytest.fixture
@@ -208,40 +209,24 @@ def is_cached(path: Path, offset: int) -> bool:
         return True
 
 
-def drop_from_cache(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 @pytest.fixture
-def cold_store(tmp_path: Path) -> tuple[Path, NDArray[np.uint8]]:
+def cold_store(tmp_path: Path) -> Cold:
     """A store of 40 rows of 48 KiB in two shards, none of them in the page cache."""
     images = random_images(40, shape=(128, 128, 3))
     path = make_store(tmp_path / "cold_store", images, shard_rows=20)
     for shard in path.glob("images-*"):
-        drop_from_cache(shard)
+        with open(shard, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if is_cached(path / "images-00001.npy", 4096 + 19 * images[0].nbytes):
         pytest.skip("this file system does not show what is cached, or does not drop cached pages")
     return path, images
 
 
-def test_kernel_reads_requested_rows(cold_store: tuple[Path, NDArray[np.uint8]]) -> None:
-    path, images = cold_store
-    with reader_of(path) as reader:
-        hint_rows(reader, *range(30, 40))
-        while not is_cached(path / "images-00001.npy", 4096 + 19 * images[0].nbytes):
-            pass  # the kernel reads in the background; the test has a time limit
-
-
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
 def test_cold_store_is_requested_and_read(
-    cold_store: tuple[Path, NDArray[np.uint8]],
-    requested: Requests,
-    reader: ReaderName,
-    shuffle: Shuffle,
-    monkeypatch: pytest.MonkeyPatch,
+    cold_store: Cold, requested: Requests, reader: ReaderName, shuffle: Shuffle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, images = cold_store
     monkeypatch.setattr(readers, "read_ahead_bytes", lambda path: 1 << 20)  # no block is requested in pieces
@@ -258,7 +243,7 @@ def test_cold_store_is_requested_and_read(
 
 
 def test_rows_are_requested_instead_of_blocks_if_windows_do_not_fit(
-    cold_store: tuple[Path, NDArray[np.uint8]], requested: Requests, monkeypatch: pytest.MonkeyPatch
+    cold_store: Cold, requested: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, images = cold_store
     monkeypatch.setattr(partition_module, "available_memory", lambda: 2 * images.nbytes - 2)

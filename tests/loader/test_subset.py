@@ -38,13 +38,16 @@ def batches(loader: Loader, numbers: NDArray[np.int64]) -> list[tuple[list[int],
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
 @pytest.mark.parametrize("partition", ["global", "range"])
 @pytest.mark.parametrize("tail", ["drop", "pad", "keep"])
-@pytest.mark.parametrize("rank", [0, 1])
 def test_subset_is_loaded_and_resumed_like_a_separate_store(
-    store: Path, separate_store: Path, shuffle: str, partition: str, tail: str, rank: int
+    store: Path, separate_store: Path, shuffle: str, partition: str, tail: str
 ) -> None:
-    settings: dict[str, Any] = {"shuffle": shuffle, "partition": partition, "tail": tail, "rank": rank}
+    settings: dict[str, Any] = {"shuffle": shuffle, "partition": partition, "tail": tail}
     settings |= {"batch_size": BATCH, "world_size": 2, "seed": 3}
-    with Loader(store, rows=ROWS, **settings) as loader, Loader(separate_store, **settings) as expected:
+    for rank in range(2):
+        loader, expected = (
+            Loader(store, rows=ROWS, rank=rank, **settings),
+            Loader(separate_store, rank=rank, **settings),
+        )
         assert (len(loader), loader.count, loader.steps_left) == (len(expected), len(ROWS), len(expected))
         for _ in range(2):
             assert batches(loader, np.arange(COUNT)) == batches(expected, ROWS)
@@ -90,10 +93,8 @@ def test_rows_can_be_in_any_order_or_a_mask(store: Path, rows: Any) -> None:
         ([0, 60], "rows has numbers from 0 to 60, expected 0 to 59"),
         ([True] * 59, r"rows has shape \(59,\) of bool, expected row numbers or 60 booleans"),
         ([0.0, 1.0], r"rows has shape \(2,\) of float64"),
-        ([[0], [1]], r"rows has shape \(2, 1\) of int64"),
         (7, r"rows has shape \(\) of int64"),
         ([], "there are no rows to load"),
-        (np.zeros(60, bool), "there are no rows to load"),
         ([0, 1], r"batch_size is 3, but a rank gets only 2 rows \(2 rows in all, world_size 1\)"),
     ],
 )
@@ -103,14 +104,10 @@ def test_invalid_subsets_are_rejected(store: Path, rows: Any, message: str) -> N
 
 
 def test_state_of_a_different_subset_is_rejected(store: Path) -> None:
-    with (
-        Loader(store, batch_size=3, rows=range(20)) as loader,
-        Loader(store, batch_size=3, rows=range(20, 40)) as other,
-        Loader(store, batch_size=3) as whole,
-    ):
-        for left, right in [(loader, other), (loader, whole), (whole, loader)]:
-            with pytest.raises(ValueError, match=f"rows {left.state_dict()['rows']!r}, here "):
-                right.load_state_dict(left.state_dict())
+    loader, other, whole = (Loader(store, batch_size=3, rows=rows) for rows in (range(20), range(20, 40), None))
+    for left, right in [(loader, other), (loader, whole), (whole, loader)]:
+        with pytest.raises(ValueError, match=f"rows {left.state_dict()['rows']!r}, here "):
+            right.load_state_dict(left.state_dict())
 
 
 def test_part_without_the_rows_of_a_subset_is_rejected_at_once(store: Path, tmp_path: Path) -> None:
@@ -141,10 +138,11 @@ Parts = dict[int, list[Path]]
 def parts(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Parts:
     """For each number of nodes, the staged part of each node."""
     folder, whole = tmp_path_factory.mktemp("parts"), open_store(store)
-    for nodes in (1, 2, 4):
-        for node in range(nodes):
-            stage_store(whole, folder / f"{node}-of-{nodes}", rows=part_rows(COUNT, node, nodes))
-    return {nodes: [folder / f"{node}-of-{nodes}" for node in range(nodes)] for nodes in (1, 2, 4)}
+    parts = {nodes: [folder / f"{node}-of-{nodes}" for node in range(nodes)] for nodes, _ in WORLDS}
+    for nodes, paths in parts.items():
+        for node, path in enumerate(paths):
+            stage_store(whole, path, rows=part_rows(COUNT, node, nodes))
+    return parts
 
 
 @given(st.integers(1, 10**7), st.integers(1, 5000), st.data())
@@ -176,17 +174,16 @@ def test_staged_hdf5_with_columns(tmp_path: Path) -> None:
             assert torch.equal(batch.columns["weight"], expected.columns["weight"])
 
 
-def test_part_with_all_rows_works_with_any_partition(store: Path, parts: Parts) -> None:
-    for rank in range(2):
-        settings: dict[str, Any] = {"batch_size": BATCH, "partition": "global", "rank": rank, "world_size": 2}
-        assert_same_batches(Loader(parts[1][0], **settings), Loader(store, **settings))
+def test_part_with_all_rows_works_with_any_partition(store: Path, tmp_path: Path) -> None:
+    stage_store(open_store(store), tmp_path / "part", rows=range(COUNT))
+    settings: dict[str, Any] = {"batch_size": BATCH, "partition": "global", "rank": 1, "world_size": 2}
+    assert_same_batches(Loader(tmp_path / "part", **settings), Loader(store, **settings))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({}, r'asked for rows 0\.\.59: pass partition="range" and the world size that it was staged for'),
-        ({"rank": 0, "world_size": 2}, r'asked for rows 0\.\.59: pass partition="range"'),
         ({"partition": "range", "rank": 0, "world_size": 1}, r"asked for rows 0\.\.59: these belong to rank 0 of 1"),
         ({"partition": "range", "rank": 1, "world_size": 2}, r"asked for rows 30\.\.59: these belong to rank 1 of 2"),
         ({"partition": "range", "rank": 1, "world_size": 3}, r"asked for rows 20\.\.39: these belong to rank 1 of 3"),
@@ -204,5 +201,5 @@ def test_reader_choice_counts_only_staged_rows(store: Path, parts: Parts, monkey
     monkeypatch.setattr(readers, "available_memory", lambda: memory)
     monkeypatch.setattr(readers, "network_file_system", lambda path: None)
     for path, name in ((store, "pread"), (parts[2][0], "mmap")):
-        with Loader(path, batch_size=1, partition="range", rank=0, world_size=2) as loader:
-            assert loader.stats()["reader"]["name"] == name
+        loader = Loader(path, batch_size=1, partition="range", rank=0, world_size=2)
+        assert loader.stats()["reader"]["name"] == name
