@@ -21,15 +21,20 @@ from decodeonce import Loader, open_store
 from decodeonce.augment import (
     Augment,
     CenterCrop,
+    ColorJitter,
     CutMix,
     Draws,
+    GaussianBlur,
     MixUp,
     Normalize,
     OneOf,
     PerImage,
     RandomCrop,
+    RandomErasing,
     RandomFlip,
+    RandomGrayscale,
     RandomResizedCrop,
+    Solarize,
     Step,
     Views,
     ramp,
@@ -148,9 +153,19 @@ def test_input_batch_is_not_modified(store: Path) -> None:
 
 
 def test_steps_neither_wait_for_the_device_nor_copy_to_it(store: Path) -> None:
-    result = run_on_device(Augment(CenterCrop((8, 6)), *all_steps(store)))
-    assert result.images.shape == (9, 3, *SIZE)
-    assert result.images.device.type == "meta"
+    shapes = {"boxes": (9, 4, 4), "box_labels": (9, 4), "mask": (9, 8, 6), "tags": (9, 4)}
+    columns = {name: torch.empty(shape, dtype=torch.int64, device="meta") for name, shape in shapes.items()}
+    columns["boxes"] = columns["boxes"].float()
+    erase: list[Step] = [Normalize(store), RandomErasing(0.5)]
+    colors: list[Step] = [ColorJitter(0.4, 0.4, 0.4, 0.1), RandomGrayscale(0.5), Solarize(100), GaussianBlur(5), *erase]
+    for steps in ([CenterCrop((8, 6)), *all_steps(store)], [RandomFlip()], [CenterCrop(4)], [RandomCrop(4)], colors):
+        batch = run_on_device(Augment(*steps, paired={"mask": "nearest"}), columns)
+        assert batch.columns["mask"].shape == (9, *batch.images.shape[2:])
+        assert {tensor.device.type for tensor in batch.tensors()} == {"meta"}
+    mix = OneOf(MixUp(0.2, 7), CutMix(1.0, 7, p=0.5), weights=(1, 2))
+    mixed = run_on_device(Augment(MixUp(0.2, 7), mix, mixed=["tags"]), {"tags": columns["tags"]})
+    assert mixed.labels.shape == (9, 7)
+    assert {tensor.device.type for tensor in mixed.tensors()} == {"meta"}
 
 
 # Crops and flips

@@ -25,7 +25,7 @@ from decodeonce.loader.augment import rows
 from decodeonce.loader.augment.rows import fill_rows
 from decodeonce.loader.order import derive_key
 from tests.libraries import library
-from tests.loader.augmenting import batch_of, run_on_device
+from tests.loader.augmenting import batch_of
 from tests.stores import random_images
 
 COUNT = 48
@@ -216,14 +216,6 @@ def test_rows_have_their_own_draws_in_any_batch(step: Step) -> None:
     if not isinstance(step, (RandomGrayscale, Solarize)):
         assert len(found.flatten(1).unique(dim=0)) > 100
     assert not torch.equal(step(images, draws_of(images, key=4)), found)
-
-
-@pytest.mark.parametrize("step", STEPS, ids=repr)
-def test_steps_run_on_a_device_without_waiting(step: Step) -> None:
-    columns = {"boxes": torch.empty((9, 2, 4), device="meta")}
-    batch = run_on_device(Augment(step), columns)
-    assert batch.images.shape == (9, 3, 8, 6)
-    assert batch.columns["boxes"].shape == (9, 2, 4)
 
 
 @pytest.mark.parametrize(

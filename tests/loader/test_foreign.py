@@ -213,13 +213,6 @@ def test_all_draws_are_seeded_and_change_no_global_generator() -> None:
         assert first[-1] != second[-1] or first[-2] != second[-2]
 
 
-def test_given_generator_is_used() -> None:
-    generator = torch.Generator().manual_seed(3)
-    expected = torch.rand(4, generator=generator).tolist()
-    with Seeded():
-        assert torch.rand(4, generator=generator.manual_seed(3)).tolist() == expected
-
-
 def test_other_threads_draw_as_if_nothing_ran() -> None:
     """Another thread draws from the global generators all the time; neither its numbers nor the images change."""
     augment, batch = Augment(*(make() for make in PER_IMAGE.values()), seed=SEED), batch_of(noise(64))
@@ -312,19 +305,16 @@ def invert_in_place(image: Any) -> Any:
     return image
 
 
-def test_images_can_change_size_and_dtype() -> None:
-    images = noise(9)
-    steps: list[Step] = [PerImage(lambda image: image[:, :5, :4].float() / 255), RandomFlip(0.0)]
-    result = Augment(*steps)(batch_of(images)).images
-    assert torch.equal(result.permute(0, 2, 3, 1), images[:, :5, :4].float() / 255)
-
-
-def test_normalize_can_come_before_or_after() -> None:
+def test_steps_can_come_before_or_after() -> None:
     images, invert = noise(9), PerImage(lambda image: -image)
     result = Augment(Normalize("imagenet"), invert)(batch_of(images)).images
     assert torch.equal(result, -Augment(Normalize("imagenet"))(batch_of(images)).images)
     negative = Augment(PerBatch(lambda images: 1 - images, takes="float"), Normalize("imagenet"))(batch_of(images))
     assert torch.equal(negative.images, Augment(Normalize("imagenet"))(batch_of(255 - images)).images)
+    steps: list[Step] = [PerImage(lambda image: image[:, :5, :4].float() / 255), RandomFlip(0.0)]
+    assert torch.equal(Augment(*steps)(batch_of(images)).images.permute(0, 2, 3, 1), images[:, :5, :4].float() / 255)
+    with pytest.raises(ValueError, match=r"needs uint8 images, got torch\.float32; put this step before Normalize"):
+        Augment(Normalize("imagenet"), PerImage(pillow_jitter, takes="pil"))(batch_of(images))
 
 
 def test_transform_runs_without_gradients() -> None:
@@ -368,19 +358,10 @@ def test_errors_name_the_problem(step: Callable[[], Any], kind: type[Exception],
         Augment(step())(batch_of(noise(9)))
 
 
-def test_pillow_needs_uint8() -> None:
-    augment = Augment(Normalize("imagenet"), PerImage(pillow_jitter, takes="pil"))
-    with pytest.raises(ValueError, match=r"needs uint8 images, got torch\.float32; put this step before Normalize"):
-        augment(batch_of(noise(9)))
-
-
 def test_transform_of_another_library_is_no_step() -> None:
-    def passes_unknown_types(*inputs: Any) -> Any:
-        return inputs  # as transforms of torchvision do
-
-    message = r"the step .*passes_unknown_types returned tuple, .* use PerImage\(\.\.\.\) or PerBatch"
+    message = r"the step <lambda> returned tuple, .* use PerImage\(\.\.\.\) or PerBatch"
     with pytest.raises(TypeError, match=message):
-        Augment(passes_unknown_types)(batch_of(noise(9)))
+        Augment(lambda *inputs: inputs)(batch_of(noise(9)))
 
 
 # The libraries
@@ -439,12 +420,6 @@ def test_kornia(store: Path) -> None:
 # ---- ignore unknown types, and those of v1 raise TypeError.
 
 
-def test_transform_may_only_look_if_it_returns_a_new_batch(store: Path, images: NDArray[np.uint8]) -> None:
-    with Loader(store, batch_size=COUNT, transform=dataclasses.replace) as loader:
-        (batch,) = loader
-    assert np.array_equal(batch.images, images[batch.rows])
-
-
 def invert_in_batch(batch: Batch) -> Batch:
     batch.images.bitwise_not_()
     return batch
@@ -455,14 +430,9 @@ def count_rows(batch: Batch) -> Batch:
     return batch
 
 
-def rest_after_first_batch(batch: Batch) -> Batch:
-    return dataclasses.replace(batch) if batch.epoch == 0 else batch
-
-
-@pytest.mark.parametrize("transform", [invert_in_batch, count_rows, rest_after_first_batch])
+@pytest.mark.parametrize("transform", [invert_in_batch, count_rows])
 def test_transform_may_change_its_batch_in_place(store: Path, transform: Callable[[Batch], Batch]) -> None:
-    with Loader(store, batch_size=COUNT, transform=transform) as loader:
-        assert len([*loader, *loader]) == 2
+    assert list(Loader(store, batch_size=COUNT, transform=transform))
 
 
 def test_error_at_first_batch_gets_advice(store: Path) -> None:
@@ -485,18 +455,16 @@ def test_error_at_later_batch_or_in_augment_stays(store: Path) -> None:
     raised = ValueError("odd rows")
 
     def odd(batch: Any) -> Any:
-        if isinstance(batch, Batch) and batch.epoch == 0:
-            return dataclasses.replace(batch)
+        if isinstance(batch, Batch) and batch.epoch < 2:
+            return batch if batch.epoch else dataclasses.replace(batch)  # only the first batch must be a new one
         raise raised
 
-    with Loader(store, batch_size=COUNT, transform=odd) as loader:
-        list(loader)
+    loaders = [Loader(store, batch_size=COUNT, transform=one) for one in (odd, Augment(PerImage(odd)))]
+    assert len([*loaders[0], *loaders[0]]) == 2
+    for loader in loaders:
         with pytest.raises(ValueError, match="odd rows") as error:
             list(loader)
-    assert error.value is raised
-    with pytest.raises(ValueError, match="odd rows") as error:
-        list(Loader(store, batch_size=COUNT, transform=Augment(PerImage(odd))))
-    assert USE_PER_IMAGE not in str(error.value)
+        assert USE_PER_IMAGE not in str(error.value)
 
 
 def test_torchvision_transform_of_a_loader_is_refused(store: Path) -> None:

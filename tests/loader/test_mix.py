@@ -17,7 +17,7 @@ from decodeonce.augment import Augment, CutMix, Draws, MixUp, OneOf, RandomFlip,
 from decodeonce.loader.augment import mix as mixing
 from decodeonce.loader.order import derive_key
 from decodeonce.loader.partition import Tail
-from tests.loader.augmenting import draws_of, noise, run_on_device
+from tests.loader.augmenting import draws_of, noise
 from tests.stores import make_store, random_images
 
 CLASSES = 7
@@ -130,14 +130,6 @@ def test_single_image_is_unchanged(make: Callable[..., MixUp | CutMix | OneOf]) 
     assert torch.equal(step(images, draws_of(1)), images)
     soft = step.mix_labels(torch.tensor([3]), draws_of(1), 8, 6)
     assert torch.allclose(soft, torch.eye(CLASSES)[3:4])
-
-
-def test_steps_neither_wait_for_the_device_nor_copy_to_it() -> None:
-    steps = [MixUp(0.2, CLASSES), OneOf(MixUp(0.2, CLASSES), CutMix(1.0, CLASSES, p=0.5), weights=(1, 2))]
-    tags = torch.zeros((9, 4), dtype=torch.uint8, device="meta")
-    result = run_on_device(Augment(*steps, mixed=["tags"]), {"tags": tags})
-    assert result.labels.shape == (9, CLASSES)
-    assert {values.device.type for values in (result.labels, result.columns["tags"])} == {"meta"}
 
 
 # One of several

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from decodeonce import Batch, Loader
 from decodeonce.augment import Augment, CenterCrop, Draws, Normalize, RandomCrop, RandomFlip, RandomResizedCrop, Step
-from tests.loader.augmenting import batch_of, draws_of, run_on_device
+from tests.loader.augmenting import batch_of, draws_of
 from tests.stores import make_store, random_images
 
 Boxes = NDArray[np.float32]
@@ -134,14 +134,6 @@ def test_boxes_are_bit_identical_at_any_batch_size(boxed_store: tuple[Path, Boxe
             found.update(zip(batch.rows.tolist(), batch.columns["boxes"].tolist(), strict=True))
     assert seen[0] == seen[1]
     assert len({str(boxes) for boxes in seen[0].values()}) > 1
-
-
-def test_moving_boxes_does_not_wait_for_the_device() -> None:
-    steps = Augment(CenterCrop((8, 6)), RandomCrop((7, 6)), RandomResizedCrop(5), RandomFlip(), Normalize("imagenet"))
-    boxes = torch.empty(9, 4, 4, device="meta")
-    labels = torch.empty(9, 4, dtype=torch.int64, device="meta")
-    result = run_on_device(steps, {"boxes": boxes, "box_labels": labels})
-    assert result.columns["boxes"].device.type == result.columns["box_labels"].device.type == "meta"
 
 
 # Custom steps

@@ -29,7 +29,7 @@ from decodeonce.augment import (
 from decodeonce.errors import StoreError
 from decodeonce.loader.order import derive_key
 from tests.libraries import library
-from tests.loader.augmenting import batch_of, run_on_device
+from tests.loader.augmenting import batch_of
 from tests.store.signing import flip
 from tests.stores import make_store, random_images
 
@@ -79,13 +79,6 @@ def test_resized_maps_equal_torchvision() -> None:
 
     assert torch.equal(found["mask"], expected(interpolation.NEAREST_EXACT, antialias=False))
     assert (found["soft"].int() - expected(interpolation.BILINEAR, antialias=True).int()).abs().max() <= 1
-
-
-@pytest.mark.parametrize("step", [*MOVES[:1], *NONE_MOVE, CenterCrop(4), RandomCrop(4), RandomResizedCrop(5)], ids=repr)
-def test_maps_move_on_a_device_without_waiting(step: Step) -> None:
-    columns = {"mask": torch.empty((9, 8, 6), dtype=torch.int64, device="meta")}
-    batch = run_on_device(Augment(step, paired={"mask": "nearest"}), columns)
-    assert batch.columns["mask"].shape == (9, *batch.images.shape[2:])
 
 
 def keep(images: Tensor, draws: Draws) -> Tensor:

@@ -127,17 +127,6 @@ def test_draws_over_epochs_ranks_and_resumes_have_the_weights() -> None:
     assert not counts[weights == 0].any()
 
 
-def test_draws_are_independent_of_each_other() -> None:
-    """Neighbouring draws, and the draws at one position of two epochs, are independent."""
-    weights = np.array([1.0, 2, 3, 4, 0, 10, 20])
-    table = AliasTable(weights)
-    rows = np.array([WeightedOrder(table, derive_key(3, epoch)).at(np.arange(200)) for epoch in range(1000)])
-    share = weights / weights.sum()
-    for first, second in [(rows[:, :-1], rows[:, 1:]), (rows[:-1], rows[1:])]:
-        pairs = np.bincount((first * len(weights) + second).ravel(), minlength=len(weights) ** 2)
-        assert abs(deviation(pairs, np.outer(share, share).ravel() * first.size)) < 4
-
-
 @given(weight_lists, worlds, batches, st.sampled_from(["drop", "keep", "pad"]), st.data())
 def test_ranks_draw_the_same_sequence_in_any_number(
     weights: list[float], world_size: int, batch_size: int, tail: Tail, data: st.DataObject
