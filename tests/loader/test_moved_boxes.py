@@ -171,13 +171,6 @@ def test_boxes_moved_out_of_the_image_are_clipped(boxed_store: tuple[Path, Boxes
     assert boxes == [[5, 2, 6, 6], [4, 0, 6, 3.5], [0, 0, 0, 0]]
 
 
-def test_custom_transform_gets_boxes_as_stored(boxed_store: tuple[Path, Boxes]) -> None:
-    store, boxes = boxed_store
-    with Loader(store, batch_size=10, transform=dataclasses.replace) as loader:
-        (batch,) = loader
-    assert np.array_equal(batch.columns["boxes"], boxes[batch.rows])
-
-
 @pytest.mark.parametrize("step", [CenterCrop, RandomCrop, RandomResizedCrop])
 def test_boxes_use_the_size_of_the_epoch(step: Callable[[Any], Step]) -> None:
     whole = with_columns(torch.zeros(1, 12, 10, 1, dtype=torch.uint8), boxes=torch.tensor([[[0.0, 0.0, 10.0, 12.0]]]))

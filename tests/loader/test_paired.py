@@ -30,7 +30,6 @@ from decodeonce.errors import StoreError
 from decodeonce.loader.order import derive_key
 from tests.libraries import library
 from tests.loader.augmenting import batch_of
-from tests.store.signing import flip
 from tests.stores import make_store, random_images
 
 COUNT, HEIGHT, WIDTH = 40, 24, 18
@@ -170,14 +169,6 @@ def test_store_dataset_gives_masks(paired_store: Path) -> None:
         np.testing.assert_array_equal(found, wanted[17])
     with pytest.raises(StoreError, match="no column 'depth', expected one of its columns: mask, target"):
         StoreDataset(paired_store, columns=["depth"])
-
-
-def test_damaged_mask_is_found_by_the_loader(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "s", IMAGES, paired={"mask": MASKS})
-    manifest = open_store(store).manifest
-    flip(store / "images-00000.npy", manifest.shards[0].offset(11) + IMAGES[0].size + 7)
-    with pytest.raises(StoreError, match="row 11 does not match its checksum"):
-        list(Loader(store, batch_size=8, verify=True, shuffle="none"))
 
 
 def test_steps_that_leave_stored_masks_behind_are_refused(paired_store: Path) -> None:
