@@ -11,9 +11,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import decodeonce.loader.delivery as delivery_module
 from decodeonce import Batch, Loader
-from decodeonce.loader.delivery import CachedDelivery, Device, HostDevice, find_device
+from decodeonce.loader.delivery import (
+    STREAM_SLOTS,
+    CachedDelivery,
+    Delivery,
+    Device,
+    HostDevice,
+    StreamDelivery,
+    Transform,
+    find_device,
+)
 from decodeonce.loader.partition import Tail
 from tests.conftest import COUNT
 from tests.loader.deliveries import (
@@ -27,47 +35,49 @@ from tests.loader.deliveries import (
 )
 from tests.loader.fake_device import FakeDevice, raw_bytes
 
-BATCH = 4
-Seen = list[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]]
+BATCH = 7
+CPU = torch.device("cpu")
+Make = Callable[..., Delivery]
 
 
-def train(
-    path: Path,
-    delivery: Any = delivery_module.StreamDelivery,
-    transform: Callable[[FakeDevice], Callable[[Batch], Batch]] | None = None,
-    device: FakeDevice | None = None,
-) -> Seen:
-    """Run an epoch on a fake device. The consumer queues work on each batch, drops it, and runs the queue last."""
-    device = device or FakeDevice()
-    on_device = transform(device) if transform else None
-    seen: Seen = []
+def cached(make: Make = CachedDelivery) -> Make:
+    return partial(make, rows=range(COUNT))
 
-    def look(*memory: NDArray[np.uint8]) -> None:
-        pixels, labels, rows = (part.copy() for part in memory)
-        seen.append((pixels, labels.view(np.int64), rows.view(np.int64)))
 
-    with replace_delivery(partial(delivery, device=device, transform=on_device)):
-        loader = Loader(path, batch_size=BATCH, seed=3, threads=2)
+def late_epochs(store: Path, make: Make, device: FakeDevice, transform: Transform | None = None) -> Contents:
+    """Two epochs on a late device. The consumer queues work on each batch, and drops it.
+
+    The Loader is gone, and the memory of its cache is reused, before the device has to work.
+    """
+    seen: Contents = []
+
+    def look(valid: int, *memory: NDArray[np.uint8]) -> None:
+        rows, labels, pixels = (part.copy() for part in memory)
+        seen.append((rows.view(np.int64).tolist(), valid, labels.view(np.int64).tolist(), pixels.tobytes()))
+
+    with replace_delivery(partial(make, device=device, transform=transform)):
+        loader = Loader(store, batch_size=BATCH, tail="keep", seed=4, threads=2, cache="device")
     with loader:
-        for batch in loader:
-            memory = [raw_bytes(tensor) for tensor in (batch.images, batch.labels, batch.rows)]
-            device.consumer.add(partial(look, *memory))
-            del batch
-        device.consumer.run()
+        for _ in range(2):
+            for batch in loader:
+                memory = [raw_bytes(tensor) for tensor in (batch.rows, batch.labels, batch.images)]
+                device.consumer.add(partial(look, batch.valid, *memory))
+                del batch
+    del loader
+    other = device.empty((COUNT, 8, 6, 3))  # gets the memory of the cache if that is already free
+    raw_bytes(other)[:] = 1
+    device.consumer.run()
     return seen
 
 
-def assert_batches_equal(seen: Seen, path: Path, added: int = 0) -> None:
-    with Loader(path, batch_size=BATCH, seed=3) as loader:
-        expected = list(loader)
-    assert len(seen) == len(expected) == COUNT // BATCH
-    for (pixels, labels, rows), batch in zip(seen, expected, strict=True):
-        assert np.array_equal(rows, batch.rows.numpy())
-        assert np.array_equal(labels, batch.labels.numpy())
-        assert np.array_equal(pixels, batch.images.numpy().ravel() + np.uint8(added))
+def epochs_on_host(store: Path, added: int = 0) -> Contents:
+    def add(batch: Batch) -> Batch:
+        return dataclasses.replace(batch, images=batch.images + added)
+
+    return contents(Loader(store, batch_size=BATCH, tail="keep", seed=4, transform=add), 2)
 
 
-def add_constant(device: FakeDevice) -> Callable[[Batch], Batch]:
+def add_constant(device: FakeDevice) -> Transform:
     """A transform that works on the device's streams. Its constant is computed on the consumer's stream."""
     constant = raw_bytes(holder := device.empty((1,), torch.uint8))
     device.consumer.add(lambda: constant.fill(7))
@@ -81,21 +91,24 @@ def add_constant(device: FakeDevice) -> Callable[[Batch], Batch]:
     return transform
 
 
-def test_transforms_run_between_copy_and_consumer(store: Path) -> None:
-    assert_batches_equal(train(store, transform=add_constant), store, added=7)
+@pytest.mark.parametrize("make", [StreamDelivery, cached()])
+def test_transforms_run_between_copy_and_consumer(store: Path, make: Make) -> None:
+    device = FakeDevice()
+    assert late_epochs(store, make, device, add_constant(device)) == epochs_on_host(store, added=7)
+    assert len(device.copied_on) == 1
+    assert device.consumer not in device.copied_on
 
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_every_wait_is_necessary(store: Path, wait: str) -> None:
-    with pytest.raises(AssertionError):
-        assert_batches_equal(train(store, delivery_without(wait), add_constant), store, added=7)
-
-
-def test_copies_do_not_use_the_consumers_stream(store: Path) -> None:
     device = FakeDevice()
-    train(store, device=device)
-    assert len(device.copied_on) == 1
-    assert device.consumer not in device.copied_on
+    assert late_epochs(store, delivery_without(wait), device, add_constant(device)) != epochs_on_host(store, added=7)
+
+
+@pytest.mark.parametrize("wait", [*WAITS[:3], CACHE_WAIT])  # there is no transform here that needs the fourth
+def test_every_wait_of_the_cache_is_necessary(store: Path, wait: str) -> None:
+    assert late_epochs(store, cached(), FakeDevice()) == epochs_on_host(store)
+    assert late_epochs(store, cached(delivery_without(wait, "CachedDelivery")), FakeDevice()) != epochs_on_host(store)
 
 
 def test_failing_transform_gives_its_slot_back(store: Path) -> None:
@@ -107,13 +120,13 @@ def test_failing_transform_gives_its_slot_back(store: Path) -> None:
             raise LookupError("not this one")
         return dataclasses.replace(batch)
 
-    with replace_delivery(partial(delivery_module.StreamDelivery, device=FakeDevice(), transform=fail_once)):
+    with replace_delivery(partial(StreamDelivery, device=FakeDevice(), transform=fail_once)):
         loader = Loader(store, batch_size=BATCH)
     with loader:
         with pytest.raises(LookupError, match="not this one"):
             list(loader)
         assert len(list(loader)) == COUNT // BATCH
-        assert loader.stats()["memory"]["slots"] == delivery_module.STREAM_SLOTS
+        assert loader.stats()["memory"]["slots"] == STREAM_SLOTS
 
 
 def test_keep_ignores_tensors_on_the_host() -> None:
@@ -162,15 +175,12 @@ def test_every_call_for_tensors_reaches_a_device() -> None:
 
 # ---- Rows cached in device memory: batches are bit-identical, and no pixels are transferred twice
 
-SIZE = 7
-CPU = torch.device("cpu")
-
 
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
 @pytest.mark.parametrize("tail", ["drop", "pad", "keep"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_batches_equal_those_without_cache(store: Path, shuffle: str, tail: Tail, rank: int) -> None:
-    settings: dict[str, Any] = {"batch_size": SIZE, "shuffle": shuffle, "tail": tail, "seed": 4}
+    settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": shuffle, "tail": tail, "seed": 4}
     settings |= {"partition": "range", "rank": rank, "world_size": 2}
     assert_same_batches(Loader(store, cache="device", **settings), Loader(store, **settings))
 
@@ -187,29 +197,25 @@ class CountingDevice(HostDevice):
         return super().upload(tensor)
 
 
-def cached_on(device: Any, make: Callable[..., CachedDelivery] = CachedDelivery) -> Callable[..., CachedDelivery]:
-    return partial(make, device=device, transform=None, rows=range(COUNT))
-
-
 @pytest.mark.parametrize("tail", ["drop", "keep"])
 def test_each_row_is_transferred_once(store: Path, tail: Tail) -> None:
     device = CountingDevice()
-    with replace_delivery(cached_on(device)):
-        loader = Loader(store, batch_size=SIZE, tail=tail, seed=1, cache="device")
-    row_bytes, uploaded, cached = 8 * 6 * 3, [], []
+    with replace_delivery(partial(cached(), device=device, transform=None)):
+        loader = Loader(store, batch_size=BATCH, tail=tail, seed=1, cache="device")
+    row_bytes, uploaded, kept = 8 * 6 * 3, [], []
     with loader:
         for _ in range(6):
             list(loader)
             uploaded.append(device.pixels // row_bytes)
-            cached.append(loader.stats()["memory"]["cached_rows"])
-    assert uploaded == cached
-    assert uploaded[0] == (COUNT if tail == "keep" else COUNT // SIZE * SIZE)
+            kept.append(loader.stats()["memory"]["cached_rows"])
+    assert uploaded == kept
+    assert uploaded[0] == (COUNT if tail == "keep" else COUNT // BATCH * BATCH)
     assert uploaded[-1] == COUNT  # with "drop", a row can be first used in a later epoch, but is uploaded once
 
 
 @pytest.mark.parametrize("settings", [{"weights": np.arange(COUNT)}, {"rows": [3, 9, 40, 41, 59], "tail": "pad"}])
 def test_repeated_rows_are_cached_once(store: Path, settings: dict[str, Any]) -> None:
-    settings |= {"batch_size": SIZE, "seed": 4}
+    settings |= {"batch_size": BATCH, "seed": 4}
     with Loader(store, cache="device", **settings) as loader, Loader(store, **settings) as plain:
         seen: set[int] = set()
         for _ in range(4):
@@ -221,8 +227,8 @@ def test_repeated_rows_are_cached_once(store: Path, settings: dict[str, Any]) ->
 
 def test_unfinished_epoch_keeps_its_cached_rows(store: Path, images: NDArray[np.uint8]) -> None:
     device = CountingDevice()
-    with replace_delivery(cached_on(device)):
-        loader = Loader(store, batch_size=SIZE, tail="keep", cache="device")
+    with replace_delivery(partial(cached(), device=device, transform=None)):
+        loader = Loader(store, batch_size=BATCH, tail="keep", cache="device")
     with loader:
         next(iter(loader))
         assert device.pixels < COUNT * 8 * 6 * 3
@@ -232,50 +238,12 @@ def test_unfinished_epoch_keeps_its_cached_rows(store: Path, images: NDArray[np.
 
 
 def test_changing_a_batch_does_not_change_the_cache(store: Path, images: NDArray[np.uint8]) -> None:
-    with Loader(store, batch_size=SIZE, tail="keep", cache="device") as loader:
+    with Loader(store, batch_size=BATCH, tail="keep", cache="device") as loader:
         kept = list(loader)
         for batch in loader:
             batch.images.zero_()
         for batch in [*kept, *loader]:
             assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
-
-
-def epochs_on_late_device(store: Path, make: Callable[..., CachedDelivery] = CachedDelivery) -> Contents:
-    """Two epochs on a late device; the Loader is gone, and its memory is reused, before the device starts to work."""
-    device = FakeDevice()
-    seen: Contents = []
-
-    def look(valid: int, *memory: NDArray[np.uint8]) -> None:
-        rows, labels, pixels = (part.copy() for part in memory)
-        seen.append((rows.view(np.int64).tolist(), valid, labels.view(np.int64).tolist(), pixels.tobytes()))
-
-    with replace_delivery(cached_on(device, make)):
-        loader = Loader(store, batch_size=SIZE, tail="keep", seed=4, cache="device")
-    with loader:
-        for _ in range(2):
-            for batch in loader:
-                memory = [raw_bytes(tensor) for tensor in (batch.rows, batch.labels, batch.images)]
-                device.consumer.add(partial(look, batch.valid, *memory))
-                del batch
-    del loader
-    other = device.empty((COUNT, 8, 6, 3))  # gets the memory of the cache if that is already free
-    raw_bytes(other)[:] = 1
-    device.consumer.run()
-    return seen
-
-
-@pytest.fixture
-def expected(store: Path) -> Contents:
-    return contents(Loader(store, batch_size=SIZE, tail="keep", seed=4), 2)
-
-
-def test_late_device_gives_the_same_batches(store: Path, expected: Contents) -> None:
-    assert epochs_on_late_device(store) == expected
-
-
-@pytest.mark.parametrize("wait", [*WAITS[:3], CACHE_WAIT])  # there is no transform here that needs the fourth
-def test_every_wait_of_the_cache_is_necessary(store: Path, expected: Contents, wait: str) -> None:
-    assert epochs_on_late_device(store, delivery_without(wait, "CachedDelivery")) != expected
 
 
 def test_range_that_does_not_fit_on_the_host_is_an_error() -> None:
@@ -286,6 +254,6 @@ def test_range_that_does_not_fit_on_the_host_is_an_error() -> None:
 def test_invalid_caches_are_rejected(store: Path) -> None:
     unknown: Any = "host"
     with pytest.raises(ValueError, match="cache is 'host', expected one of None, 'device'"):
-        Loader(store, batch_size=SIZE, cache=unknown)
+        Loader(store, batch_size=BATCH, cache=unknown)
     with pytest.raises(ValueError, match="cache='device' needs partition=\"range\": with"):
-        Loader(store, batch_size=SIZE, cache="device", rank=0, world_size=2)
+        Loader(store, batch_size=BATCH, cache="device", rank=0, world_size=2)

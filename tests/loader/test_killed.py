@@ -14,8 +14,8 @@ from torch import Tensor
 from decodeonce import Batch, Loader
 from decodeonce.augment import Augment, PerImage, RandomFlip, RandomResizedCrop
 from tests.conftest import COUNT
+from tests.loader.test_augment import BATCH, make_views, shuffled
 from tests.loader.test_foreign import PER_IMAGE
-from tests.loader.test_views import BATCH, make_views, shuffled
 from tests.stores import make_store, random_images
 
 Drawn = dict[int, list[Tensor]]
