@@ -27,7 +27,7 @@ from decodeonce.loader.delivery import USE_PER_IMAGE
 from decodeonce.loader.order import derive_key
 from tests.conftest import COUNT
 from tests.libraries import library
-from tests.loader.augmenting import batch_of, by_row, noise
+from tests.loader.augmenting import batch_of, by_row, noise, same
 
 SEED = 4
 
@@ -99,10 +99,6 @@ def several_threads() -> Iterator[None]:
 
 
 Rows = dict[int, Tensor]
-
-
-def same(first: Rows, second: Rows) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[row], second[row]) for row in first)
 
 
 def epochs(store: Path, step: Any, count: int = 2, **settings: Any) -> list[Rows]:

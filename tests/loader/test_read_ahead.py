@@ -17,15 +17,7 @@ from decodeonce import Loader, open_store
 from decodeonce.loader import partition as partition_module
 from decodeonce.loader import readers
 from decodeonce.loader.order import WINDOW_BLOCKS, Shuffle, WindowOrder, derive_key
-from decodeonce.loader.partition import (
-    AHEAD_BYTES,
-    StepRows,
-    blocks_ahead,
-    make_partition,
-    plan_steps,
-    rows_ahead,
-    windows_fit,
-)
+from decodeonce.loader.partition import AHEAD_BYTES, StepRows, blocks_ahead, make_partition, plan_steps, rows_ahead
 from decodeonce.loader.readers import CHECK_EVERY, CHECKED_ROWS, Reader, ReaderName
 from tests.conftest import COUNT
 from tests.stores import make_store, random_images
@@ -89,7 +81,7 @@ def test_windows_fit_if_two_fit_into_half_of_the_memory(blocks: int, monkeypatch
     twice = 2 * min(blocks, 2 * WINDOW_BLOCKS) * 8 * ROW_BYTES
     for memory, fit in ((twice, True), (twice - 1, False), (None, True)):
         monkeypatch.setattr(partition_module, "available_memory", lambda memory=memory: memory)
-        assert windows_fit(order, ROW_BYTES) is fit
+        assert partition_module.windows_fit(order, ROW_BYTES) is fit
 
 
 Requests = list[tuple[str, int, int]]
