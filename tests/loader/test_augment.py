@@ -356,7 +356,6 @@ def test_invalid_sizes_are_rejected(step: Callable[[Any], Step], size: Any) -> N
     [
         (lambda: RandomResizedCrop(4, scale=(0.5, 0.1)), r"scale is \(0.5, 0.1\), expected two numbers above 0"),
         (lambda: RandomResizedCrop(4, scale=(0.5, 1.1)), r"scale is \(0.5, 1.1\), .* above 0 of at most 1"),
-        (lambda: RandomResizedCrop(4, ratio=(-1, 1)), r"ratio is \(-1, 1\)"),
         (lambda: RandomResizedCrop(4, ratio=(1, math.inf)), r"ratio is \(1, inf\)"),
         (lambda: RandomResizedCrop(4, ratio=(math.nan, 1)), r"ratio is \(nan, 1\)"),
         (lambda: RandomFlip(1.5), "p is 1.5, expected a probability, 0 to 1"),
@@ -364,7 +363,6 @@ def test_invalid_sizes_are_rejected(step: Callable[[Any], Step], size: Any) -> N
         (lambda: Normalize("imagenet", dtype=torch.uint8), r"dtype is torch.uint8, expected one of torch.float32, "),
         (lambda: Normalize(((124, 116, 104), (58, 57, 57))), r"statistics are \(\(124, .*, each a number per channel"),
         (lambda: Normalize(cast("Any", (0.5, 0.5))), r"statistics are \(0.5, 0.5\), .*, each a number per channel in"),
-        (lambda: Normalize(((0.5,), (0.5, 0.5))), "statistics are .*, each a number per channel in 0 to 1"),
         (lambda: Augment(RandomFlip(), seed=0.5), "seed is 0.5, expected a whole number"),  # type: ignore[arg-type]
         (lambda: Augment(RandomFlip), r"a step is .*RandomFlip'>, expected a callable object"),  # type: ignore[arg-type]
         (lambda: Augment([RandomFlip()]), r"expected a callable object .*; pass Augment\(\*steps\)"),  # type: ignore[arg-type]
@@ -485,13 +483,8 @@ def test_cpu_and_device_resize_differ_by_one_level(
     difference = on_cpu.to(torch.float32) - on_device
     assert difference.abs().max() <= 1
     assert difference.mean().abs() < 0.15
-
-
-def test_device_rounds_to_the_nearest_level() -> None:
-    images = noise(12, 40, 60)
-    windows = windows_in(images)
-    exact = resize_on_device(images.to(torch.float32), windows, 70, 33)
-    assert (resize_on_device(images, windows, 70, 33) - exact).abs().max() < 0.501
+    exact = resize_on_device(images.to(torch.float32), windows, *after)
+    assert (on_device - exact).abs().max() < 0.501  # rounded to the nearest level
 
 
 def test_threads_of_others_keep_their_number_of_torch_threads(threads: Callable[[int], None]) -> None:

@@ -271,22 +271,18 @@ def test_fewer_classes_than_in_the_store_are_rejected(make: Callable[..., Step],
         Loader(store, batch_size=3, transform=Augment(make(1.0, 1)))
 
 
-@pytest.mark.parametrize("make", [Augment, OneOf])
-def test_steps_with_different_num_classes_are_rejected(make: Callable[..., object]) -> None:
-    with pytest.raises(ValueError, match="MixUp has num_classes=7 and CutMix has num_classes=9, expected the same"):
-        make(MixUp(1.0, CLASSES), CutMix(1.0, 9))
-
-
-@pytest.mark.parametrize("weights", [(1,), (1, 2, 3), (-1, 2), (0, 0), (math.nan, 1), (math.inf, 1)])
-def test_invalid_weights_are_rejected(weights: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match=r"weights is \(.*\), expected 2 numbers of 0 or more, not all 0"):
-        OneOf(MixUp(1.0, 10), CutMix(1.0, 10), weights=weights)
-
-
-def test_one_of_rejects_other_steps() -> None:
-    for steps in ((), (RandomFlip(),), (MixUp,)):
+def test_steps_and_weights_that_do_not_fit_are_rejected() -> None:
+    steps = MixUp(1.0, CLASSES), CutMix(1.0, CLASSES)
+    for weights in ((1,), (1, 2, 3), (-1, 2), (0, 0), (math.nan, 1), (math.inf, 1)):
+        with pytest.raises(ValueError, match=r"weights is \(.*\), expected 2 numbers of 0 or more, not all 0"):
+            OneOf(*steps, weights=weights)
+    wrong: Any = ((), (RandomFlip(),), (MixUp,))
+    for others in wrong:
         with pytest.raises(ValueError, match=r"OneOf has the steps .*, expected MixUp\(...\) and CutMix\(...\)"):
-            OneOf(*steps)
+            OneOf(*others)
+    for make in (Augment, OneOf):
+        with pytest.raises(ValueError, match="MixUp has num_classes=7 and CutMix has num_classes=9, expected the same"):
+            make(steps[0], CutMix(1.0, 9))
 
 
 def test_mixed_columns_that_cannot_be_mixed_are_rejected(tmp_path: Path) -> None:

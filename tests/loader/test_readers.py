@@ -130,14 +130,11 @@ def choose(store: Path, name: ReaderName = "auto") -> tuple[str, str]:
     return reader.name, why
 
 
-def test_auto_chooses_mmap_for_a_small_local_store(store: Path) -> None:
+def test_auto_chooses_mmap_unless_rows_exceed_half_the_memory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, why = choose(store)
     assert (name, "local" in why) == ("mmap", True)
-    with Loader(store, batch_size=4) as loader:
-        assert (loader.stats()["reader"]["name"], loader.stats()["reader"]["why"]) == (name, why)
-
-
-def test_auto_chooses_pread_if_rows_exceed_half_the_memory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Loader(store, batch_size=4).stats()["reader"]
+    assert (found["name"], found["why"]) == (name, why)
     nbytes = 60 * 8 * 6 * 3
     monkeypatch.setattr(readers, "available_memory", lambda: 2 * nbytes)
     assert choose(store)[0] == "mmap"
