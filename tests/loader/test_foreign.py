@@ -334,9 +334,8 @@ def test_transform_that_is_not_repeatable_is_rejected() -> None:
         Augment(PerBatch(lambda image: image ^ int(generator.integers(256))))(batch_of(noise(9)))
 
 
-@pytest.mark.parametrize(
-    ("step", "kind", "message"),
-    [
+def test_errors_name_the_problem() -> None:
+    wrong: list[tuple[Callable[[], Step], type[Exception], str]] = [
         (lambda: PerImage(lambda image: image[:, : int(torch.randint(2, 8, ()))]), ValueError, "expected one size"),
         (lambda: PerImage(lambda image: None), TypeError, "returned NoneType, expected a Tensor, an array or"),
         (lambda: PerImage(lambda image: image[0]), ValueError, "returned 2 dimensions, expected 3"),
@@ -347,11 +346,10 @@ def test_transform_that_is_not_repeatable_is_rejected() -> None:
         (lambda: PerBatch(pillow_jitter, takes="pil"), ValueError, "Pillow has no batches; use PerImage"),
         (lambda: PerImage(CLASS), ValueError, "expected a callable object"),
         (lambda: PerImage(WRONG), ValueError, "transform is 1, expected a callable object"),
-    ],
-)  # fmt: skip
-def test_errors_name_the_problem(step: Callable[[], Any], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        Augment(step())(batch_of(noise(9)))
+    ]
+    for step, kind, message in wrong:
+        with pytest.raises(kind, match=message):
+            Augment(step())(batch_of(noise(9)))
 
 
 def test_transform_of_another_library_is_no_step() -> None:
@@ -373,15 +371,10 @@ def check_step(store: Path, make: Callable[[], Any]) -> None:
         Augment(step)
 
 
-TORCHVISION: list[Any] = [
-    ("RandAugment", "tensor"),
-    ("TrivialAugmentWide", "pil"),
-    ("RandomPhotometricDistort", "tensor"),
-    pytest.param("AugMix", "pil", marks=pytest.mark.long),
-]
+SLOW = pytest.param("AugMix", "pil", marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize(("name", "takes"), TORCHVISION)
+@pytest.mark.parametrize(("name", "takes"), [("RandAugment", "tensor"), ("TrivialAugmentWide", "pil"), SLOW])
 def test_torchvision(store: Path, name: str, takes: Any) -> None:
     v2 = library("torchvision.transforms.v2")
     check_step(store, lambda: PerImage(getattr(v2, name)(), takes=takes))

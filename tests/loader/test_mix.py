@@ -116,14 +116,6 @@ def test_cpu_and_device_mix_are_close(dtype: torch.dtype) -> None:
     assert torch.equal(*pasted)
 
 
-def test_partners_are_other_rows_and_not_neighbours() -> None:
-    partners = np.array(partners_of(draws_of(256)))
-    assert sorted(partners) == list(range(256))
-    assert (partners != np.arange(256)).all()
-    assert np.median(np.abs(partners - np.arange(256))) > 40
-    assert (partners != np.array(partners_of(draws_of(256, epoch=1)))).any()
-
-
 @pytest.mark.parametrize("make", [*MIXES, one_of_two])
 def test_single_image_is_unchanged(make: Callable[..., MixUp | CutMix | OneOf]) -> None:
     images, step = noise(1), make(1.0, CLASSES)

@@ -149,20 +149,18 @@ def test_part_with_all_rows_works_with_any_partition(store: Path, tmp_path: Path
     assert_same_batches(Loader(tmp_path / "part", **settings), Loader(store, **settings))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_rank_without_its_rows_is_rejected_at_once(parts: Parts) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({}, r'asked for rows 0\.\.59: pass partition="range" and the world size that it was staged for'),
         ({"partition": "range", "rank": 0, "world_size": 1}, r"asked for rows 0\.\.59: these belong to rank 0 of 1"),
         ({"partition": "range", "rank": 1, "world_size": 2}, r"asked for rows 30\.\.59: these belong to rank 1 of 2"),
         ({"partition": "range", "rank": 1, "world_size": 3}, r"asked for rows 20\.\.39: these belong to rank 1 of 3"),
-    ],
-)
-def test_rank_without_its_rows_is_rejected_at_once(parts: Parts, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(StoreError, match=rf"0-of-2: a staged part that holds rows 0\.\.29 of 60; {message}"):
-        Loader(parts[2][0], batch_size=2, **settings)
-    with pytest.raises(StoreError, match=message):
-        Loader(open_store(parts[2][0]), batch_size=2, cache=None, **settings)
+    ]
+    for settings, message in wrong:
+        with pytest.raises(StoreError, match=rf"0-of-2: a staged part that holds rows 0\.\.29 of 60; {message}"):
+            Loader(parts[2][0], batch_size=2, **settings)
+        with pytest.raises(StoreError, match=message):
+            Loader(open_store(parts[2][0]), batch_size=2, cache=None, **settings)
 
 
 def test_reader_choice_counts_only_staged_rows(store: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
