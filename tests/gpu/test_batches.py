@@ -19,7 +19,6 @@ from tests.stores import make_store, random_images
 
 BATCH = 7
 WAYS = [("global", None), ("range", None), ("range", "device")]  # partitions, with and without a cache
-CACHES = pytest.mark.parametrize("cache", [None, "device"])
 AUGMENT = Augment(RandomCrop(48), RandomFlip(), seed=4)
 
 
@@ -37,9 +36,7 @@ def test_batches_equal_those_on_the_host(
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"prefetch": 1}, {}, {"prefetch": 8}, {"cache": "device"}, {"transform": AUGMENT}],
-    ids=["prefetch 1", "default", "prefetch 8", "cache", "augment"],
+    "settings", [{"prefetch": 1}, {}, {"prefetch": 8}, {"cache": "device"}, {"transform": AUGMENT}]
 )
 def test_large_batches_equal_those_on_the_host_over_many_epochs(
     larger: Path, device: torch.device, settings: dict[str, Any]
@@ -126,7 +123,7 @@ def test_two_loaders_in_two_threads(larger: Path, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("transform", [None, Augment(RandomCrop(48), RandomFlip(), paired={"mask": "nearest"})])
-@CACHES
+@pytest.mark.parametrize("cache", [None, "device"])
 def test_masks_of_a_store_are_as_on_the_host(tmp_path: Path, device: torch.device, cache: Any, transform: Any) -> None:
     masks = np.ascontiguousarray(random_images(COUNT, shape=(64, 56, 3), seed=1)[..., 0])
     store = make_store(tmp_path / "s", random_images(COUNT, shape=(64, 56, 3)), paired={"mask": masks})

@@ -74,13 +74,8 @@ def test_closed_loader_frees_the_memory_of_the_device(larger: Path, cuda: torch.
 HERE = Path(__file__).parent
 # No test that asks for more memory than the device has: with expandable segments, torch would first take all of it.
 TESTS = ["test_batches.py", "test_waits.py::test_batches_are_complete_on_late_streams"]
-OPTIONS = [
-    "-q",
-    "-p",
-    "no:cacheprovider",
-    "--deselect",
-    "tests/gpu/test_batches.py::test_rows_that_do_not_fit_are_an_error",
-]
+TOO_LARGE = "--deselect=tests/gpu/test_batches.py::test_rows_that_do_not_fit_are_an_error"
+
 
 RUN = """
 import sys
@@ -107,6 +102,7 @@ def test_tests_pass_with_the_allocator(cuda: torch.device, setting: str, check: 
     # Every torch reads this variable; newer ones also read PYTORCH_ALLOC_CONF.
     environ = {name: value for name, value in os.environ.items() if name != "PYTORCH_ALLOC_CONF"}
     environ["PYTORCH_CUDA_ALLOC_CONF"] = setting
-    command = [sys.executable, "-c", RUN.format(check=check), *OPTIONS, *(str(HERE / name) for name in TESTS)]
+    command = [sys.executable, "-c", RUN.format(check=check), "-q", "-p", "no:cacheprovider", TOO_LARGE]
+    command += [str(HERE / name) for name in TESTS]
     done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=HERE.parent.parent, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -55,3 +55,8 @@ def run_on_device(transform: Callable[[Batch], Batch], columns: dict[str, Tensor
     with DeviceOnly(), pytest.MonkeyPatch.context() as patch:  # type: ignore[no-untyped-call]
         patch.delattr(torch, "tensor")  # its copy from the host is invisible to a TorchDispatchMode
         return transform(dataclasses.replace(batch, epoch=1))
+
+
+def same(first: dict[int, Tensor], second: dict[int, Tensor]) -> bool:
+    """Whether rows have equal images."""
+    return first.keys() == second.keys() and all(torch.equal(first[row], second[row]) for row in first)

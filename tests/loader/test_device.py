@@ -1,8 +1,6 @@
 """Each wait of the side stream is necessary, as shown with a device that works as late as possible."""
 
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,56 +10,66 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch.utils import backend_registration
 
-import decodeonce.loader.delivery as delivery_module
 from decodeonce import Batch, Loader
-from decodeonce.loader.delivery import Device, find_device
+from decodeonce.loader.delivery import STREAM_SLOTS, CachedDelivery, Device, HostDevice, StreamDelivery, find_device
+from decodeonce.loader.partition import Tail
 from tests.conftest import COUNT
-from tests.loader.deliveries import WAITS, delivery_without, replace_delivery
+from tests.loader.deliveries import (
+    CACHE_WAIT,
+    WAITS,
+    Contents,
+    assert_same_batches,
+    contents,
+    delivery_without,
+    replace_delivery,
+)
 from tests.loader.fake_device import FakeDevice, raw_bytes
 
-BATCH = 4
-Seen = list[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]]
+BATCH = 7
+CPU = torch.device("cpu")
+Make = Callable[..., StreamDelivery]
+Transform = Callable[[Batch], Batch]
 
 
-def train(
-    path: Path,
-    delivery: Any = delivery_module.StreamDelivery,
-    transform: Callable[[FakeDevice], Callable[[Batch], Batch]] | None = None,
-    device: FakeDevice | None = None,
-) -> Seen:
-    """Run an epoch on a fake device. The consumer queues work on each batch, drops it, and runs the queue last."""
-    device = device or FakeDevice()
-    on_device = transform(device) if transform else None
-    seen: Seen = []
+def cached(make: Make = CachedDelivery) -> Make:
+    return partial(make, rows=range(COUNT))
 
-    def look(*memory: NDArray[np.uint8]) -> None:
-        pixels, labels, rows = (part.copy() for part in memory)
-        seen.append((pixels, labels.view(np.int64), rows.view(np.int64)))
 
-    with replace_delivery(partial(delivery, device=device, transform=on_device)):
-        loader = Loader(path, batch_size=BATCH, seed=3, threads=2)
+def late_epochs(store: Path, make: Make, device: FakeDevice, transform: Transform | None = None) -> Contents:
+    """Two epochs on a late device. The consumer queues work on each batch, and drops it.
+
+    The Loader is gone, and the memory of its cache is reused, before the device has to work.
+    """
+    seen: Contents = []
+
+    def look(valid: int, *memory: NDArray[np.uint8]) -> None:
+        rows, labels, pixels = (part.copy() for part in memory)
+        seen.append((rows.view(np.int64).tolist(), valid, labels.view(np.int64).tolist(), pixels.tobytes()))
+
+    with replace_delivery(partial(make, device=device, transform=transform)):
+        loader = Loader(store, batch_size=BATCH, tail="keep", seed=4, threads=2, cache="device")
     with loader:
-        for batch in loader:
-            memory = [raw_bytes(tensor) for tensor in (batch.images, batch.labels, batch.rows)]
-            device.consumer.add(partial(look, *memory))
-            del batch
-        device.consumer.run()
+        for _ in range(2):
+            for batch in loader:
+                memory = [raw_bytes(tensor) for tensor in (batch.rows, batch.labels, batch.images)]
+                device.consumer.add(partial(look, batch.valid, *memory))
+                del batch
+    del loader
+    other = device.empty((COUNT, 8, 6, 3))  # gets the memory of the cache if that is already free
+    raw_bytes(other)[:] = 1
+    device.consumer.run()
     return seen
 
 
-def assert_batches_equal(seen: Seen, path: Path, added: int = 0) -> None:
-    with Loader(path, batch_size=BATCH, seed=3) as loader:
-        expected = list(loader)
-    assert len(seen) == len(expected) == COUNT // BATCH
-    for (pixels, labels, rows), batch in zip(seen, expected, strict=True):
-        assert np.array_equal(rows, batch.rows.numpy())
-        assert np.array_equal(labels, batch.labels.numpy())
-        assert np.array_equal(pixels, batch.images.numpy().ravel() + np.uint8(added))
+def epochs_on_host(store: Path, added: int = 0) -> Contents:
+    def add(batch: Batch) -> Batch:
+        return dataclasses.replace(batch, images=batch.images + added)
+
+    return contents(Loader(store, batch_size=BATCH, tail="keep", seed=4, transform=add), 2)
 
 
-def add_constant(device: FakeDevice) -> Callable[[Batch], Batch]:
+def add_constant(device: FakeDevice) -> Transform:
     """A transform that works on the device's streams. Its constant is computed on the consumer's stream."""
     constant = raw_bytes(holder := device.empty((1,), torch.uint8))
     device.consumer.add(lambda: constant.fill(7))
@@ -75,21 +83,24 @@ def add_constant(device: FakeDevice) -> Callable[[Batch], Batch]:
     return transform
 
 
-def test_transforms_run_between_copy_and_consumer(store: Path) -> None:
-    assert_batches_equal(train(store, transform=add_constant), store, added=7)
+@pytest.mark.parametrize("make", [StreamDelivery, cached()])
+def test_transforms_run_between_copy_and_consumer(store: Path, make: Make) -> None:
+    device = FakeDevice()
+    assert late_epochs(store, make, device, add_constant(device)) == epochs_on_host(store, added=7)
+    assert len(device.copied_on) == 1
+    assert device.consumer not in device.copied_on
 
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_every_wait_is_necessary(store: Path, wait: str) -> None:
-    with pytest.raises(AssertionError):
-        assert_batches_equal(train(store, delivery_without(wait), add_constant), store, added=7)
-
-
-def test_copies_do_not_use_the_consumers_stream(store: Path) -> None:
     device = FakeDevice()
-    train(store, device=device)
-    assert len(device.copied_on) == 1
-    assert device.consumer not in device.copied_on
+    assert late_epochs(store, delivery_without(wait), device, add_constant(device)) != epochs_on_host(store, added=7)
+
+
+@pytest.mark.parametrize("wait", [*WAITS[:3], CACHE_WAIT])  # there is no transform here that needs the fourth
+def test_every_wait_of_the_cache_is_necessary(store: Path, wait: str) -> None:
+    assert late_epochs(store, cached(), FakeDevice()) == epochs_on_host(store)
+    assert late_epochs(store, cached(delivery_without(wait, "CachedDelivery")), FakeDevice()) != epochs_on_host(store)
 
 
 def test_failing_transform_gives_its_slot_back(store: Path) -> None:
@@ -101,13 +112,13 @@ def test_failing_transform_gives_its_slot_back(store: Path) -> None:
             raise LookupError("not this one")
         return dataclasses.replace(batch)
 
-    with replace_delivery(partial(delivery_module.StreamDelivery, device=FakeDevice(), transform=fail_once)):
+    with replace_delivery(partial(StreamDelivery, device=FakeDevice(), transform=fail_once)):
         loader = Loader(store, batch_size=BATCH)
     with loader:
         with pytest.raises(LookupError, match="not this one"):
             list(loader)
         assert len(list(loader)) == COUNT // BATCH
-        assert loader.stats()["memory"]["slots"] == delivery_module.STREAM_SLOTS
+        assert loader.stats()["memory"]["slots"] == STREAM_SLOTS
 
 
 def test_keep_ignores_tensors_on_the_host() -> None:
@@ -125,53 +136,113 @@ def test_missing_device_index_is_rejected(monkeypatch: pytest.MonkeyPatch) -> No
         find_device("cuda:4")
 
 
-def test_unknown_device_is_rejected(store: Path) -> None:
+def test_unknown_or_missing_device_is_rejected(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match='device is \'gpu\', expected "cpu", "cuda"'):
         Loader(store, batch_size=BATCH, device="gpu")
-
-
-def test_missing_device_is_rejected(store: Path) -> None:
-    if torch.accelerator.is_available():
-        pytest.skip("this machine has an accelerator")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r'device "cuda" is not available: torch .* finds only cpu here'):
         Loader(store, batch_size=BATCH, device="cuda")
 
 
-# ---- Every name of torch that class Device uses exists, and every call reaches an accelerator
+# ---- Every name of torch that class Device uses exists
 
 
 def test_every_name_exists_also_without_an_accelerator() -> None:
     names = "current_accelerator current_device_index current_stream device_count is_available set_stream"
-    for name in names.split():
-        assert callable(getattr(torch.accelerator, name))
-
-
-@pytest.mark.parametrize("backend", [torch, torch.cuda, torch.xpu])
-def test_streams_and_events_of_each_backend_have_the_methods(backend: Any) -> None:
-    methods = [(backend.Stream, "record_event"), (backend.Stream, "wait_event"), (backend.Event, "synchronize")]
+    methods = [(torch.accelerator, name) for name in names.split()]
+    for backend in (torch, torch.cuda, torch.xpu):
+        methods += [(backend.Stream, "record_event"), (backend.Stream, "wait_event"), (backend.Event, "synchronize")]
     for owner, name in methods:
         assert callable(getattr(owner, name))
 
 
-REACHED = """\
-device toy:0
-streams toy:0 True
-event Event toy
-synchronize: Backend doesn't support synchronizing events.
-pinned: You should register `PrivateUse1HooksInterface`by `RegisterPrivateUse1HooksInterface` and implement \
-`getPinnedMemoryAllocator` at the same time for PrivateUse1.
-pin: You should register `PrivateUse1HooksInterface`by `RegisterPrivateUse1HooksInterface` and implement \
-`getPinnedMemoryAllocator` at the same time for PrivateUse1.
-tensors toy:0 (3, 2)
-calls empty, copy of cpu memory, non_blocking=True, copy of cpu memory, non_blocking=True, index_copy_, index_select, \
-record_stream of Stream
-"""
+def test_every_call_for_tensors_reaches_a_device() -> None:
+    """The device meta has no values, but shapes."""
+    device = Device(torch.device("meta"))
+    cache, places = device.empty((5, 2)), device.upload(torch.arange(3))
+    device.put(cache, places, device.upload(torch.zeros((3, 2), dtype=torch.uint8)))
+    gathered = device.gather(cache, places)
+    assert (gathered.shape, gathered.dtype, gathered.device.type) == ((3, 2), torch.uint8, "meta")
 
 
-def test_every_call_reaches_the_accelerator() -> None:
-    """The accelerator is written in Python. It has streams and events, but can neither wait for one nor pin memory."""
-    if torch.accelerator.is_available() or not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
-        pytest.skip("this torch has an accelerator, or cannot register one that is written in Python")
-    command = [sys.executable, "-m", "tests.loader.python_accelerator"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (0, REACHED), done.stderr
+# ---- Rows cached in device memory: batches are bit-identical, and no pixels are transferred twice
+
+
+@pytest.mark.parametrize("shuffle", ["full", "window", "none"])
+@pytest.mark.parametrize("tail", ["drop", "pad", "keep"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_batches_equal_those_without_cache(store: Path, shuffle: str, tail: Tail, rank: int) -> None:
+    settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": shuffle, "tail": tail, "seed": 4}
+    settings |= {"partition": "range", "rank": rank, "world_size": 2}
+    assert_same_batches(Loader(store, cache="device", **settings), Loader(store, **settings))
+
+
+class CountingDevice(HostDevice):
+    """The host as a device that counts the bytes of uploaded pixels."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.pixels = 0
+
+    def upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.pixels += tensor.nbytes if tensor.dtype == torch.uint8 else 0
+        return super().upload(tensor)
+
+
+@pytest.mark.parametrize("tail", ["drop", "keep"])
+def test_each_row_is_transferred_once(store: Path, tail: Tail) -> None:
+    device = CountingDevice()
+    with replace_delivery(partial(cached(), device=device, transform=None)):
+        loader = Loader(store, batch_size=BATCH, tail=tail, seed=1, cache="device")
+    row_bytes, uploaded, kept = 8 * 6 * 3, [], []
+    with loader:
+        for _ in range(6):
+            list(loader)
+            uploaded.append(device.pixels // row_bytes)
+            kept.append(loader.stats()["memory"]["cached_rows"])
+    assert uploaded == kept
+    assert uploaded[0] == (COUNT if tail == "keep" else COUNT // BATCH * BATCH)
+    assert uploaded[-1] == COUNT  # with "drop", a row can be first used in a later epoch, but is uploaded once
+
+
+@pytest.mark.parametrize("settings", [{"weights": np.arange(COUNT)}, {"rows": [3, 9, 40, 41, 59], "tail": "pad"}])
+def test_repeated_rows_are_cached_once(store: Path, settings: dict[str, Any]) -> None:
+    settings |= {"batch_size": BATCH, "seed": 4}
+    with Loader(store, cache="device", **settings) as loader, Loader(store, **settings) as plain:
+        seen: set[int] = set()
+        for _ in range(4):
+            found = contents(loader, 1)
+            assert found == contents(plain, 1)
+            seen.update(row for rows, *_ in found for row in rows)
+            assert loader.stats()["memory"]["cached_rows"] == len(seen)
+
+
+def test_cached_rows_stay_after_an_unfinished_epoch_and_changes_of_a_batch(
+    store: Path, images: NDArray[np.uint8]
+) -> None:
+    device = CountingDevice()
+    with replace_delivery(partial(cached(), device=device, transform=None)):
+        loader = Loader(store, batch_size=BATCH, tail="keep", cache="device")
+    with loader:
+        next(iter(loader))
+        assert device.pixels < COUNT * 8 * 6 * 3
+        kept = list(loader)
+        assert device.pixels == COUNT * 8 * 6 * 3
+        for batch in loader:
+            batch.images.zero_()
+        for batch in [*kept, *loader]:
+            assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
+        assert device.pixels == COUNT * 8 * 6 * 3
+
+
+def test_range_that_does_not_fit_on_the_host_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r'cache="device": \d+\.0 GB of rows do not fit; use more ranks'):
+        CachedDelivery((4, 1 << 10, 1 << 20, 3), HostDevice(CPU), None, range(10**9))
+
+
+def test_invalid_caches_are_rejected(store: Path) -> None:
+    unknown: Any = "host"
+    with pytest.raises(ValueError, match="cache is 'host', expected one of None, 'device'"):
+        Loader(store, batch_size=BATCH, cache=unknown)
+    with pytest.raises(ValueError, match="cache='device' needs partition=\"range\": with"):
+        Loader(store, batch_size=BATCH, cache="device", rank=0, world_size=2)

@@ -9,7 +9,7 @@ import itertools
 import pickle
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from decodeonce.loader.delivery import USE_PER_IMAGE
 from decodeonce.loader.order import derive_key
 from tests.conftest import COUNT
 from tests.libraries import library
-from tests.loader.augmenting import batch_of, by_row, noise
+from tests.loader.augmenting import batch_of, by_row, noise, same
 
 SEED = 4
 
@@ -101,13 +101,8 @@ def several_threads() -> Iterator[None]:
 Rows = dict[int, Tensor]
 
 
-def same(first: Rows, second: Rows) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[row], second[row]) for row in first)
-
-
-def epochs(store: Path, step: Any, count: int = 2, **arguments: Any) -> list[Rows]:
-    transform = Augment(RandomFlip(), step, seed=SEED)
-    with Loader(store, transform=transform, **arguments) as loader:
+def epochs(store: Path, step: Any, count: int = 2, **settings: Any) -> list[Rows]:
+    with Loader(store, **{"batch_size": 12, "transform": Augment(RandomFlip(), step, seed=SEED), **settings}) as loader:
         return [by_row(loader) for _ in range(count)]
 
 
@@ -121,54 +116,52 @@ def test_image_is_independent_of_batch_world_size_and_threads(store: Path, kind:
     for threads, world_size, batch_size in [(1, 1, 7), (4, 2, 5), (3, 3, 20)]:
         torch.set_num_threads(threads)
         found: list[Rows] = [{}, {}]
+        settings: dict[str, Any] = {"batch_size": batch_size, "tail": "keep", "world_size": world_size}
         for rank in range(world_size):
-            parts = epochs(
-                store, PER_IMAGE[kind](), batch_size=batch_size, tail="keep", rank=rank, world_size=world_size
-            )
-            for epoch, part in zip(found, parts, strict=True):
+            for epoch, part in zip(found, epochs(store, PER_IMAGE[kind](), rank=rank, **settings), strict=True):
                 epoch.update(part)
-        assert same(found[0], expected[0])
-        assert same(found[1], expected[1])
+        assert all(map(same, found, expected))
 
 
 @pytest.mark.parametrize("kind", PER_IMAGE)
 def test_resume_after_every_step_gives_the_same_images(store: Path, kind: str) -> None:
-    resume_after_every_step(store, PER_IMAGE[kind], world_size=2)
+    resume_after(range(COUNT // 12 - 1), store, PER_IMAGE[kind])
 
 
 @pytest.mark.parametrize("kind", PER_BATCH)
 def test_resume_gives_the_same_images_if_batches_are_the_same(store: Path, kind: str) -> None:
-    resume_after_every_step(store, PER_BATCH[kind], world_size=1)
+    resume_after(range(COUNT // 12 - 1), store, PER_BATCH[kind])
 
 
-def resume_after_every_step(store: Path, make: Callable[[], Any], world_size: int) -> None:
-    """Stop after each step of the second epoch, and resume with new objects, on `world_size` ranks."""
-    (_, expected) = epochs(store, make(), batch_size=12)
+def resume_after(steps: Container[int], store: Path, make: Callable[[], Any]) -> None:
+    """Stop after these steps of the second epoch, and resume with new objects, with PerImage on two ranks."""
+    world_size = 2 if isinstance(make(), PerImage) else 1
+    first, expected = epochs(store, make())
+    assert not same(first, expected)
     with Loader(store, batch_size=12, transform=Augment(RandomFlip(), make(), seed=SEED)) as loader:
         loader.set_epoch(1)
         batches, found = iter(loader), {}
-        for _ in range(COUNT // 12 - 1):
+        for step in range(COUNT // 12 - 1):
             found.update(by_row([next(batches)]))
+            if step not in steps:
+                continue
             rest: Rows = {}
             for rank in range(world_size):
                 transform = Augment(RandomFlip(), make(), seed=SEED)
-                with Loader(
-                    store, batch_size=12 // world_size, rank=rank, world_size=world_size, transform=transform
-                ) as resumed:
+                ranks: Any = {"batch_size": 12 // world_size, "rank": rank, "world_size": world_size}
+                with Loader(store, transform=transform, **ranks) as resumed:
                     resumed.load_state_dict(loader.state_dict())
                     rest.update(by_row(resumed))
             assert same({**found, **rest}, expected)
 
 
 def test_batch_draws_depend_on_first_row_epoch_and_step() -> None:
-    images, step = (
-        noise(4),
-        PerBatch(lambda images: torch.full_like(images, int(torch.randint(2**30, (1,))), dtype=torch.int64)),
-    )
+    def one_number(images: Tensor) -> Tensor:
+        return torch.full_like(images, int(torch.randint(2**30, (1,))), dtype=torch.int64)
 
     def drawn(rows: list[int], epoch: int = 0, number: int = 0) -> int:
         draws = Draws(derive_key(SEED, epoch, number), torch.tensor(rows), epoch)
-        return int(step(images, draws)[0, 0, 0, 0])
+        return int(PerBatch(one_number)(noise(4), draws)[0, 0, 0, 0])
 
     first = drawn([3, 5, 6, 9])
     assert drawn([3, 7, 8, 9]) == first
@@ -216,18 +209,9 @@ def test_all_draws_are_seeded_and_change_no_global_generator() -> None:
         assert first[-1] != second[-1] or first[-2] != second[-2]
 
 
-def test_given_generator_is_used() -> None:
-    generator = torch.Generator().manual_seed(3)
-    expected = torch.rand(4, generator=generator).tolist()
-    with Seeded():
-        assert torch.rand(4, generator=generator.manual_seed(3)).tolist() == expected
-
-
 def test_other_threads_draw_as_if_nothing_ran() -> None:
     """Another thread draws from the global generators all the time; neither its numbers nor the images change."""
-    images, rows = noise(64), torch.arange(64)
-    augment = Augment(*(make() for make in PER_IMAGE.values()), seed=SEED)
-    batch = Batch(images, rows, rows, 64, 0)
+    augment, batch = Augment(*(make() for make in PER_IMAGE.values()), seed=SEED), batch_of(noise(64))
     expected = augment(batch).images
     ended, drawn = threading.Event(), []
 
@@ -239,8 +223,8 @@ def test_other_threads_draw_as_if_nothing_ran() -> None:
     thread = threading.Thread(target=draw)
     thread.start()
     try:
-        for _ in range(3):
-            assert torch.equal(augment(batch).images, expected)
+        assert torch.equal(augment(batch).images, expected)
+        assert torch.equal(augment(batch).images, expected)
     finally:
         ended.set()
         thread.join()
@@ -271,16 +255,11 @@ def test_images_are_transformed_with_one_core_per_thread() -> None:
 
 
 def test_two_loaders_can_share_an_augment(store: Path) -> None:
-    transform = Augment(PerImage(OwnGenerator()), PerBatch(OwnGenerator()), seed=SEED)
-    with Loader(store, batch_size=12, transform=transform) as alone:
-        expected = by_row(alone)
-    with (
-        Loader(store, batch_size=12, transform=transform) as one,
-        Loader(store, batch_size=12, transform=transform) as two,
-    ):
-        pairs = list(zip(one, two, strict=True))
-    assert same(by_row(pair[0] for pair in pairs), expected)
-    assert same(by_row(pair[1] for pair in pairs), expected)
+    both = Augment(PerImage(OwnGenerator()), PerBatch(OwnGenerator()), seed=SEED)
+    expected = by_row(Loader(store, batch_size=12, transform=both))
+    with Loader(store, batch_size=12, transform=both) as one, Loader(store, batch_size=12, transform=both) as two:
+        for batches in zip(*zip(one, two, strict=True), strict=True):
+            assert same(by_row(batches), expected)
 
 
 # What a transform gets and returns
@@ -322,19 +301,16 @@ def invert_in_place(image: Any) -> Any:
     return image
 
 
-def test_images_can_change_size_and_dtype() -> None:
-    images = noise(9)
-    steps: list[Step] = [PerImage(lambda image: image[:, :5, :4].float() / 255), RandomFlip(0.0)]
-    result = Augment(*steps)(batch_of(images)).images
-    assert torch.equal(result.permute(0, 2, 3, 1), images[:, :5, :4].float() / 255)
-
-
-def test_normalize_can_come_before_or_after() -> None:
+def test_steps_can_come_before_or_after() -> None:
     images, invert = noise(9), PerImage(lambda image: -image)
     result = Augment(Normalize("imagenet"), invert)(batch_of(images)).images
     assert torch.equal(result, -Augment(Normalize("imagenet"))(batch_of(images)).images)
     negative = Augment(PerBatch(lambda images: 1 - images, takes="float"), Normalize("imagenet"))(batch_of(images))
     assert torch.equal(negative.images, Augment(Normalize("imagenet"))(batch_of(255 - images)).images)
+    steps: list[Step] = [PerImage(lambda image: image[:, :5, :4].float() / 255), RandomFlip(0.0)]
+    assert torch.equal(Augment(*steps)(batch_of(images)).images.permute(0, 2, 3, 1), images[:, :5, :4].float() / 255)
+    with pytest.raises(ValueError, match=r"needs uint8 images, got torch\.float32; put this step before Normalize"):
+        Augment(Normalize("imagenet"), PerImage(pillow_jitter, takes="pil"))(batch_of(images))
 
 
 def test_transform_runs_without_gradients() -> None:
@@ -358,9 +334,8 @@ def test_transform_that_is_not_repeatable_is_rejected() -> None:
         Augment(PerBatch(lambda image: image ^ int(generator.integers(256))))(batch_of(noise(9)))
 
 
-@pytest.mark.parametrize(
-    ("step", "kind", "message"),
-    [
+def test_errors_name_the_problem() -> None:
+    wrong: list[tuple[Callable[[], Step], type[Exception], str]] = [
         (lambda: PerImage(lambda image: image[:, : int(torch.randint(2, 8, ()))]), ValueError, "expected one size"),
         (lambda: PerImage(lambda image: None), TypeError, "returned NoneType, expected a Tensor, an array or"),
         (lambda: PerImage(lambda image: image[0]), ValueError, "returned 2 dimensions, expected 3"),
@@ -371,59 +346,35 @@ def test_transform_that_is_not_repeatable_is_rejected() -> None:
         (lambda: PerBatch(pillow_jitter, takes="pil"), ValueError, "Pillow has no batches; use PerImage"),
         (lambda: PerImage(CLASS), ValueError, "expected a callable object"),
         (lambda: PerImage(WRONG), ValueError, "transform is 1, expected a callable object"),
-    ],
-)  # fmt: skip
-def test_errors_name_the_problem(step: Callable[[], Any], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        Augment(step())(batch_of(noise(9)))
-
-
-def test_pillow_needs_uint8() -> None:
-    augment = Augment(Normalize("imagenet"), PerImage(pillow_jitter, takes="pil"))
-    with pytest.raises(ValueError, match=r"needs uint8 images, got torch\.float32; put this step before Normalize"):
-        augment(batch_of(noise(9)))
-
-
-class PassesUnknownTypes(torch.nn.Module):
-    """Does with a Batch what transforms of torchvision do."""
-
-    def forward(self, *inputs: Any) -> Any:
-        return inputs if len(inputs) > 1 else inputs[0]
+    ]
+    for step, kind, message in wrong:
+        with pytest.raises(kind, match=message):
+            Augment(step())(batch_of(noise(9)))
 
 
 def test_transform_of_another_library_is_no_step() -> None:
-    message = r"the step PassesUnknownTypes returned tuple, .* use PerImage\(\.\.\.\) or PerBatch"
+    message = r"the step <lambda> returned tuple, .* use PerImage\(\.\.\.\) or PerBatch"
     with pytest.raises(TypeError, match=message):
-        Augment(PassesUnknownTypes())(batch_of(noise(9)))
+        Augment(lambda *inputs: inputs)(batch_of(noise(9)))
 
 
 # The libraries
 
 
-def test_transform_of_a_library_is_refused_as_a_step() -> None:
-    """Their calls accept any arguments, and the first batch would raise what each of them thinks of a second one."""
-    v2, kornia, a = library("torchvision.transforms.v2"), library("kornia.augmentation"), library("albumentations")
-    for transform in (v2.RandomHorizontalFlip(1.0), v2.ColorJitter(0.4), kornia.RandomInvert(), a.HorizontalFlip()):
-        name = type(transform).__name__
-        with pytest.raises(ValueError, match=rf"the step {name} is of \w+; use PerImage\({name}\(\.\.\.\)\) or"):
-            Augment(transform)
-
-
 def check_step(store: Path, make: Callable[[], Any]) -> None:
-    """The step changes images, and gives the same images on two ranks, in other batches, and after a resume."""
-    if isinstance(make(), PerImage):
-        plain = epochs(store, lambda images, draws: images, batch_size=COUNT)[0]
-        expected = epochs(store, make(), batch_size=COUNT)
-        assert not same(expected[0], plain)
-        assert not same(*expected)
-        parts = [epochs(store, make(), batch_size=5, rank=rank, world_size=2) for rank in range(2)]
-        assert same({**parts[0][0], **parts[1][0]}, expected[0])
-        assert same({**parts[0][1], **parts[1][1]}, expected[1])
-    resume_after_every_step(store, make, world_size=2 if isinstance(make(), PerImage) else 1)
+    """The step changes images, is refused without PerImage, and gives the same images after a resume."""
+    assert not same(epochs(store, make(), 1)[0], epochs(store, RandomFlip(0.0), 1)[0])
+    resume_after({1}, store, make)
+    step = make().transform
+    name = type(step).__name__
+    with pytest.raises(ValueError, match=rf"the step {name} is of \w+; use PerImage\({name}\(\.\.\.\)\) or"):
+        Augment(step)
 
 
-@pytest.mark.parametrize("takes", ["tensor", "pil"])
-@pytest.mark.parametrize("name", ["RandAugment", "TrivialAugmentWide", "AugMix", "RandomPhotometricDistort"])
+SLOW = pytest.param("AugMix", "pil", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("name", "takes"), [("RandAugment", "tensor"), ("TrivialAugmentWide", "pil"), SLOW])
 def test_torchvision(store: Path, name: str, takes: Any) -> None:
     v2 = library("torchvision.transforms.v2")
     check_step(store, lambda: PerImage(getattr(v2, name)(), takes=takes))
@@ -444,27 +395,18 @@ def test_albumentations(store: Path) -> None:
     check_step(store, lambda: PerImage(a.RandomBrightnessContrast(p=1.0)))
 
 
+@pytest.mark.long  # importing kornia takes seconds
 def test_kornia(store: Path) -> None:
     kornia = library("kornia.augmentation")
     jitter = (0.4, 0.4, 0.4, 0.1)
     check_step(store, lambda: PerBatch(kornia.ColorJitter(*jitter, p=1.0)))
-    check_step(
-        store,
-        lambda: PerBatch(
-            kornia.AugmentationSequential(kornia.RandomAffine(30.0, p=1.0), kornia.RandomGaussianNoise(std=0.1, p=1.0))
-        ),
-    )
+    both = kornia.RandomAffine(30.0, p=1.0), kornia.RandomGaussianNoise(std=0.1, p=1.0)
+    check_step(store, lambda: PerBatch(kornia.AugmentationSequential(*both)))
     check_step(store, lambda: PerImage(kornia.ColorJitter(*jitter, p=1.0, keepdim=True)))
 
 
 # ---- A transform that ignores its first batch, or fails with it, is refused with advice. Transforms of torchvision v2
 # ---- ignore unknown types, and those of v1 raise TypeError.
-
-
-def test_transform_may_only_look_if_it_returns_a_new_batch(store: Path, images: NDArray[np.uint8]) -> None:
-    with Loader(store, batch_size=COUNT, transform=dataclasses.replace) as loader:
-        (batch,) = loader
-    assert np.array_equal(batch.images, images[batch.rows])
 
 
 def invert_in_batch(batch: Batch) -> Batch:
@@ -477,14 +419,9 @@ def count_rows(batch: Batch) -> Batch:
     return batch
 
 
-def rest_after_first_batch(batch: Batch) -> Batch:
-    return dataclasses.replace(batch) if batch.epoch == 0 else batch
-
-
-@pytest.mark.parametrize("transform", [invert_in_batch, count_rows, rest_after_first_batch])
+@pytest.mark.parametrize("transform", [invert_in_batch, count_rows])
 def test_transform_may_change_its_batch_in_place(store: Path, transform: Callable[[Batch], Batch]) -> None:
-    with Loader(store, batch_size=COUNT, transform=transform) as loader:
-        assert len([*loader, *loader]) == 2
+    assert list(Loader(store, batch_size=COUNT, transform=transform))
 
 
 def test_error_at_first_batch_gets_advice(store: Path) -> None:
@@ -496,12 +433,8 @@ def test_error_at_first_batch_gets_advice(store: Path) -> None:
         raise UnicodeError("odd rows")
 
     for transform, kind, cause in ((scaled, TypeError, AttributeError), (odd, ValueError, UnicodeError)):
-        with (
-            Loader(store, batch_size=4, transform=transform) as loader,
-            pytest.raises(
-                kind, match=rf"transform {transform.__name__} failed at its first Batch.*It raised "
-            ) as error,
-        ):
+        message = rf"transform {transform.__name__} failed at its first Batch.*It raised "
+        with Loader(store, batch_size=4, transform=transform) as loader, pytest.raises(kind, match=message) as error:
             next(iter(loader))
         assert (type(error.value), type(error.value.__cause__)) == (kind, cause)
         assert str(error.value).endswith(f" {USE_PER_IMAGE} It raised {cause.__name__}: {error.value.__cause__}")
@@ -511,21 +444,16 @@ def test_error_at_later_batch_or_in_augment_stays(store: Path) -> None:
     raised = ValueError("odd rows")
 
     def odd(batch: Any) -> Any:
-        if isinstance(batch, Batch) and batch.epoch == 0:
-            return dataclasses.replace(batch)
+        if isinstance(batch, Batch) and batch.epoch < 2:
+            return batch if batch.epoch else dataclasses.replace(batch)  # only the first batch must be a new one
         raise raised
 
-    with Loader(store, batch_size=COUNT, transform=odd) as loader:
-        list(loader)
+    loaders = [Loader(store, batch_size=COUNT, transform=one) for one in (odd, Augment(PerImage(odd)))]
+    assert len([*loaders[0], *loaders[0]]) == 2
+    for loader in loaders:
         with pytest.raises(ValueError, match="odd rows") as error:
             list(loader)
-    assert error.value is raised
-    with (
-        Loader(store, batch_size=COUNT, transform=Augment(PerImage(odd))) as loader,
-        pytest.raises(ValueError, match="odd rows") as error,
-    ):
-        list(loader)
-    assert USE_PER_IMAGE not in str(error.value)
+        assert error.value is raised
 
 
 def test_torchvision_transform_of_a_loader_is_refused(store: Path) -> None:
@@ -537,8 +465,5 @@ def test_torchvision_transform_of_a_loader_is_refused(store: Path) -> None:
         both = one.Compose([one.RandomResizedCrop(8), one.Normalize([0.5] * 3, [0.5] * 3)])
         refused += [(both, TypeError, r"failed .* use Augment\(PerImage\(.* It raised TypeError: ")]
     for transform, kind, message in refused:
-        with (
-            Loader(store, batch_size=4, transform=transform) as loader,
-            pytest.raises(kind, match=f"transform {type(transform).__name__} {message}"),
-        ):
-            next(iter(loader))
+        with pytest.raises(kind, match=f"transform {type(transform).__name__} {message}"):
+            list(Loader(store, batch_size=4, transform=transform))

@@ -17,13 +17,17 @@ from decodeonce import Loader
 from decodeonce.augment import Augment, RandomResizedCrop
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
 signal.signal(signal.SIGALRM, signal.default_int_handler)
-store, kind = sys.argv[1:]
+store = sys.argv[1]
+
+def block(thread):
+    if thread == "another":  # another thread gets the signal, so it does not interrupt what the main thread waits for
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 """
 
 
-def run(script: str, store: Path, kind: str) -> tuple[int, str, str]:
+def run(script: str, store: Path, *arguments: str) -> tuple[int, str, str]:
     """Run a script; return its exit code, and the text it wrote to stdout and stderr."""
-    command = [sys.executable, "-c", START + script, str(store), kind]
+    command = [sys.executable, "-c", START + script, str(store), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     return done.returncode, done.stdout, done.stderr
 
@@ -42,7 +46,7 @@ starting = time.perf_counter() - started
 loader.close()
 
 caught = 0
-for number in range(int(kind)):
+for number in range(int(sys.argv[2])):
     loader, batches = Loader(store, batch_size=4), None
     deadline = time.perf_counter() + 20
     try:
@@ -69,8 +73,6 @@ def test_ctrl_c_at_random_moments_arrives_and_leaves_no_threads(store: Path, rou
 
 
 WAITING = """
-seen, caught = threading.Event(), threading.Event()
-
 def stall(batch):
     if batch.rows[0] == 4:
         seen.wait(60)
@@ -78,51 +80,50 @@ def stall(batch):
         caught.wait(60)
     return dataclasses.replace(batch)
 
-with Loader(store, batch_size=4, shuffle="none", transform=stall) as loader:
-    try:
-        for batch in loader:
-            print(int(batch.rows[0]), flush=True)
-            if kind == "another":  # another thread gets the signal, so it does not interrupt the main thread
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            seen.set()
-    except KeyboardInterrupt:
-        caught.set()
-        raise
+for thread in ("main", "another"):
+    seen, caught = threading.Event(), threading.Event()
+    with Loader(store, batch_size=4, shuffle="none", transform=stall) as loader:
+        try:
+            for batch in loader:
+                print(thread, int(batch.rows[0]), flush=True)
+                block(thread)
+                seen.set()
+        except KeyboardInterrupt:
+            caught.set()
+            if thread == "another":
+                raise
 """
 
 
-@pytest.mark.parametrize("thread", ["main", "another"])
-def test_ctrl_c_interrupts_waiting_for_a_batch(store: Path, thread: str) -> None:
-    code, printed, errors = run(WAITING, store, thread)
-    assert (code, printed) == (-signal.SIGINT, "0\n")
+def test_ctrl_c_interrupts_waiting_for_a_batch(store: Path) -> None:
+    code, printed, errors = run(WAITING, store)
+    assert (code, printed) == (-signal.SIGINT, "main 0\nanother 0\n")
     assert errors.endswith("KeyboardInterrupt\n")
 
 
 DROPPING = """
-# 3 MB; 1 MB or less is not reused
-transform = Augment(RandomResizedCrop(512)) if kind == "augmented batch" else None
-loader = Loader(store, batch_size=4, transform=transform)
-batches = iter(loader)
-for _ in range(8):
-    held = [iter(loader) if kind == "epoch" else next(batches)]
-    dropped = weakref.ref(held[0])
-    try:
-        # list() calls both in C. So the signal arrives before the batch is dropped, and Python can handle it only in
-        # code that dropping runs, or after list().
-        list(map(operator.methodcaller("__call__"), [_thread.interrupt_main, held.clear]))
-    except KeyboardInterrupt:
-        print("interrupted", dropped() is None)
+for kind in ("batch", "augmented batch", "epoch"):
+    # 3 MB; 1 MB or less is not reused
+    transform = Augment(RandomResizedCrop(512)) if kind == "augmented batch" else None
+    loader = Loader(store, batch_size=4, transform=transform)
+    batches = iter(loader)
+    for _ in range(8):
+        held = [iter(loader) if kind == "epoch" else next(batches)]
+        dropped = weakref.ref(held[0])
+        try:
+            # list() calls both in C. So the signal arrives before the batch is dropped, and Python can handle it only
+            # in code that dropping runs, or after list().
+            list(map(operator.methodcaller("__call__"), [_thread.interrupt_main, held.clear]))
+        except KeyboardInterrupt:
+            print(kind, dropped() is None)
 """
 
 
-@pytest.mark.parametrize("kind", ["batch", "augmented batch", "epoch"])
-def test_ctrl_c_interrupts_dropping(store: Path, kind: str) -> None:
-    assert run(DROPPING, store, kind) == (0, "interrupted True\n" * 8, "")
+def test_ctrl_c_interrupts_dropping(store: Path) -> None:
+    assert run(DROPPING, store) == (0, "batch True\n" * 8 + "augmented batch True\n" * 8 + "epoch True\n" * 8, "")
 
 
 CLOSING_TWICE = """
-stalled, closing, proceed = threading.Event(), threading.Event(), threading.Event()
-
 def copying():
     return any(thread.name.startswith("decodeonce-copy") for thread in threading.enumerate())
 
@@ -134,26 +135,26 @@ def stall(batch):
         proceed.wait(60)
     return dataclasses.replace(batch)
 
-loader = Loader(store, batch_size=4, shuffle="none", transform=stall)
-batches = iter(loader)
-next(batches)
-stalled.wait(60)
-if kind == "another":  # another thread gets the signal, so it does not interrupt the main thread's wait
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-try:
-    closing.set()
+for thread in ("main", "another"):
+    stalled, closing, proceed = threading.Event(), threading.Event(), threading.Event()
+    loader = Loader(store, batch_size=4, shuffle="none", transform=stall)
+    batches = iter(loader)
+    next(batches)
+    stalled.wait(60)
+    block(thread)
+    try:
+        closing.set()
+        loader.close()
+    except KeyboardInterrupt:
+        print("interrupted", copying())
+    proceed.set()
     loader.close()
-except KeyboardInterrupt:
-    print("interrupted", copying())
-proceed.set()
-loader.close()
-print(copying())
+    print(copying())
 """
 
 
-@pytest.mark.parametrize("thread", ["main", "another"])
-def test_closing_again_after_ctrl_c_waits_for_the_threads(store: Path, thread: str) -> None:
-    assert run(CLOSING_TWICE, store, thread) == (0, "interrupted True\nFalse\n", "")
+def test_closing_again_after_ctrl_c_waits_for_the_threads(store: Path) -> None:
+    assert run(CLOSING_TWICE, store) == (0, "interrupted True\nFalse\n" * 2, "")
 
 
 def test_epoch_that_gets_no_thread_is_an_error(store: Path) -> None:

@@ -8,35 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from decodeonce.loader.order import (
-    WINDOW_BLOCKS,
-    FeistelPermutation,
-    Shuffle,
-    TablePermutation,
-    WindowOrder,
-    derive_key,
-    make_order,
-)
+from decodeonce.loader.order import WINDOW_BLOCKS, FeistelPermutation, Shuffle, WindowOrder, derive_key, make_order
 
 keys = st.integers(0, 2**64 - 1)
 
 
-def all_rows(shuffle: Shuffle, count: int, block_rows: int, key: int) -> NDArray[np.int64]:
-    return make_order(shuffle, count, block_rows, key).at(np.arange(count))
-
-
-@given(st.sampled_from(get_args(Shuffle)), st.integers(1, 6000), st.integers(1, 300), keys)
-def test_order_is_a_permutation(shuffle: Shuffle, count: int, block_rows: int, key: int) -> None:
-    assert np.array_equal(np.sort(all_rows(shuffle, count, block_rows, key)), np.arange(count))
-
-
 @given(st.sampled_from(get_args(Shuffle)), st.integers(1, 6000), st.integers(1, 300), keys, st.data())
-def test_part_of_an_order_equals_the_whole_order(
+def test_order_is_a_permutation_that_can_start_anywhere(
     shuffle: Shuffle, count: int, block_rows: int, key: int, data: st.DataObject
 ) -> None:
+    order = make_order(shuffle, count, block_rows, key)
+    rows = order.at(np.arange(count))
+    assert np.array_equal(np.sort(rows), np.arange(count))
     positions = np.array(data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=50)))
-    part = make_order(shuffle, count, block_rows, key).at(positions)
-    assert np.array_equal(part, all_rows(shuffle, count, block_rows, key)[positions])
+    assert np.array_equal(order.at(positions), rows[positions])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +74,7 @@ def test_small_orders_are_equally_likely(count: int) -> None:
     seen: dict[tuple[int, ...], int] = {}
     draws, permutations = 6000, int(np.prod(np.arange(1, count + 1)))
     for seed in range(draws):
-        order = tuple(TablePermutation(count, derive_key(seed, 0)).at(np.arange(count)).tolist())
+        order = tuple(make_order("full", count, 1, derive_key(seed, 0)).at(np.arange(count)).tolist())
         seen[order] = seen.get(order, 0) + 1
     counts = np.array([*seen.values(), *[0] * (permutations - len(seen))])
     assert abs(chi_square(counts)) < 4
@@ -108,18 +93,7 @@ def test_large_orders_are_uniform_in_positions_and_neighbours(count: int) -> Non
     assert abs(again.mean() * count - 1) < 4 * np.sqrt(count / again.size)
 
 
-def test_window_contains_the_rows_of_its_blocks() -> None:
-    block_rows, blocks = 5, 3 * WINDOW_BLOCKS + 7
-    count = blocks * block_rows - 3  # one block is short
-    rows = all_rows("window", count, block_rows, derive_key(4, 4))
-    first = rows[: WINDOW_BLOCKS * block_rows - 3]
-    touched = set((first // block_rows).tolist())
-    assert len(touched) <= WINDOW_BLOCKS + 1
-    assert touched != set(range(len(touched)))
-    assert len(set((rows // block_rows)[:20].tolist())) > 10  # rows are shuffled within the window
-
-
-@given(st.integers(1, 6000), st.integers(1, 300), keys)
+@given(st.integers(1, 1500), st.integers(1, 300), keys)
 def test_blocks_of_a_window_order_are_in_sequence(count: int, block_rows: int, key: int) -> None:
     order = WindowOrder(count, block_rows, key)
     blocks = [order.block_rows_at(np.array([place])).tolist() for place in range(order.blocks)]

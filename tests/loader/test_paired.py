@@ -1,14 +1,17 @@
-"""Maps of the size of the images, such as masks, move with their images: Augment(..., paired={"mask": "nearest"})."""
+"""Maps of the size of the images, such as masks, and boxes move with their images."""
 
 import dataclasses
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce import Batch, Loader, StoreDataset, open_store
@@ -27,17 +30,14 @@ from decodeonce.augment import (
     Step,
 )
 from decodeonce.errors import StoreError
-from decodeonce.loader.augment.crop import resize_nearest
 from decodeonce.loader.order import derive_key
 from tests.libraries import library
-from tests.loader.augmenting import batch_of, run_on_device
-from tests.store.signing import flip
+from tests.loader.augmenting import batch_of, draws_of
 from tests.stores import make_store, random_images
 
 COUNT, HEIGHT, WIDTH = 40, 24, 18
 MOVES: list[Step] = [RandomFlip(), CenterCrop(11), RandomCrop((9, 14))]
 NONE_MOVE: list[Step] = [Normalize("imagenet"), ColorJitter(0.4), RandomErasing(1.0)]
-WRONG: Any = {"mask": "cubic"}
 
 
 def batch_with(images: Tensor, **columns: Tensor) -> Batch:
@@ -69,60 +69,18 @@ def test_maps_stay_if_no_pixel_moves(step: Step) -> None:
 def test_resized_maps_equal_torchvision() -> None:
     functional: Any = library("torchvision.transforms.v2.functional")
     interpolation = library("torchvision.transforms.v2").InterpolationMode
-    images, augment = (
-        noise(),
-        Augment(RandomResizedCrop((13, 20)), seed=4, paired={"mask": "nearest", "soft": "bilinear"}),
-    )
+    images, step = noise(), RandomResizedCrop((13, 20))
     mask = images[..., 0]
+    augment = Augment(step, seed=4, paired={"mask": "nearest", "soft": "bilinear"})
     found = augment(batch_with(images, mask=mask, soft=mask)).columns
-    draws = Draws(derive_key(4, 0, 0), torch.arange(COUNT))
-    windows = RandomResizedCrop((13, 20)).windows(draws, HEIGHT, WIDTH).long().tolist()
+    windows = step.windows(Draws(derive_key(4, 0, 0), torch.arange(COUNT)), HEIGHT, WIDTH).long().tolist()
 
     def expected(kind: Any, antialias: bool) -> Tensor:
         pairs = zip(mask[:, None], windows, strict=True)
-        cropped = [functional.resized_crop(one, *window, [13, 20], kind, antialias) for one, window in pairs]
-        return torch.cat(cropped)
+        return torch.cat([functional.resized_crop(one, *window, [13, 20], kind, antialias) for one, window in pairs])
 
     assert torch.equal(found["mask"], expected(interpolation.NEAREST_EXACT, antialias=False))
     assert (found["soft"].int() - expected(interpolation.BILINEAR, antialias=True).int()).abs().max() <= 1
-
-
-@pytest.mark.parametrize(
-    ("step", "name", "arguments"),
-    [
-        (RandomFlip(1.0), "horizontal_flip", []),
-        (CenterCrop((13, 10)), "center_crop", [(13, 10)]),
-        (RandomCrop((13, 10)), "crop", [5, 4, 13, 10]),
-        # Whole multiples: torchvision resizes a Mask with "nearest", which equals "nearest-exact" only for these.
-        (RandomResizedCrop((26, 30)), "resized_crop", [5, 4, 13, 10, (26, 30)]),
-    ],
-)
-def test_moved_masks_equal_those_of_torchvision(
-    monkeypatch: pytest.MonkeyPatch, step: Step, name: str, arguments: list[Any]
-) -> None:
-    # Random windows are at 5, 4; RandomCrop multiplies its draws by the number of positions, 12 and 9.
-    monkeypatch.setattr(Draws, "uniform", lambda draws, count: torch.tensor([[5.5 / 12, 4.5 / 9]])[:, :count])
-    monkeypatch.setattr(RandomResizedCrop, "windows", lambda *_: torch.tensor([[5.0, 4, 13, 10]]).double())
-    v2, tensors = library("torchvision.transforms.v2"), library("torchvision.tv_tensors")
-    images = noise()[:1]
-    expected = getattr(v2.functional, name)(tensors.Mask(images[..., 0]), *arguments)
-    found = Augment(step, paired={"mask": "nearest"})(batch_with(images, mask=images[..., 0])).columns["mask"]
-    assert torch.equal(found, expected.as_subclass(Tensor))
-
-
-def test_nearest_values_are_those_of_the_window() -> None:
-    maps = torch.arange(HEIGHT * WIDTH).view(1, HEIGHT, WIDTH, 1)
-    window = torch.tensor([[3.0, 2.0, 6.0, 8.0]], dtype=torch.float64)
-    assert torch.equal(resize_nearest(maps, window, 6, 8), maps[:, 3:9, 2:10])
-    assert torch.equal(resize_nearest(maps, window, 3, 4), maps[:, 4:9:2, 3:10:2])
-    assert torch.equal(resize_nearest(maps, window, 12, 8), maps[:, 3:9, 2:10].repeat_interleave(2, 1))
-
-
-@pytest.mark.parametrize("step", [*MOVES[:1], *NONE_MOVE, CenterCrop(4), RandomCrop(4), RandomResizedCrop(5)], ids=repr)
-def test_maps_move_on_a_device_without_waiting(step: Step) -> None:
-    columns = {"mask": torch.empty((9, 8, 6), dtype=torch.int64, device="meta")}
-    batch = run_on_device(Augment(step, paired={"mask": "nearest"}), columns)
-    assert batch.columns["mask"].shape == (9, *batch.images.shape[2:])
 
 
 def keep(images: Tensor, draws: Draws) -> Tensor:
@@ -130,19 +88,17 @@ def keep(images: Tensor, draws: Draws) -> Tensor:
 
 
 def test_errors_name_the_problem() -> None:
-    with pytest.raises(ValueError, match=r"the step keep does not move maps; .* move_maps\(self, maps, draws, resamp"):
-        Augment(RandomFlip(), keep, paired={"mask": "nearest"})
-    with pytest.raises(
-        ValueError, match="the step MixUp cannot mix maps; remove the step or use a store without masks"
-    ):
-        Augment(MixUp(1.0, 3), paired={"mask": "nearest"})
-    with pytest.raises(ValueError, match=r"expected 'mask' to be one of \('nearest', 'bilinear'\)"):
-        Augment(paired=WRONG)
-    with pytest.raises(ValueError, match=r"paired is \['mask'\], expected how to resize each map, such as \{"):
-        Augment(paired=cast("Any", ["mask"]))
-    augment = Augment(RandomFlip(), paired={"mask": "nearest"})
+    maps: Any = {"mask": "nearest"}
+    wrong: list[tuple[str, tuple[Step, ...], Any]] = [
+        (r"the step keep does not move maps; .* move_maps\(self, maps, draws, resamp", (RandomFlip(), keep), maps),
+        (r"expected 'mask' to be one of \('nearest', 'bilinear'\)", (), {"mask": "cubic"}),
+        (r"paired is \['mask'\], expected how to resize each map, such as \{", (), ["mask"]),
+    ]
+    for message, steps, paired in wrong:
+        with pytest.raises(ValueError, match=message):
+            Augment(*steps, paired=paired)
     with pytest.raises(ValueError, match=r"'mask', but this column is \(40, 3\), expected \(B, H, W\) or"):
-        augment(batch_with(noise(), mask=torch.zeros(COUNT, 3)))
+        Augment(RandomFlip(), paired=maps)(batch_with(noise(), mask=torch.zeros(COUNT, 3)))
 
 
 # ---- masks that are stored with their images, by `prep build --paired`
@@ -201,20 +157,16 @@ def test_stored_masks_move_like_columns(paired_store: Path, tmp_path: Path, size
     with_columns = make_store(tmp_path / "columns", IMAGES, shard_rows=13, columns=columns)
     steps: list[Step] = [RandomResizedCrop(size), RandomFlip(), ColorJitter(0.4), Normalize("imagenet")]
     augment = Augment(*steps, seed=3, paired={"mask": "nearest", "target": "bilinear"})
-    with (
-        Loader(paired_store, batch_size=8, transform=augment) as one,
-        Loader(with_columns, batch_size=8, transform=augment) as other,
-    ):
-        for found, wanted in zip(one, other, strict=True):
-            assert found.columns.keys() == wanted.columns.keys()
-            for name, tensor in found.as_dict().items():
-                assert torch.equal(tensor, wanted[name]), name
-            assert found.images.is_contiguous(memory_format=torch.channels_last)
+    loaders = [Loader(store, batch_size=8, transform=augment) for store in (paired_store, with_columns)]
+    for found, wanted in zip(*loaders, strict=True):
+        assert found.columns.keys() == wanted.columns.keys()
+        for name, tensor in found.as_dict().items():
+            assert torch.equal(tensor, wanted[name]), name
+        assert found.images.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_store_dataset_gives_masks(paired_store: Path) -> None:
-    dataset = pickle.loads(pickle.dumps(StoreDataset(paired_store, columns=["mask", "target"])))
-    image, label, mask, target = dataset[17]
+    image, label, mask, target = StoreDataset(paired_store, columns=["mask", "target"])[17]
     assert label == 17 % 3
     for found, wanted in ((image, IMAGES), (mask, MASKS), (target, TARGETS)):
         np.testing.assert_array_equal(found, wanted[17])
@@ -222,32 +174,20 @@ def test_store_dataset_gives_masks(paired_store: Path) -> None:
         StoreDataset(paired_store, columns=["depth"])
 
 
-def test_damaged_mask_is_found_by_the_loader(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "s", IMAGES, paired={"mask": MASKS})
-    manifest = open_store(store).manifest
-    flip(store / "images-00000.npy", manifest.shards[0].offset(11) + IMAGES[0].size + 7)
-    with pytest.raises(StoreError, match="row 11 does not match its checksum"):
-        list(Loader(store, batch_size=8, verify=True, shuffle="none"))
-
-
-@pytest.mark.parametrize(
-    ("steps", "problem"),
-    [
-        (
-            [RandomFlip()],
-            r"the step RandomFlip of Augment moves the images, but not 'mask', which the store holds with them; pass "
-            r'paired=\{"mask": "nearest"\}, or "bilinear"',
-        ),
-        ([RandomFlip(), MixUp(1.0, 3)], "the step MixUp cannot mix maps; remove the step or use a store without masks"),
-        ([PerBatch(torch.neg)], "the step PerBatch.* does not move maps; make it a class with the method move_maps"),
-    ],
-    ids=["flip", "mix", "batch"],
-)
-def test_steps_that_leave_stored_masks_behind_are_refused(paired_store: Path, steps: list[Step], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        Loader(paired_store, batch_size=4, transform=Augment(Normalize("imagenet"), *steps))
+def test_steps_that_leave_stored_masks_behind_are_refused(paired_store: Path) -> None:
+    forgotten = r"the step RandomFlip of Augment moves the images, but not 'mask', which the store holds with them; "
+    problems: dict[str, tuple[Step, ...]] = {
+        forgotten + r'pass paired=\{"mask": "nearest"\}, or "bilinear"': (RandomFlip(),),
+        "the step MixUp cannot mix maps; remove the step or use a store without masks": (RandomFlip(), MixUp(1.0, 3)),
+        "the step PerBatch.* does not move maps; make it a class with the method move_maps": (PerBatch(torch.neg),),
+    }
+    for problem, steps in problems.items():
+        with pytest.raises(ValueError, match=problem):
+            Loader(paired_store, batch_size=4, transform=Augment(Normalize("imagenet"), *steps))
     with pytest.raises(ValueError, match="but not 'target'"):
         Loader(paired_store, batch_size=4, transform=Augment(RandomFlip(), paired={"mask": "nearest"}))
+    with pytest.raises(ValueError, match="paired has 'depth', which is not a column of the store; its columns: mask"):
+        Loader(paired_store, batch_size=4, transform=Augment(paired={"depth": "nearest"}))
 
 
 @pytest.mark.parametrize("steps", [(), NONE_MOVE[1:]])
@@ -257,6 +197,156 @@ def test_stored_masks_need_not_be_named_if_no_pixel_moves(paired_store: Path, st
             np.testing.assert_array_equal(batch["mask"], MASKS[batch.rows.numpy()])
 
 
-def test_missing_mask_is_named_next_to_those_of_the_store(paired_store: Path) -> None:
-    with pytest.raises(ValueError, match="paired has 'depth', which is not a column of the store; its columns: mask"):
-        Loader(paired_store, batch_size=4, transform=Augment(paired={"depth": "nearest"}))
+# ---- Boxes move with their images, bit-identical in every batch
+
+Boxes = NDArray[np.float32]
+
+
+def flip_boxes(boxes: Boxes, width: int) -> Boxes:
+    return np.stack([width - boxes[..., 2], boxes[..., 1], width - boxes[..., 0], boxes[..., 3]], -1)
+
+
+# Numbers
+
+
+seeds = st.integers(0, 2**40)
+
+
+@given(st.lists(st.floats(0, 300, width=32), min_size=4, max_size=4), seeds)
+def test_coordinates_are_rounded_as_in_ieee_754(corners: list[float], seed: int) -> None:
+    x, y = sorted(corners[:2]), sorted(corners[2:])
+    box = np.array([[[x[0], y[0], x[1], y[1]]]], np.float32)
+    step, draws = RandomResizedCrop((224, 160)), draws_of(1, seed)
+    top, left, height, width = step.windows(draws, 300, 300).numpy()[0]
+    resized = (box.astype(np.float64) - [left, top, left, top]) * [160, 224, 160, 224] / [width, height, width, height]
+    assert np.array_equal(step.move_boxes(torch.from_numpy(box), draws, 300, 300).numpy(), resized.astype(np.float32))
+    flipped = RandomFlip(1.0).move_boxes(torch.from_numpy(box), draws, 300, 300).numpy()
+    assert np.array_equal(flipped, flip_boxes(box, 300))
+
+
+# Pixels
+
+
+def draw_rectangles(boxes: NDArray[Any], height: int, width: int) -> Tensor:
+    images = torch.zeros(len(boxes), height, width, 1, dtype=torch.uint8)
+    for image, (left, top, right, bottom) in zip(images, boxes.tolist(), strict=True):
+        image[top:bottom, left:right] = 255
+    return images
+
+
+def extents(images: Tensor) -> list[list[int]]:
+    """left, top, right, bottom of the pixels above 127 in each image (C, H, W); zeros if there are none."""
+    found = []
+    for image in images[:, 0] > 127:
+        rows, columns = image.any(1).nonzero(), image.any(0).nonzero()
+        found.append([int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1] if len(rows) else [0] * 4)
+    return found
+
+
+@st.composite
+def rectangles(draw: st.DrawFn, count: int, height: int, width: int, least: int) -> NDArray[np.int64]:
+    boxes = []
+    for _ in range(count):
+        left, top = draw(st.integers(0, width - least)), draw(st.integers(0, height - least))
+        right, bottom = draw(st.integers(left + least, width)), draw(st.integers(top + least, height))
+        boxes.append([left, top, right, bottom])
+    return np.array(boxes)
+
+
+@given(rectangles(4, 20, 30, 1), seeds, st.integers(0, 2))
+def test_painted_rectangle_is_at_its_box(boxes: NDArray[np.int64], seed: int, place: int) -> None:
+    steps: list[Step] = [RandomCrop((13, 17)), CenterCrop((10, 12))]
+    steps.insert(place, RandomFlip())
+    batch = batch_with(draw_rectangles(boxes, 20, 30), boxes=torch.from_numpy(boxes[:, None].astype(np.float32)))
+    result = Augment(*steps, seed=seed)(batch)
+    assert result.columns["boxes"][:, 0].tolist() == extents(result.images)
+
+
+@given(rectangles(4, 60, 80, 12), seeds)
+def test_painted_rectangle_is_resized_with_its_box(boxes: NDArray[np.int64], seed: int) -> None:
+    batch = batch_with(draw_rectangles(boxes, 60, 80), boxes=torch.from_numpy(boxes[:, None].astype(np.float32)))
+    result = Augment(RandomResizedCrop((70, 50), scale=(0.3, 1.0)), RandomFlip(), seed=seed)(batch)
+    for box, image, extent in zip(result.columns["boxes"][:, 0], result.images, extents(result.images), strict=True):
+        assert bool(image.any()) == bool(box.any())
+        if min(box[2] - box[0], box[3] - box[1]) >= 4:  # thinner rectangles can be darker than 128
+            assert np.abs(box.numpy() - extent).max() <= 1
+
+
+# With a Loader
+
+
+@pytest.fixture
+def boxed_store(tmp_path: Path) -> tuple[Path, Boxes]:
+    boxes = np.zeros((10, 3, 4), np.float32)
+    boxes[:, :2] = np.array([[1, 2, 4, 6], [0, 0, 3, 3.5]])
+    boxes[:, 0, 0] += np.arange(10, dtype=np.float32) / 10
+    labels = np.where(boxes.any(2), [3, 1, 2], -1)
+    columns: dict[str, NDArray[Any]] = {"boxes": boxes, "box_count": np.full(10, 2, np.int32), "box_labels": labels}
+    return make_store(tmp_path / "s", random_images(10), columns=columns), boxes
+
+
+def test_loader_yields_boxes_of_flipped_images(boxed_store: tuple[Path, Boxes]) -> None:
+    store, boxes = boxed_store
+    flipped = np.where(boxes.any(2, keepdims=True), flip_boxes(boxes, 6), np.float32(0))
+    with Loader(store, batch_size=5, transform=Augment(RandomFlip(1.0), Normalize(store))) as loader:
+        for batch in loader:
+            assert np.array_equal(batch.columns["boxes"].numpy(), flipped[batch.rows])
+            assert batch.columns["box_labels"].tolist() == [[3, 1, -1]] * 5
+
+
+def test_box_outside_the_crop_becomes_zeros_at_its_index(boxed_store: tuple[Path, Boxes]) -> None:
+    transform = Augment(RandomFlip(1.0), CenterCrop((8, 2)), CenterCrop(1))
+    with Loader(boxed_store[0], batch_size=10, transform=transform) as loader:
+        (batch,) = loader
+    assert batch.columns["boxes"].tolist() == [[[0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]]] * 10
+    assert batch.columns["box_labels"].tolist() == [[3, -1, -1]] * 10
+    assert batch.columns["box_count"].tolist() == [2] * 10
+
+
+def test_boxes_are_bit_identical_at_any_batch_size(boxed_store: tuple[Path, Boxes]) -> None:
+    augment = Augment(RandomResizedCrop((11, 7)), RandomFlip(), RandomCrop(6), seed=3)
+    seen: list[dict[int, list[Any]]] = [{}, {}]
+    for found, batch_size in zip(seen, (10, 3), strict=True):
+        for batch in Loader(boxed_store[0], batch_size=batch_size, tail="keep", transform=augment):
+            found.update(zip(batch.rows.tolist(), batch.columns["boxes"].tolist(), strict=True))
+    assert seen[0] == seen[1]
+    assert len({str(boxes) for boxes in seen[0].values()}) > 1
+
+
+# Custom steps
+
+
+class Shift:
+    """A step that moves pixels to the right, out of the image."""
+
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        return images.roll(4, 2)
+
+    def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
+        assert (height, width) == (8, 6)
+        return boxes + torch.tensor([4, 0, 4, 0])
+
+
+def test_step_without_move_boxes_is_rejected(boxed_store: tuple[Path, Boxes], store: Path) -> None:
+    augment = Augment(RandomFlip(), keep)
+    message = r'"boxes", but the step keep of Augment does not move boxes; .* move_boxes\(self, boxes, draws'
+    with pytest.raises(ValueError, match=message):
+        Loader(boxed_store[0], batch_size=2, transform=augment)
+    with pytest.raises(ValueError, match=message):
+        augment(batch_with(torch.zeros(1, 8, 6, 3), boxes=torch.zeros(1, 1, 4)))
+    with Loader(store, batch_size=2, transform=augment) as loader:
+        assert "boxes" not in next(iter(loader)).columns
+
+
+def test_boxes_moved_out_of_the_image_are_clipped(boxed_store: tuple[Path, Boxes]) -> None:
+    with Loader(boxed_store[0], batch_size=1, shuffle="none", transform=Augment(Shift())) as loader:
+        (boxes, *_) = next(iter(loader)).columns["boxes"].tolist()
+    assert boxes == [[5, 2, 6, 6], [4, 0, 6, 3.5], [0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("step", [CenterCrop, RandomCrop, RandomResizedCrop])
+def test_boxes_use_the_size_of_the_epoch(step: Callable[[Any], Step]) -> None:
+    whole = batch_with(torch.zeros(1, 12, 10, 1, dtype=torch.uint8), boxes=torch.tensor([[[0.0, 0.0, 10.0, 12.0]]]))
+    for epoch in (0, 2):
+        batch = Augment(step(lambda epoch: (4 + epoch, 5)))(dataclasses.replace(whole, epoch=epoch))
+        assert batch.columns["boxes"].tolist() == [[[0, 0, 5, 4 + epoch]]]

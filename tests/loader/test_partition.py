@@ -26,14 +26,12 @@ def rank_plan(
     partition: PartitionKind = "global",
     tail: Tail = "keep",
     shuffle: Shuffle = "full",
-    seed: int = 0,
-    block_rows: int = 4,
     consumed: int = 0,
 ) -> list[StepRows]:
     """The steps of one rank after the first `consumed` rows."""
     part = make_partition(partition, range(count), batch_size, rank, world_size, tail)
-    key = derive_key(seed, 0, world_size, rank) if partition == "range" else derive_key(seed, 0)
-    return list(plan_steps(make_order(shuffle, len(part.rows), block_rows, key), part, consumed, 0))
+    key = derive_key(0, 0, world_size, rank) if partition == "range" else derive_key(0, 0)
+    return list(plan_steps(make_order(shuffle, len(part.rows), 4, key), part, consumed, 0))
 
 
 def valid_rows(plans: list[list[StepRows]]) -> list[int]:
@@ -112,14 +110,11 @@ def test_resuming_with_a_different_world_size_gives_each_row_once(
     assert count - len(rows) < (other_world * other_batch if tail == "drop" else 1)
 
 
-def test_padding_comes_from_the_start_of_the_epoch() -> None:
+def test_padding_comes_from_the_start_of_the_epoch_and_repeats() -> None:
     ranks = [rank_plan(10, batch_size=4, rank=rank, world_size=2, tail="pad", shuffle="none") for rank in (0, 1)]
     assert [(s.rows.tolist(), s.valid) for s in ranks[0]] == [([0, 1, 2, 3], 4), ([8, 9, 0, 1], 2)]
     assert [(s.rows.tolist(), s.valid) for s in ranks[1]] == [([4, 5, 6, 7], 4), ([2, 3, 4, 5], 0)]
-
-
-def test_padding_repeats_when_the_store_is_smaller_than_a_batch() -> None:
-    (step,) = rank_plan(3, batch_size=8, tail="pad", shuffle="none")
+    (step,) = rank_plan(3, batch_size=8, tail="pad", shuffle="none")  # the store is smaller than a batch
     assert (step.rows.tolist(), step.valid) == ([0, 1, 2, 0, 0, 1, 1, 2], 3)
 
 
@@ -135,17 +130,14 @@ def test_batches_larger_and_smaller_than_a_group() -> None:
         assert sorted(valid_rows([rank_plan(count, batch_size=batch_size)])) == list(range(count))
 
 
-@pytest.mark.parametrize(
-    ("count", "kind", "batch_size", "world_size", "tail", "message"),
-    [
-        (10, "global", 4, 3, "drop", r"batch_size is 4, but a rank gets only 3 rows \(10 rows in all, world_size 3\)"),
-        (10, "range", 4, 3, "drop", r"batch_size is 4, but a rank gets only 3 rows \(10 rows in all, world_size 3\)"),
-        (2, "range", 1, 3, "keep", r"2 rows are too few for 3 ranks"),
-        (0, "global", 1, 1, "keep", r"no rows"),
-    ],
-)
-def test_impossible_partitions_are_rejected(
-    count: int, kind: PartitionKind, batch_size: int, world_size: int, tail: Tail, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_partition(kind, range(count), batch_size, 0, world_size, tail)
+def test_impossible_partitions_are_rejected() -> None:
+    few = r"batch_size is 4, but a rank gets only 3 rows \(10 rows in all, world_size 3\)"
+    wrong: list[tuple[int, PartitionKind, int, int, Tail, str]] = [
+        (10, "global", 4, 3, "drop", few),
+        (10, "range", 4, 3, "drop", few),
+        (2, "range", 1, 3, "keep", "2 rows are too few for 3 ranks"),
+        (0, "global", 1, 1, "keep", "no rows"),
+    ]
+    for count, kind, batch_size, world_size, tail, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            make_partition(kind, range(count), batch_size, 0, world_size, tail)

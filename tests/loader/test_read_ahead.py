@@ -17,15 +17,7 @@ from decodeonce import Loader, open_store
 from decodeonce.loader import partition as partition_module
 from decodeonce.loader import readers
 from decodeonce.loader.order import WINDOW_BLOCKS, Shuffle, WindowOrder, derive_key
-from decodeonce.loader.partition import (
-    AHEAD_BYTES,
-    StepRows,
-    blocks_ahead,
-    make_partition,
-    plan_steps,
-    rows_ahead,
-    windows_fit,
-)
+from decodeonce.loader.partition import AHEAD_BYTES, StepRows, blocks_ahead, make_partition, plan_steps, rows_ahead
 from decodeonce.loader.readers import CHECK_EVERY, CHECKED_ROWS, Reader, ReaderName
 from tests.conftest import COUNT
 from tests.stores import make_store, random_images
@@ -89,10 +81,11 @@ def test_windows_fit_if_two_fit_into_half_of_the_memory(blocks: int, monkeypatch
     twice = 2 * min(blocks, 2 * WINDOW_BLOCKS) * 8 * ROW_BYTES
     for memory, fit in ((twice, True), (twice - 1, False), (None, True)):
         monkeypatch.setattr(partition_module, "available_memory", lambda memory=memory: memory)
-        assert windows_fit(order, ROW_BYTES) is fit
+        assert partition_module.windows_fit(order, ROW_BYTES) is fit
 
 
 Requests = list[tuple[str, int, int]]
+Cold = tuple[Path, NDArray[np.uint8]]
 
 
 @pytest.fixture
@@ -182,15 +175,15 @@ def test_check_is_used_for_a_few_steps(reader: Reader, requested: Requests, monk
     assert len(requested) == CHECK_EVERY
 
 
-@pytest.mark.parametrize(("remote", "expected"), [("Lustre", 1), (None, 0)])
 def test_without_cache_checks_only_network_rows_are_requested(
-    store: Path, requested: Requests, monkeypatch: pytest.MonkeyPatch, remote: str | None, expected: int
+    store: Path, requested: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "network_file_system", lambda path: remote)
-    fail_cache_checks(monkeypatch, errno.EOPNOTSUPP)
-    with reader_of(store) as reader:
-        hint_rows(reader, 1, 2)
-    assert len(requested) == expected
+    for remote, expected in ((None, 0), ("Lustre", 1)):
+        monkeypatch.setattr(readers, "network_file_system", lambda path, remote=remote: remote)
+        fail_cache_checks(monkeypatch, errno.EOPNOTSUPP)
+        with reader_of(store) as reader:
+            hint_rows(reader, 1, 2)
+        assert len(requested) == expected
 
 
 def test_read_ahead_ignores_a_missing_shard(tmp_path: Path, store: Path) -> None:
@@ -208,40 +201,24 @@ def is_cached(path: Path, offset: int) -> bool:
         return True
 
 
-def drop_from_cache(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 @pytest.fixture
-def cold_store(tmp_path: Path) -> tuple[Path, NDArray[np.uint8]]:
+def cold_store(tmp_path: Path) -> Cold:
     """A store of 40 rows of 48 KiB in two shards, none of them in the page cache."""
     images = random_images(40, shape=(128, 128, 3))
     path = make_store(tmp_path / "cold_store", images, shard_rows=20)
     for shard in path.glob("images-*"):
-        drop_from_cache(shard)
+        with open(shard, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if is_cached(path / "images-00001.npy", 4096 + 19 * images[0].nbytes):
         pytest.skip("this file system does not show what is cached, or does not drop cached pages")
     return path, images
 
 
-def test_kernel_reads_requested_rows(cold_store: tuple[Path, NDArray[np.uint8]]) -> None:
-    path, images = cold_store
-    with reader_of(path) as reader:
-        hint_rows(reader, *range(30, 40))
-        while not is_cached(path / "images-00001.npy", 4096 + 19 * images[0].nbytes):
-            pass  # the kernel reads in the background; the test has a time limit
-
-
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
 def test_cold_store_is_requested_and_read(
-    cold_store: tuple[Path, NDArray[np.uint8]],
-    requested: Requests,
-    reader: ReaderName,
-    shuffle: Shuffle,
-    monkeypatch: pytest.MonkeyPatch,
+    cold_store: Cold, requested: Requests, reader: ReaderName, shuffle: Shuffle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, images = cold_store
     monkeypatch.setattr(readers, "read_ahead_bytes", lambda path: 1 << 20)  # no block is requested in pieces
@@ -258,7 +235,7 @@ def test_cold_store_is_requested_and_read(
 
 
 def test_rows_are_requested_instead_of_blocks_if_windows_do_not_fit(
-    cold_store: tuple[Path, NDArray[np.uint8]], requested: Requests, monkeypatch: pytest.MonkeyPatch
+    cold_store: Cold, requested: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, images = cold_store
     monkeypatch.setattr(partition_module, "available_memory", lambda: 2 * images.nbytes - 2)

@@ -1,5 +1,6 @@
 """Both readers return the written rows and report damaged shards; and the choice between them."""
 
+import itertools
 import mmap
 import os
 import shutil
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 
 from decodeonce import Loader, StoreError, host, open_store
 from decodeonce.loader import readers
-from decodeonce.loader.order import Shuffle
 from decodeonce.loader.partition import PartitionKind
 from decodeonce.loader.readers import Reader, ReaderName, make_reader
 from tests.open_files import open_files
@@ -37,42 +37,22 @@ def read(path: Path, kind: ReaderName, rows: list[int], out: NDArray[np.uint8], 
         reader.close()
 
 
-@pytest.fixture(params=["npy", "hdf5"])
-def container(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
+@pytest.mark.parametrize("container", ["npy", "hdf5"])
 @pytest.mark.parametrize("reader", KINDS)
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
-@pytest.mark.parametrize("partition", ["global", "range"])
 def test_images_labels_and_rows_match(
-    tmp_path: Path,
-    images: NDArray[np.uint8],
-    container: str,
-    reader: ReaderName,
-    shuffle: Shuffle,
-    partition: PartitionKind,
+    tmp_path: Path, images: NDArray[np.uint8], container: str, reader: ReaderName, shuffle: str
 ) -> None:
     path = make_store(tmp_path / "s", images, shard_rows=25, container=container)
-    for rank in range(2):
-        with Loader(
-            path,
-            batch_size=7,
-            tail="keep",
-            rank=rank,
-            world_size=2,
-            shuffle=shuffle,
-            partition=partition,
-            reader=reader,
-            threads=3,
-        ) as loader:
+    settings: dict[str, Any] = {"batch_size": 7, "tail": "keep", "shuffle": shuffle, "reader": reader, "threads": 3}
+    for rank, partition in itertools.product(range(2), get_args(PartitionKind)):
+        with Loader(path, rank=rank, world_size=2, partition=partition, **settings) as loader:
             assert loader.stats()["reader"]["name"] == reader
             for batch in loader:
                 rows = batch.rows.numpy()
                 assert np.array_equal(batch.images.numpy(), images[rows])
                 assert np.array_equal(batch.labels.numpy(), rows % 3)
                 assert batch.images.is_contiguous()
-                assert len(batch.images) == len(rows) == len(batch.labels)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,11 +105,8 @@ def test_shard_truncated_before_it_is_mapped_is_named(
         return map_file(fd, *args, **options)
 
     monkeypatch.setattr(mmap, "mmap", truncate_and_map)
-    with (
-        Loader(opened, batch_size=4, reader="mmap") as loader,
-        pytest.raises(StoreError, match=r"ends at byte 4106, expected"),
-    ):
-        _ = opened.images[0] if use == "images" else list(loader)
+    with pytest.raises(StoreError, match=r"ends at byte 4106, expected"):
+        _ = opened.images[0] if use == "images" else list(Loader(opened, batch_size=4, reader="mmap"))
 
 
 def test_missing_shard_is_named(tmp_path: Path, store: Path) -> None:
@@ -153,14 +130,11 @@ def choose(store: Path, name: ReaderName = "auto") -> tuple[str, str]:
     return reader.name, why
 
 
-def test_auto_chooses_mmap_for_a_small_local_store(store: Path) -> None:
+def test_auto_chooses_mmap_unless_rows_exceed_half_the_memory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, why = choose(store)
     assert (name, "local" in why) == ("mmap", True)
-    with Loader(store, batch_size=4) as loader:
-        assert (loader.stats()["reader"]["name"], loader.stats()["reader"]["why"]) == (name, why)
-
-
-def test_auto_chooses_pread_if_rows_exceed_half_the_memory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Loader(store, batch_size=4).stats()["reader"]
+    assert (found["name"], found["why"]) == (name, why)
     nbytes = 60 * 8 * 6 * 3
     monkeypatch.setattr(readers, "available_memory", lambda: 2 * nbytes)
     assert choose(store)[0] == "mmap"
@@ -169,11 +143,12 @@ def test_auto_chooses_pread_if_rows_exceed_half_the_memory(store: Path, monkeypa
     assert (name, "exceed half" in why) == ("pread", True)
 
 
-@pytest.mark.parametrize("requested", ["auto", "mmap"])
-def test_network_files_are_never_mapped(store: Path, monkeypatch: pytest.MonkeyPatch, requested: ReaderName) -> None:
+def test_network_files_are_never_mapped(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "network_file_system", lambda path: "Lustre")
-    name, why = choose(store, requested)
-    assert (name, "Lustre" in why) == ("pread", True)
+    requested: tuple[ReaderName, ...] = ("auto", "mmap")
+    for name in requested:
+        found, why = choose(store, name)
+        assert (found, "Lustre" in why) == ("pread", True)
     assert choose(store, "pread") == ("pread", "requested")
 
 
@@ -187,38 +162,28 @@ def test_network_file_systems_are_recognised(tmp_path: Path, monkeypatch: pytest
 
 READ_ALL = """
 import resource, sys
-path, reader, soft, hard = sys.argv[1:]
-resource.setrlimit(resource.RLIMIT_NOFILE, (int(soft), int(hard)))
 from decodeonce import Loader, StoreError, host, open_store
 host.OTHER_FILES = 64
-try:
-    store = open_store(path)
-    views = [store.images[row] for row in range(300)]
-    with Loader(store, batch_size=50, reader=reader, tail="keep") as loader:
-        print(sorted(row for batch in loader for row in batch.rows.tolist()) == list(range(300)))
-except StoreError as error:
-    print(error)
+for hard in (4096, 128):
+    for reader in sys.argv[2:]:
+        store = views = None  # closes the files of the reader before
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+        try:
+            store = open_store(sys.argv[1])
+            views = [store.images[row] for row in range(300)]
+            with Loader(store, batch_size=50, reader=reader, tail="keep") as loader:
+                print(sorted(row for batch in loader for row in batch.rows.tolist()) == list(range(300)))
+        except StoreError as error:
+            print(error)
 """
 
 
-@pytest.fixture(scope="module")
-def many_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("many") / "s", random_images(300, shape=(2, 2, 1)), shard_rows=1)
-
-
-def read_all(path: Path, *arguments: object) -> str:
-    command = [sys.executable, "-c", READ_ALL, str(path), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("reader", KINDS)
-def test_more_shards_than_the_soft_limit_of_open_files(many_shards: Path, reader: ReaderName) -> None:
-    assert read_all(many_shards, reader, 128, 4096) == "True"
-
-
-@pytest.mark.parametrize("reader", KINDS)
-def test_more_shards_than_the_hard_limit_of_open_files(many_shards: Path, reader: ReaderName) -> None:
-    found = read_all(many_shards, reader, 128, 128)
-    assert found.endswith("cannot be opened: Too many open files; raise the limit with `ulimit -n`")
-    assert str(many_shards / "images-00") in found
+def test_more_shards_than_the_soft_and_the_hard_limit_of_open_files(tmp_path: Path) -> None:
+    path = make_store(tmp_path / "s", random_images(300, shape=(2, 2, 1)), shard_rows=1)
+    command = [sys.executable, "-c", READ_ALL, path, *KINDS]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert found[:2] == ["True"] * 2
+    assert len(found) == 4
+    for line in found[2:]:
+        assert line.startswith(f"{path}/images-00")
+        assert line.endswith("cannot be opened: Too many open files; raise the limit with `ulimit -n`")

@@ -43,28 +43,6 @@ def test_ranges_of_equal_size_are_shuffled_differently(store: Path) -> None:
         assert [row % 30 for row in flat(rows_of(first))] != [row % 30 for row in flat(rows_of(second))]
 
 
-def test_set_epoch_sets_the_next_epoch(store: Path) -> None:
-    with loader_of(store) as loader, loader_of(store) as jumping:
-        epochs = [rows_of(loader) for _ in range(4)]
-        jumping.set_epoch(3)
-        assert jumping.state_dict()["epoch"] == 3
-        assert rows_of(jumping) == epochs[3]
-        jumping.set_epoch(1)
-        assert [rows_of(jumping), rows_of(jumping)] == epochs[1:3]
-
-
-def test_set_epoch_during_an_epoch_applies_to_the_next(store: Path) -> None:
-    with loader_of(store) as loader, loader_of(store) as plain:
-        epochs = [rows_of(plain) for _ in range(6)]
-        batches = iter(loader)
-        first = next(batches)
-        loader.set_epoch(5)
-        assert loader.state_dict()["epoch"] == 0
-        assert rows_of([first, *batches]) == epochs[0]
-        assert (loader.state_dict()["epoch"], loader.state_dict()["rows_consumed"]) == (5, 0)
-        assert rows_of(loader) == epochs[5]
-
-
 def test_state_ignores_prefetched_batches(store: Path) -> None:
     with loader_of(store, prefetch=4) as loader:
         states = [loader.state_dict()]
@@ -72,55 +50,44 @@ def test_state_ignores_prefetched_batches(store: Path) -> None:
             states.append(loader.state_dict())
     assert [(s["epoch"], s["rows_consumed"]) for s in states] == [*((0, 7 * k) for k in range(9)), (1, 0)]
     assert json.loads(json.dumps(states[3])) == states[3]
-    assert states[3] == {
-        "epoch": 0,
-        "rows_consumed": 21,
-        "seed": 5,
-        "shuffle": "full",
-        "partition": "global",
-        "store": open_store(store).manifest.files["samples.tsv"].xxh3,
-        "rows": "all",
-        "count": COUNT,
-        "world_size": 1,
-    }
+    expected = {"epoch": 0, "rows_consumed": 21, "seed": 5, "shuffle": "full", "partition": "global", "rows": "all"}
+    digest = open_store(store).manifest.files["samples.tsv"].xxh3
+    assert states[3] == {**expected, "store": digest, "count": COUNT, "world_size": 1}
 
 
-def test_loader_epoch_counts_epochs_across_a_resume(store: Path) -> None:
-    with loader_of(store) as loader:
-        for batch in loader:
-            assert loader.epoch == batch.epoch == 0
-            state = loader.state_dict()
-        assert (state["epoch"], loader.epoch) == (1, 1)
-    with loader_of(store) as resumed:
-        resumed.load_state_dict(state)
-        assert [epoch for epoch in range(resumed.epoch, 3) for _ in resumed] == [1] * 9 + [2] * 9
-        assert resumed.epoch == 3
+def test_set_epoch_sets_the_next_epoch(store: Path) -> None:
+    with loader_of(store) as loader, loader_of(store) as plain:
+        epochs = [rows_of(plain) for _ in range(6)]
+        loader.set_epoch(3)
+        assert loader.state_dict()["epoch"] == 3
+        assert rows_of(loader) == epochs[3]
+        loader.set_epoch(1)
+        batches = iter(loader)
+        first = next(batches)
+        loader.set_epoch(5)  # applies to the next epoch
+        assert (loader.epoch, loader.steps_left, loader.state_dict()["epoch"]) == (1, 8, 1)
+        assert rows_of([first, *batches]) == epochs[1]
+        assert (loader.state_dict()["epoch"], loader.state_dict()["rows_consumed"]) == (5, 0)
+        assert (loader.epoch, loader.steps_left) == (5, 9)
+        assert rows_of(loader) == epochs[5]
+    assert (loader.epoch, loader.steps_left) == (6, 9)
 
 
-def test_steps_left_counts_down_and_is_restored(store: Path) -> None:
+def test_epoch_and_steps_left_are_counted_and_restored(store: Path) -> None:
     with loader_of(store) as loader, loader_of(store) as resumed:
         assert (loader.epoch, loader.steps_left) == (0, 9)
         left = []
-        for _ in loader:
+        for batch in loader:
+            assert loader.epoch == batch.epoch == 0
             left.append(loader.steps_left)
             resumed.load_state_dict(loader.state_dict())
             assert (len(resumed), resumed.steps_left) == (9, loader.steps_left or 9)
         assert left == [8, 7, 6, 5, 4, 3, 2, 1, 0]
         assert (loader.epoch, loader.steps_left) == (1, 9)
-
-
-def test_epoch_and_steps_left_after_an_unfinished_epoch(store: Path) -> None:
-    with loader_of(store) as loader:
-        for _ in loader:
-            break
-        assert (loader.epoch, loader.steps_left, loader.state_dict()["epoch"]) == (1, 9, 0)
-        batches = iter(loader)
-        next(batches)
-        loader.set_epoch(7)
-        assert (loader.epoch, loader.steps_left) == (1, 8)
-        list(batches)
-        assert (loader.epoch, loader.steps_left) == (7, 9)
-    assert (loader.epoch, loader.steps_left) == (7, 9)
+        assert [epoch for epoch in range(resumed.epoch, 3) for _ in resumed] == [1] * 9 + [2] * 9
+        assert resumed.epoch == 3
+        next(iter(resumed))  # an unfinished epoch
+        assert (resumed.epoch, resumed.steps_left, resumed.state_dict()["epoch"]) == (4, 9, 3)
 
 
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
@@ -180,9 +147,8 @@ def test_epoch_with_less_than_a_batch_left_is_empty(store: Path) -> None:
         assert len(rows_of(larger)) == 2
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_state_of_a_different_loader_is_rejected(store: Path) -> None:
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"seed": 6}, "seed 6, here 5"),
         ({"shuffle": "none"}, "shuffle 'none', here 'full'"),
         ({"count": 61}, "count 61, here 60"),
@@ -190,12 +156,11 @@ def test_epoch_with_less_than_a_batch_left_is_empty(store: Path) -> None:
         ({"epoch": -1}, "epoch is -1"),
         ({"rows_consumed": 61}, "rows_consumed is 61, expected at most 60"),
         ({"rows_consumed": None}, "rows_consumed is None"),
-    ],
-)
-def test_state_of_a_different_loader_is_rejected(store: Path, change: dict[str, Any], message: str) -> None:
+    ]
     with loader_of(store) as loader:
-        with pytest.raises(ValueError, match=message):
-            loader.load_state_dict({**loader.state_dict(), **change})
+        for change, message in changes:
+            with pytest.raises(ValueError, match=message):
+                loader.load_state_dict({**loader.state_dict(), **change})
         with pytest.raises(ValueError, match="the state has no epoch; expected"):
             loader.load_state_dict({k: v for k, v in loader.state_dict().items() if k != "epoch"})
 
@@ -233,21 +198,17 @@ def test_state_resumes_with_other_container_shards_or_columns(
         assert rows_of(converted) == rows_of(loader)
 
 
-def test_window_order_resumes_only_with_the_same_block_rows(store: Path) -> None:
-    with loader_of(store, shuffle="window") as loader:
+def test_state_needs_the_same_blocks_or_ranges(store: Path) -> None:
+    with loader_of(store, shuffle="window") as loader, loader_of(store) as full:
         state = loader.state_dict()
         loader.load_state_dict(state)
         with pytest.raises(ValueError, match="block_rows 5, here 4"):
             loader.load_state_dict({**state, "block_rows": 5})
         with pytest.raises(ValueError, match="block_rows None, here 4"):
             loader.load_state_dict({name: value for name, value in state.items() if name != "block_rows"})
-        with loader_of(store) as full, pytest.raises(ValueError, match="shuffle 'full', here 'window'"):
+        with pytest.raises(ValueError, match="shuffle 'full', here 'window'"):
             loader.load_state_dict(full.state_dict())
-
-
-def test_range_resumes_only_with_the_same_world_size(store: Path) -> None:
-    settings: dict[str, Any] = {"partition": "range", "rank": 0}
-    two, three = (loader_of(store, world_size=world_size, **settings) for world_size in (2, 3))
+    two, three = (loader_of(store, world_size=count, partition="range", rank=0) for count in (2, 3))
     with two, three, pytest.raises(ValueError, match="world_size 2, here 3"):
         three.load_state_dict(two.state_dict())
 
