@@ -45,7 +45,7 @@ dist: env ## build what is uploaded to an index: sdist and wheel
 	$(RUN) -m build --no-isolation
 	$(RUN) -m twine check --strict dist/*
 
-release-check: ## run everything before a release, in two hours
+release-check: ## run everything before a release: hours
 	.ci/run demo lint pages all legs soak
 
 image: ## build a container image (flags: docs/start/install.md)
@@ -58,7 +58,7 @@ bench: env ## run all benchmarks (the first run installs for 10 minutes)
 peers: env ## compare with other loaders: 70 minutes
 	$(RUN) -m bench.peers
 
-test-all: env ## run all tests (an hour), or a sample of the long ones (SEED=WORD: 8 minutes)
+test-all: env ## run all tests: an hour (SEED=WORD: a sample of the long ones)
 	$(RUN) -m pytest -n 2 --dist loadgroup --timeout 1800 $(if $(SEED),-m long --sample $(SEED),-m "")
 
 fuzz: env ## fuzz all readers: 30 minutes (SECONDS=10: per target)

@@ -26,7 +26,8 @@ TIME_IS_OVER = "the time of the sample is over"
 PROCESSOR_SECONDS = pytest.StashKey[float]()  # before a test
 # pytest sets it for each test, and the process that reads Parquet files is started again if a variable has changed.
 CURRENT_TEST = "PYTEST_CURRENT_TEST"
-LONGEST = ()  # files
+# The files that take longest, so that no worker starts one of them when the other has nothing left to do.
+LONGEST = ("crash/test_points.py", "loader/test_killed.py", "loader/test_foreign.py", "loader/test_interrupts.py")
 
 # `make test` sets these. A test that runs make itself must see a first make, not one below another.
 for _name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):

@@ -43,6 +43,7 @@ def fit(store: Path, folder: Path, *, ckpt_path: Path | None = None, **settings:
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "settings", [{}, {"reload_dataloaders_every_n_epochs": 1}, {"limit_train_batches": 5}], ids=str
