@@ -45,6 +45,7 @@ class Training:
         self.device, self.on_cpu = device, device.type == "cpu"
         torch.backends.cudnn.benchmark = True
         model = resnet50(CLASSES).to(device).to(memory_format=torch.channels_last)
+        assert isinstance(model, nn.Sequential)
         self.normalize, self.layers = model[0], model[1:]
         self.optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 

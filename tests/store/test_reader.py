@@ -218,7 +218,7 @@ def test_samples_are_a_sequence(opened: Store) -> None:
     samples = opened.samples
     assert len(samples) == COUNT
     assert [samples[row] for row in range(-COUNT, COUNT)] == expected + expected
-    assert samples[np.int64(4)] == expected[4]
+    assert samples[np.int64(4)] == expected[4]  # type: ignore[call-overload]  # NumPy calls it no int
     assert list(samples) == expected
     assert list(reversed(samples)) == expected[::-1]
     for index in (slice(None), slice(2, 7), slice(-2, None), slice(8, 1, -3), slice(4, 4), slice(-100, 100)):

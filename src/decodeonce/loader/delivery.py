@@ -438,7 +438,7 @@ class CachedDelivery(StreamDelivery):
         if len(indexes):
             self._device.put(self._cache, self._move(indexes), uploaded)
             # Another batch can have uploaded some of these rows after `lacking` was called.
-            self.cached_rows += len(indexes) - np.count_nonzero(self._uploaded[indexes])
+            self.cached_rows += len(indexes) - int(np.count_nonzero(self._uploaded[indexes]))
             self._uploaded[indexes] = True
         return self._device.gather(self._cache, self._move(self._places(filled.step.rows)))
 
