@@ -1,6 +1,7 @@
 """Options of every test run, and the images and the store that tests share and must not change."""
 
 import os
+import signal
 import time
 from collections.abc import Generator, Iterable
 from itertools import groupby
@@ -19,7 +20,7 @@ from tests.packages import is_fatal
 from tests.stores import make_store, random_images
 
 COUNT = 60
-SAMPLED = 6  # tests of a file in a sample
+SAMPLED = 9  # tests of a file in a sample
 SAMPLE_SECONDS = 420  # Later tests of a sample are not started. Each takes less than a minute.
 STARTED = time.monotonic()
 TIME_IS_OVER = "the time of the sample is over"
@@ -32,6 +33,9 @@ LONGEST = ("crash/test_points.py", "loader/test_killed.py", "loader/test_foreign
 # `make test` sets these. A test that runs make itself must see a first make, not one below another.
 for _name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
     os.environ.pop(_name, None)
+
+# A shell starts commands in the background with SIGINT ignored, and their children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # There is no deadline, because times on a busy machine with two cores mean nothing. CI tries the same examples in every
 # run, so that its result does not depend on chance. Other runs try new ones.
