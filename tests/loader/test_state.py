@@ -253,3 +253,18 @@ def test_epoch_that_has_yielded_no_batch_can_be_set(store: Path) -> None:
         first = next(iterator)
         assert [first.rows.tolist(), *(batch.rows.tolist() for batch in iterator)] == batches[-len(loader) :]
         assert (first.epoch, loader.epoch) == (2, 3)
+
+
+def test_peek_leaves_the_epoch_unused(store: Path) -> None:
+    with Loader(store, batch_size=8) as loader, Loader(store, batch_size=8) as other:
+        for _ in range(2):
+            first, state = loader.peek(), loader.state_dict()
+            assert (loader.epoch, loader.steps_left) == (other.epoch, len(loader))
+            batches = iter(loader)
+            with pytest.raises(RuntimeError, match="is running"):
+                loader.peek()
+            rows = [batch.rows.tolist() for batch in batches]
+            assert rows == [batch.rows.tolist() for batch in other]
+            assert (first.rows.tolist(), first.epoch) == (rows[0], state["epoch"])
+    with pytest.raises(RuntimeError, match="closed"):
+        loader.peek()

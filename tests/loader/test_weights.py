@@ -250,3 +250,23 @@ def test_invalid_weights_are_refused(unbalanced: Path) -> None:
     for settings, message in wrong:
         with pytest.raises(ValueError, match=message):
             loader_of(unbalanced, **settings)
+
+
+def test_weights_can_change_between_epochs(store: Path) -> None:
+    def rows(loader: Loader) -> list[list[int]]:
+        return [batch.rows.tolist() for batch in loader]
+
+    first, second = np.ones(COUNT), np.arange(COUNT)
+    with Loader(store, batch_size=8, weights=first) as loader, Loader(store, batch_size=8, weights=second) as other:
+        rows(loader)
+        rows(other)
+        loader.set_weights(second)
+        assert loader.epoch == 1
+        assert loader.state_dict() == other.state_dict()
+        assert rows(loader) == rows(other)
+        batches = iter(loader)
+        with pytest.raises(RuntimeError, match="epoch 2 is running"):
+            loader.set_weights(first)
+        del batches
+    with Loader(store, batch_size=8) as loader, pytest.raises(ValueError, match="created without weights="):
+        loader.set_weights(first)

@@ -250,6 +250,54 @@ class Loader:
         filler.start(epoch)  # last: from here on, close() and the end of the epoch end its threads
         return epoch
 
+    def peek(self) -> Batch:
+        """Return the first batch of the next ``for`` loop, which still yields it. ``next(iter(loader))`` would not.
+
+        Returns:
+            Batch: The batch, as the loop yields it.
+
+        Raises:
+            RuntimeError: If an epoch is running, or the Loader is closed.
+            StopIteration: If the epoch has no batch.
+
+        Example:
+            >>> loader = Loader("train.store", batch_size=32)
+            >>> loader.peek().images.shape, loader.epoch
+            (torch.Size([32, 256, 256, 3]), 0)
+        """
+        if (running := self._running()) and running.left:
+            raise RuntimeError(f"epoch {running.number} is running; call peek() before or after its loop")
+        before = self._positions.now, self._positions.next
+        try:
+            return next(iter(self))
+        finally:
+            self._end_epoch("peek() has returned")
+            self._positions.now, self._positions.next = before
+
+    def set_weights(self, weights: Weights) -> None:
+        """Draw the rows of the next epochs with other weights, for example to prefer hard examples.
+
+        The epoch keeps its number. A new Loader would start at epoch 0 again, with the draws of the first epoch.
+        To resume, set the same weights before ``load_state_dict()``.
+
+        Args:
+            weights: As for the Loader, which must have been created with ``weights=``.
+
+        Raises:
+            RuntimeError: If an epoch is running.
+            ValueError: If `weights` are not valid, or the Loader was created without ``weights=``.
+
+        Example:
+            >>> loader = Loader("train.store", batch_size=32, weights="balanced")
+            >>> loader.set_weights([1.0] * loader.count)
+        """
+        if self._table is None:
+            raise ValueError('this Loader was created without weights=; pass weights=, for example "balanced"')
+        if (running := self._running()) and running.left:
+            raise RuntimeError(f"epoch {running.number} is running; set weights between two epochs")
+        self._table = make_table(weights, as_store(self._root), self._chosen, self._shuffle, self._kind)
+        self.__dict__.pop("_identity", None)  # it contains the digest of the weights
+
     def _make_filler(self, reader: Reader) -> tuple[Filler, int]:
         """Move to the start of the next epoch, and return the filler for its steps with their number."""
         start = self._positions.now = self._positions.next
