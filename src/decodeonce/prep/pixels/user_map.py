@@ -109,7 +109,7 @@ def import_function(name: str, flag: str, folder: Path) -> Callable[..., Any]:
         raise BuildError(
             f"{flag}{name}: {error}; run from the folder that contains {module_name.split('.')[0]}, or set PYTHONPATH"
         ) from None
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise BuildError(
             f"{flag}{name}: importing {module_name} raised {type(error).__name__}: {error}; "
             f"reproduce it with: python -c 'import {module_name}'"
@@ -159,7 +159,7 @@ class LoadedMap:
             raise Stopped(
                 f"{sample.source}: {self._name} is out of memory; run the same command again with fewer --workers"
             ) from None
-        except Exception as error:  # a user's function may raise anything, which must not end the build
+        except (Exception, SystemExit) as error:  # a user's function may raise anything, which must not end the build
             raise Undecodable(f"{self._name}: {type(error).__name__}: {error}") from None
         if made is None:
             raise LeftOut(f"left out by {self._name}")

@@ -178,7 +178,8 @@ def death(what: str, status: int, advice: str) -> BuildError | Stopped:
     if status in (*KILLED, -signal.SIGBUS):  # SIGBUS: a mapped file was truncated, or its file system fails
         again = "run the same command again with more memory or fewer workers"
         return Stopped(f"{what} was killed ({signal.Signals(-status).name}); {again}")
-    return BuildError(f"{what} crashed (exit status {status}); {advice}")
+    verb = "crashed" if status else "ended early"
+    return BuildError(f"{what} {verb} (exit status {status}); {advice}")
 
 
 def run_workers(
@@ -198,10 +199,10 @@ def run_workers(
 
     Raises:
         DecodeonceError, OSError: What a process raised.
-        BuildError: A process crashed.
+        BuildError: A process crashed, or ended before it knew that there are no more orders, with any exit status.
         Stopped: A process was killed.
     """
-    children: list[Child] = []
+    children, dismissed = list[Child](), set[Child]()
     try:
         for _ in range(count):
             children.append(Child(module))
@@ -212,16 +213,29 @@ def run_workers(
                 messages = child.receive()
                 if messages is None:
                     running.remove(child)
-                    if status := child.process.wait():
-                        raise death(what, status, "see the messages above")
+                    _check_end(child, what, dismissed=child in dismissed)
                 for message in messages or ():
                     if "report" in message:
                         take(message["report"])
-                    else:
-                        child.send(next(orders, None))
+                    elif not _send_next(child, orders):
+                        dismissed.add(child)
     finally:
         for child in children:
             child.end()
+
+
+def _check_end(child: Child, what: str, *, dismissed: bool) -> None:
+    """Raise the error of a process that crashed, or that ended although it was not told that it may."""
+    status = child.process.wait()
+    if status or not dismissed:
+        raise death(what, status, "see the messages above")
+
+
+def _send_next(child: Child, orders: Iterator[object]) -> bool:
+    """Send the next order, or None if there are no more; return whether there was one."""
+    order = next(orders, None)
+    child.send(order)
+    return order is not None
 
 
 def kill_children() -> None:

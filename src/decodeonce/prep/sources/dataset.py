@@ -286,7 +286,7 @@ class DatasetSource(LabelledSource):
             problem = size_problem(len(sample.data))
         except (DecodeonceError, Undecodable, MemoryError):
             raise
-        except Exception as error:  # a user's dataset may raise anything, which must not end the build
+        except (Exception, SystemExit) as error:  # a user's dataset may raise anything, which must not end the build
             if isinstance(error, OSError):
                 raise_file_system_failure(error, f"{self._name}[{index}]")
             raise Undecodable(f"{type(error).__name__}: {error}") from None
@@ -339,7 +339,7 @@ class DatasetSource(LabelledSource):
                 length = len(dataset)
         except DecodeonceError:
             raise
-        except Exception as error:  # a user's function may raise anything
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
             if isinstance(error, OSError):
                 raise_file_system_failure(error, self._name)
             module, _, called = self._name.partition(":")
