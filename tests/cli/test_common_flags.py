@@ -95,7 +95,10 @@ def test_help_has_headings_and_arguments_without_types() -> None:
         for heading, text in zip(parts[::2], parts[1::2], strict=True)
     }
     assert [*flags] == ["Arguments", "Source", "Images", "Store", "Run", "Boxes", "Options", "Examples"]
-    assert flags["Source"] == ["root", "column", "classes", "follow-links", "expect"]
+    assert flags["Source"] == [
+        *("root", "column", "image-column", "label-column", "suffix", "no-labels"),
+        *("classes", "follow-links", "expect"),
+    ]
     assert flags["Options"] == ["quiet", "log", "help"]  # every flag of a build has a heading
     assert shown.startswith("Usage: prep build list [OPTIONS] SRC OUT\n")
     assert "\n  SRC  Source " in shown

@@ -44,6 +44,10 @@ class ListSource(LabelledSource):
         classes: Class names in label order; default None: labels that are all whole numbers are the class numbers,
             other labels are sorted by their bytes.
         column: Names of columns of numbers to keep; default None: none. The list then needs a header line.
+        image_column: Name of the column of paths in the header line; default "": one of PATH_COLUMNS.
+        label_column: Name of the column of labels in the header line; default "": one of LABEL_COLUMNS.
+        suffix: Text to append to each path, such as ".jpg"; default "".
+        no_labels: Whether to ignore labels and folders: all images are of one class; default False.
         follow_links: Whether links may lead out of `root`. Default False: such a link is rejected.
 
     Example:
@@ -54,18 +58,24 @@ class ListSource(LabelledSource):
 
     kind = "list"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings that a plan records
         self,
         root: Path,
         *,
         file: str,
         classes: Sequence[str] | None = None,
         column: Sequence[str] | None = None,
+        image_column: str = "",
+        label_column: str = "",
+        suffix: str = "",
+        no_labels: bool = False,
         follow_links: bool = False,
     ) -> None:
-        super().__init__(root, classes, column)
+        super().__init__(root, classes, column, no_labels=no_labels)
         self._links = Links(root, follow=follow_links)
         self.file = as_path(file)
+        self._columns = Columns(image_column, label_column, self.column_names, no_labels=no_labels)
+        self._suffix = suffix
 
     @property
     def top(self) -> Path:
@@ -75,11 +85,15 @@ class ListSource(LabelledSource):
     @property
     def found(self) -> str:
         name = self.file.name if self.file.parent == self.root else self.file
-        return f"list {name} ({find_layout(self.file, self.column_names)})"
+        return f"list {name} ({find_layout(self.file, self._columns)})"
 
     def facts(self) -> Json:
         own = {"file": str(self.file), "column": list(self.column_names), "follow_links": self._links.follow}
-        return {**super().facts(), **own}
+        return {**super().facts(), **own, **self.options()}
+
+    def options(self) -> Json:
+        chosen = {"image_column": self._columns.image, "label_column": self._columns.label, "suffix": self._suffix}
+        return {name: value for name, value in chosen.items() if value}
 
     def entries(self) -> Iterator[Entry]:
         """Yield every sample, in the order of the list."""
@@ -114,8 +128,8 @@ class ListSource(LabelledSource):
 
     def _lines(self) -> Iterator[tuple[ListLine, bytes]]:
         root = name_text(os.fsencode(self.root))
-        for line in read_list(self.file, self.column_names):
-            name = path_below(root, line.path)
+        for line in read_list(self.file, self._columns):
+            name = path_below(root, line.path + self._suffix)
             if name is None:
                 raise BuildError(
                     f"{self.file}: line {line.number}: {line.path!r} is not below {root}; pass a folder that holds "
@@ -128,11 +142,13 @@ class ListSource(LabelledSource):
     def _label(self, line: ListLine, name: bytes) -> str:
         if line.label is not None:
             return line.label
+        if self.no_labels:
+            return ""
         folder, _, _ = name.rpartition(b"/")
         if not folder:
             raise BuildError(
                 f"{self.file}: line {line.number}: {line.path!r} has neither a label nor a folder that names its "
-                "class; add a column of labels, or pass a parent folder as --root"
+                "class; add a column of labels, pass --no-labels, or pass a parent folder as --root"
             )
         return name_text(os.path.basename(folder))
 
@@ -147,7 +163,7 @@ def path_below(root: str, path: str) -> str | None:
     return whole[len(top) :] if whole.startswith(top) and whole != top else None
 
 
-def open_list(
+def open_list(  # noqa: PLR0913 - the flags of the command
     src: str | Path,
     *,
     root: Annotated[Path | None, "Resolve relative paths from this folder. (default: the list's folder)", "DIR"] = None,
@@ -156,6 +172,10 @@ def open_list(
         "Keep the column of numbers that has this name in the header line. Repeat the flag for more columns.",
         "NAME",
     ] = None,
+    image_column: Annotated[str, "Read paths from the column that has this name in the header line.", "NAME"] = "",
+    label_column: Annotated[str, "Read labels from the column that has this name in the header line.", "NAME"] = "",
+    suffix: Annotated[str, "Append this to each path, such as .jpg if the list has ids.", "TEXT"] = "",
+    no_labels: Annotated[bool, "Ignore labels and folders: all images get the label 0."] = False,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ListSource:
@@ -166,7 +186,12 @@ def open_list(
         root: The folder that relative paths start from; default None: the list's folder. Absolute paths must be below
             it. If the first line has a URL outside the list's folder, the default is its scheme, such as s3://.
         column: Names of columns of numbers, or of JSON lists of numbers, to keep in the store; default None: none. The
-            list then needs a header line.
+            list then needs a header line. If one of them is the only column that could be the label, such as "target",
+            the images have no labels.
+        image_column: Name of the column of paths in the header line; default "": one of PATH_COLUMNS.
+        label_column: Name of the column of labels in the header line; default "": one of LABEL_COLUMNS.
+        suffix: Text to append to each path, such as ".jpg" if the list has ids; default "".
+        no_labels: Whether to ignore labels and folders: all images are of one class; default False.
         classes: Class names in label order; default None: labels that are all whole numbers are the class numbers,
             other labels are sorted by their bytes. A list without labels uses the name of each image's folder.
         follow_links: Whether links may lead out of `root`. Default False: such a link is rejected.
@@ -188,12 +213,34 @@ def open_list(
     if given is not None and not is_url(given) and not os.path.isdir(given):
         raise BuildError(f"{root}: no such folder; expected the folder that the paths in {file} start from")
     top = as_path(absolute(given)) if given else file if file.is_dir() else file.parent
-    if given is None:
-        with suppress(BuildError):  # listing raises it again
-            first = next(read_list(file, column or ()), None)
-            if first and is_url(first.path) and path_below(str(top), first.path) is None:
-                top = as_path(f"{first.path.partition('://')[0]}://")
-    return ListSource(top, file=str(file), classes=classes, column=column, follow_links=follow_links)
+    columns = Columns(image_column, label_column, tuple(column or ()), no_labels=no_labels)
+    with suppress(BuildError):  # listing raises it again
+        layout = find_layout(file, columns)
+        no_labels = no_labels or (layout.label in layout.others and not label_column)
+        first = next(read_list(file, columns), None) if given is None else None
+        if first and is_url(first.path) and path_below(str(top), first.path) is None:
+            top = as_path(f"{first.path.partition('://')[0]}://")
+    return ListSource(
+        top,
+        file=str(file),
+        classes=classes,
+        column=column,
+        image_column=image_column,
+        label_column=label_column,
+        suffix=suffix,
+        no_labels=no_labels,
+        follow_links=follow_links,
+    )
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that a user chose: of paths and labels ("" to recognize them), and of numbers to keep."""
+
+    image: str = ""
+    label: str = ""
+    numbers: tuple[str, ...] = ()
+    no_labels: bool = False
 
 
 class ListLine(NamedTuple):
@@ -223,7 +270,7 @@ class Layout:
         return f"{kind}, {'classes from folder names' if self.label is None else 'with labels'}"
 
 
-def read_list(file: Path, columns: Sequence[str] = ()) -> Iterator[ListLine]:
+def read_list(file: Path, columns: Columns = Columns()) -> Iterator[ListLine]:
     """Yield the lines of a list that are not blank; raise BuildError for a line that does not match the first."""
     layout = find_layout(file, columns)
     last = max(layout.path, layout.label or 0, *layout.others)
@@ -236,37 +283,43 @@ def read_list(file: Path, columns: Sequence[str] = ()) -> Iterator[ListLine]:
         yield ListLine(number, fields[layout.path], label, [fields[other] for other in layout.others])
 
 
-def find_layout(file: Path, columns: Sequence[str] = ()) -> Layout:
+def find_layout(file: Path, columns: Columns = Columns()) -> Layout:
     """Find the format of a list from its name and first lines, and the positions of `columns`."""
     rows = list(islice(_rows(file, ""), 2)) or [(0, [""])]
     number, [line] = rows[0]
     separator = _separator(file, line)
     fields = [field.strip() for field in _split(file, number, line, separator)]
-    names = [field.lower() for field in fields]
-    path, label = (next((names.index(n) for n in known if n in names), None) for known in (PATH_COLUMNS, LABEL_COLUMNS))
-    if path is not None and (label is not None or len(names) == 1 + len(columns)):
-        return Layout(separator, path, label, header=True, others=_column_positions(file, fields, columns))
-    if columns and path is None:
+    path = _position(file, fields, columns.image, "--image-column", PATH_COLUMNS)
+    label = None if columns.no_labels else _position(file, fields, columns.label, "--label-column", LABEL_COLUMNS)
+    is_header = path is not None and (label is not None or columns.no_labels or len(fields) == 1 + len(columns.numbers))
+    if is_header:
+        others = tuple(_position(file, fields, name, "--column", ()) or 0 for name in columns.numbers)
+        return Layout(separator, path or 0, label, header=True, others=others)
+    if columns.numbers and path is None:
         raise BuildError(
-            f"{file}: no header line, but --column {columns[0]} needs one; expected a first line with {columns[0]} and "
-            f"one of {', '.join(PATH_COLUMNS)}"
+            f"{file}: no header line, but --column {columns.numbers[0]} needs one; expected a first line with "
+            f"{columns.numbers[0]} and one of {', '.join(PATH_COLUMNS)}"
         )
     paths = (_split(file, number, line, separator)[0].strip().lower() for number, [line] in rows)
-    unknown = len(names) == 2 and [path.endswith(IMAGE_SUFFIXES) for path in paths] == [False, True]  # a header line
-    if path is not None or label is not None or len(names) > 2 or unknown:
+    unknown = len(fields) == 2 and [path.endswith(IMAGE_SUFFIXES) for path in paths] == [False, True]  # a header line
+    if path is not None or label is not None or len(fields) > 2 or unknown:
         raise BuildError(
             f"{file}: columns {', '.join(fields)[:200]}; expected a path and a label, or a header line with "
-            f"one of {', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}"
+            f"one of {', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}; for other names, pass "
+            "--image-column NAME and --label-column NAME, or --no-labels"
         )
-    return Layout(separator, 0, 1 if len(names) == 2 else None)
+    return Layout(separator, 0, 1 if len(fields) == 2 and not columns.no_labels else None)
 
 
-def _column_positions(file: Path, names: list[str], columns: Sequence[str]) -> tuple[int, ...]:
-    for column in columns:
-        if names.count(column) != 1:
-            found = f"{names.count(column)} columns of this name" if column in names else "no column of this name"
-            raise BuildError(f"{file}: --column {column}: {found}, expected one of {', '.join(names):.200}")
-    return tuple(map(names.index, columns))
+def _position(file: Path, names: list[str], name: str, flag: str, known: Sequence[str]) -> int | None:
+    """Return the position of the column `name` or, without a name, of the first of the `known` names that is there."""
+    lower = [each.lower() for each in names]
+    if not name:
+        return next((lower.index(each) for each in known if each in lower), None)
+    if names.count(name) != 1:
+        found = f"{names.count(name)} columns of this name" if name in names else "no column of this name"
+        raise BuildError(f"{file}: {flag} {name}: {found}, expected one of {', '.join(names):.200}")
+    return names.index(name)
 
 
 def _separator(file: Path, line: str) -> str:

@@ -23,6 +23,7 @@ from decodeonce.store.manifest import Column, ImageClass
 
 MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
+UNLABELED = "unlabeled"  # the class of images without labels
 WHOLE_IN_FLOAT32 = 2**24  # float32 represents every whole number up to here
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(?:\.0*)?")  # pandas writes 5.0 if another label of the table is missing
 
@@ -36,19 +37,28 @@ class LabelledSource(Source):
         root: The folder or file that entry names are relative to.
         classes: Class names in label order, or None to number the labels that are found.
         column: Names of columns of numbers to read next to the labels, or None.
+        no_labels: Whether to ignore labels: all samples are of one class; default False.
+
+    Raises:
+        BuildError: If there are both `classes` and `no_labels`, or a name of a column is invalid.
     """
 
-    def __init__(self, root: Path, classes: Sequence[str] | None, column: Sequence[str] | None) -> None:
+    def __init__(
+        self, root: Path, classes: Sequence[str] | None, column: Sequence[str] | None, *, no_labels: bool = False
+    ) -> None:
         super().__init__(root)
+        if no_labels and classes is not None:
+            raise BuildError("--no-labels: images without labels have no classes; omit --classes")
+        self.no_labels = no_labels
         self.column_names = tuple(column or ())
         self._number_columns = number_columns(self.column_names)
         self._requested = ClassList(classes) if classes is not None else None
         self._given: list[str] | None = self._requested
-        self._names: list[str] | None = self._requested
+        self._names: list[str] | None = [UNLABELED] if no_labels else self._requested
         self._numbers: dict[str, int] = {}
 
     def facts(self) -> Json:
-        return {"classes": [cls.name for cls in self.classes()]}
+        return {"no_labels": True} if self.no_labels else {"classes": [cls.name for cls in self.classes()]}
 
     def classes(self) -> tuple[ImageClass, ...]:
         if self._names is None:
@@ -58,7 +68,7 @@ class LabelledSource(Source):
     def warnings(self, samples: int) -> list[str]:
         names, used = self._names or [], {number for number in self._numbers.values() if number >= 0}
         warnings = unused_classes(names, used)
-        if self._given is None and len(used) > max(samples // 2, 1):
+        if self._given is None and samples and len(used) > max(samples // 2, 1):
             warnings.append(f"{len(used)} different labels for {samples} samples; check that the labels are classes")
         return warnings
 
@@ -77,6 +87,8 @@ class LabelledSource(Source):
             BuildError: If the given classes lack a label. Without given classes, if only some labels are whole numbers:
                 a single caption among numbers would otherwise renumber all classes.
         """
+        if self.no_labels:
+            return
         texts = [label for label in seen if not numbered or not _WHOLE.fullmatch(label)]
         if not texts:
             self._learn_numbers({label: int(label.partition(".")[0]) for label in seen}, seen)
@@ -113,6 +125,8 @@ class LabelledSource(Source):
 
     def _class_of(self, label: str | None) -> tuple[int, str]:
         """Return the class number of a label and "", or 0 and the problem of a label without a class."""
+        if self.no_labels:
+            return 0, ""
         if not label:
             return 0, "no label"
         number = self._numbers[label]

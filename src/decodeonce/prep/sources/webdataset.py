@@ -65,6 +65,7 @@ class WebdatasetSource(LabelledSource):
         column: Keys of each sample's json to keep as columns of numbers; default None: none.
         paired: The suffix, such as "mask.png", of each mask ("mask") or image of three channels ("target:rgb") of a
             sample; default None: none.
+        no_labels: Whether to ignore labels: all samples are of one class; default False.
 
     Raises:
         BuildError: If two names have the same suffix.
@@ -86,8 +87,9 @@ class WebdatasetSource(LabelledSource):
         classes: Sequence[str] | None = None,
         column: Sequence[str] | None = None,
         paired: Mapping[str, str] | None = None,
+        no_labels: bool = False,
     ) -> None:
-        super().__init__(root, classes, column)
+        super().__init__(root, classes, column, no_labels=no_labels)
         self._suffixes = dict(paired or {})
         members = list(map(_member_suffix, self._suffixes.values()))
         if twice := [name_text(suffix) for suffix in members if members.count(suffix) > 1]:
@@ -105,9 +107,12 @@ class WebdatasetSource(LabelledSource):
 
     @property
     def found(self) -> str:
-        with closing(self._samples(0)) as found:
-            label_from = next((sample.label_from for sample in found if sample.label), "")
-        labels = f"labels from {label_from}" if label_from else "no labels in the first shard"
+        if self.no_labels:
+            labels = "without labels"
+        else:
+            with closing(self._samples(0)) as found:
+                label_from = next((sample.label_from for sample in found if sample.label), "")
+            labels = f"labels from {label_from}" if label_from else "no labels in the first shard; pass --no-labels"
         return f"{describe_files([file.name for file in self._files.files], 'shard')}, {labels}"
 
     def facts(self) -> Json:
@@ -116,7 +121,8 @@ class WebdatasetSource(LabelledSource):
 
     def fingerprint(self) -> object:
         paired = [self._suffixes] if self._suffixes else []
-        return [self._files.facts(), sorted(self._gzipped), self._requested, *self.column_names, *paired]
+        labels = ["no labels"] if self.no_labels else []
+        return [self._files.facts(), sorted(self._gzipped), self._requested, *self.column_names, *paired, *labels]
 
     def options(self) -> Json:
         return {"paired": self._suffixes} if self._suffixes else {}
@@ -131,7 +137,8 @@ class WebdatasetSource(LabelledSource):
                 for sample in found:
                     if sample.label and sample.label not in seen:
                         seen[sample.label] = f"{path}/{name_text(sample.member.name)}"
-                    _collect(columns, sample, path)
+                    if sample.label or self.no_labels:
+                        _collect(columns, sample, path)
                 # JSON takes 60 bytes per sample and its name, objects 500.
                 listed = [(*sample.member, sample.label, sample.paired) for sample in found]
                 indexes.append(json.dumps(listed, default=name_text))
@@ -140,7 +147,7 @@ class WebdatasetSource(LabelledSource):
         for number, index in enumerate(indexes):
             for name, place, size, damage, text, paired in json.loads(index):
                 label, problem = self._class_of(text)
-                values = next(rows, ()) if text and not damage else ()
+                values = next(rows, ()) if (text or self.no_labels) and not damage else ()
                 member = Member(name_bytes(name), place, size, damage or problem)
                 yield self._entry(number, member, paired, label, values)
 
@@ -207,6 +214,7 @@ def open_webdataset(
         "Keep this key of each sample's json as a column of numbers. Repeat the flag for more columns.",
         "NAME",
     ] = None,
+    no_labels: Annotated[bool, "Ignore labels: all images get the label 0."] = False,
     paired: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
@@ -220,6 +228,7 @@ def open_webdataset(
         column: Keys of each sample's json to keep as columns of numbers; default None: none.
         paired: The suffix, such as "mask.png", of each mask ("mask") or image of three channels ("target:rgb") of a
             sample; default None: none.
+        no_labels: Whether to ignore labels: all images are of one class; default False.
         classes: Class names in label order; default None: labels that are all whole numbers are the class numbers,
             other labels are sorted by their bytes.
         follow_links: Whether links in a folder may lead out of it; default False.
@@ -238,7 +247,9 @@ def open_webdataset(
     files = SourceFiles(root, parallel_map(root, partial(source_file, root), names))
     packed = parallel_map(root, partial(_is_gzipped, files), range(len(names)))
     gzipped = [number for number, is_gzipped in enumerate(packed) if is_gzipped]
-    return WebdatasetSource(root, files=files.files, gzipped=gzipped, classes=classes, column=column, paired=paired)
+    return WebdatasetSource(
+        root, files=files.files, gzipped=gzipped, classes=classes, column=column, paired=paired, no_labels=no_labels
+    )
 
 
 def _is_gzipped(files: SourceFiles, number: int) -> bool:
@@ -329,8 +340,7 @@ def _fields(data: bytes) -> Json:
 def _collect(columns: Sequence[NumberColumn], sample: TarSample, path: str) -> None:
     """Append the values of a sample to the columns, unless it cannot become a row."""
     where = f"{path}: {name_text(sample.member.name)}"
-    is_row = sample.label and not sample.member.problem
-    for column, value in zip(columns, sample.values if is_row else (), strict=False):
+    for column, value in zip(columns, () if sample.member.problem else sample.values, strict=False):
         if value is None:
             expected = f"expected a json object of at most {MAX_LABEL_BYTES} bytes with the key {column.name!r}"
             raise BuildError(f"{where}: column {column.name!r}: found nothing, {expected}")
