@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from decodeonce.prep.entry import Entry, Row
+from decodeonce.prep.pixels import versions
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.pixels.geometry import fit_to
 from decodeonce.prep.recipe import Recipe
@@ -109,3 +110,9 @@ def test_scaled_decode_keeps_twice_the_size_of_rotated_images_and_boxes(turn: in
     assert image.size in ((400, 100), (200, 800))  # upright it is 1600x400 or 400x1600; the row is 96 wide
     width, height = decoder.decode(data, (0.5, 0.5, 0.75, 1.0)).image.size
     assert min(width / 96, height / 32) >= 2
+
+
+def test_two_pillows_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert versions.two_pillows() == ""
+    monkeypatch.setattr(versions, "installed_version", lambda name: "12.1.1")
+    assert "run prep doctor" in versions.two_pillows()

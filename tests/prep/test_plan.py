@@ -65,6 +65,14 @@ def test_shuffle_never_changes() -> None:
     assert shuffled(1000, 1).tolist() != shuffled(1000, 0).tolist()
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2**40])
+def test_rows_are_in_the_order_of_the_seed(tree: Path, tmp_path: Path, seed: int) -> None:
+    plan = make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=16, width=16, shuffle_seed=seed))
+    listed = [entry.name for entry in open_imagenet(tree).entries()]
+    rows = [plan.samples.entry(row).name for row in range(len(listed))]
+    assert rows == [listed[place] for place in shuffled(len(listed), seed).tolist()]
+
+
 GOLDEN_ORDER = [7, 3, 9, 2, 5, 4, 6, 0, 10, 1, 11, 8]
 
 

@@ -18,7 +18,7 @@ import typer
 from decodeonce.cli import parse
 from decodeonce.cli.kinds import BuildRequest, OnBadOption, kinds_app
 from decodeonce.cli.options import DEFAULT_MAX_BAD, MaxBad, Workers, option
-from decodeonce.cli.output import build_progress, rejects_text, say
+from decodeonce.cli.output import advice_on, build_progress, rejects_text, say
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.host import usable_cores
 from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
@@ -84,7 +84,11 @@ def say_built(out: Path) -> None:
 
 
 def say_found(request: BuildRequest) -> None:
-    """Print what kind of source was recognised."""
+    """Print what kind of source was recognized, and a warning if the decoders are installed wrongly."""
+    from decodeonce.prep.pixels.versions import two_pillows
+
+    if warning := two_pillows():
+        say(f"warning: {warning}", err=True)
     say(f"{request.source.root}: {request.source.found}")
 
 
@@ -122,11 +126,16 @@ def say_dry_run(request: BuildRequest, time: Callable[[int, float], str] | None 
 def _say_finished(out: Path, manifest: Manifest, speed: str = "") -> None:
     from decodeonce.store.table import read_rejects
 
-    listed = Counter(reject.action for reject in read_rejects(StorePaths(out).rejects))
+    found = Counter((reject.action, reject.reason) for reject in read_rejects(StorePaths(out).rejects))
+    listed = Counter[str]()
+    for (action, _), count in found.items():
+        listed[action] += count
     size, classes = size_text(sum(shard.bytes for shard in manifest.shards)), len(manifest.classes)
     rows = f"{counted(manifest.count, 'row')} in {counted(classes, 'class', 'classes')}"
     if listed:
         say(f"{out}: {rejects_text(listed, manifest.count)}; see rejects.tsv")
+    for line in advice_on({reason: count for (action, reason), count in found.items() if action == "kept"}):
+        say(f"{out}: {line}")
     say(f"{out}: {rows}, {size}, written{speed}; next: prep info {quoted(str(out))}")
 
 

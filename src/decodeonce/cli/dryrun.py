@@ -9,6 +9,7 @@ from tempfile import gettempdir
 
 from decodeonce.cli.bench.build import fair_sample, list_source, run_trial, scratch_folder
 from decodeonce.cli.kinds import BuildRequest
+from decodeonce.cli.output import advice_on
 from decodeonce.formatting import counted, duration_text, size_text
 from decodeonce.host import usable_cores
 from decodeonce.prep.building.free_space import (
@@ -122,6 +123,8 @@ def _sampled(request: BuildRequest, listing: Listing, time: Time, seconds: float
         f"this is an estimate: one process here read and decoded {counted(trial.samples, 'image')} ({part}) at "
         f"{trial.samples_per_s:,.0f} images/s; a slower disk or a cold cache takes longer{found}"
     )
+    for line in advice_on(trial.kept):
+        yield f"in this sample, {line}"
     max_bad = request.work.max_bad
     allowed = allowed_rejects(max_bad, listing.candidates)
     rejects = len(listing.rejects) + round(trial.rejects / trial.samples * len(listing))

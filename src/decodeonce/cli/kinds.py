@@ -36,7 +36,7 @@ OnBadOption = Annotated[
 # The headings of --help, with the parameters below each. The flags of one kind of source are below "Source".
 HEADINGS = {
     "Source": ("classes", "follow_links", "expect"),
-    "Images": ("size", "fit", "filter", "exif", "on_damaged", "scaled_decode", "map", "paired"),
+    "Images": ("size", "fit", "filter", "exif", "levels", "on_damaged", "scaled_decode", "map", "paired"),
     "Store": ("container", "shard_size", "shuffle_seed"),
     "Boxes": ("boxes", "box_margin", "min_box", "without_box", "box_origin", "keep_boxes"),
     "Run": ("workers", "on_bad", "max_bad", "dry_run"),
@@ -92,6 +92,14 @@ class BuildOptions:
     exif: Annotated[
         Exif, option("Choose how to treat EXIF rotation. ignore: keep pixels as stored; apply: rotate them upright.")
     ] = Recipe.exif
+    levels: Annotated[
+        str | None,
+        option(
+            "Scale gray of 12 or 16 bits, so that LOW becomes black and HIGH white, such as 0:4095 for X-rays; auto: "
+            "the lowest and highest value of each image. (default: keep the upper 8 bits)",
+            "LOW:HIGH",
+        ),
+    ] = Recipe.levels
     on_damaged: Annotated[
         OnDamaged,
         option(
@@ -198,7 +206,7 @@ class BuildOptions:
         from decodeonce.prep.pixels.user_map import find_map
 
         height, width = parse.row_size(self.size)
-        same: tuple[str, ...] = ("fit", "filter", "container", "exif", "on_damaged", "scaled_decode")
+        same: tuple[str, ...] = ("fit", "filter", "container", "exif", "levels", "on_damaged", "scaled_decode")
         return Recipe(
             **{name: getattr(self, name) for name in same},
             height=height,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -86,6 +87,22 @@ def rejects_text(listed: Mapping[str, int], rows: int) -> str:
     texts += [f"{left_out:,} {_was(left_out)} left out by --map"] if left_out else []
     texts += [f"{counted(kept, 'unusual image')} {_was(kept)} kept"] if kept else []
     return " and ".join(texts)
+
+
+def advice_on(kept: Mapping[str, int]) -> Iterator[str]:
+    """Yield a line for each flag of a build that would change images that were kept, counted by reason."""
+    if turned := sum(count for reason, count in kept.items() if "EXIF rotation" in reason):
+        found = f"{counted(turned, 'image')} {_was(turned)}"
+        yield f"{found} stored without the rotation in EXIF; --exif apply rotates them"
+    dark = [
+        (int(bits), count) for reason, count in kept.items() for bits in re.findall(r"values of (\d+) bits", reason)
+    ]
+    if dark:
+        count, bits = sum(count for _, count in dark), max(bits for bits, _ in dark)
+        yield (
+            f"{counted(count, 'gray image')} {_was(count)} stored nearly black: the values have at most {bits} of 16 "
+            f"bits; --levels 0:{(1 << bits) - 1} scales all images equally, and --levels auto each image by itself"
+        )
 
 
 def _was(count: int) -> str:

@@ -22,6 +22,7 @@ BoxOrigin = Literal["0", "1", "edge"]
 Sort = Literal["class", "source"]
 ExportForm = Literal["folder", "webdataset"]
 MOST_BOXES = 1000
+MOST_GRAY = 65535
 
 
 def check_choice(name: str, value: object, choices: object) -> None:
@@ -95,6 +96,8 @@ class Recipe:
         shard_size: Maximum size of a shard's rows in bytes, but at least one block. Default: 32 GiB.
         shuffle_seed: Permute the rows with this seed when the plan is made. None (default): keep the source's order.
         exif: EXIF rotation. "ignore" (default): keep pixels as stored; "apply": rotate images upright.
+        levels: How gray of 12 or 16 bits becomes 8 bits. None (default): keep the upper 8 bits. "LOW:HIGH", such as
+            "0:4095": LOW becomes black and HIGH white. "auto": the lowest and highest value of each image do.
         on_damaged: Whether to "keep" (default) or "reject" a garbled JPEG that can still be decoded.
         scaled_decode: Let libjpeg-turbo decode large JPEGs at reduced size. Faster, but gives different pixels.
             Default: False.
@@ -119,6 +122,7 @@ class Recipe:
     shard_size: int = 32 << 30
     shuffle_seed: int | None = None
     exif: Exif = "ignore"
+    levels: str | None = None
     on_damaged: OnDamaged = "keep"
     scaled_decode: bool = False
     boxes: BoxRules | None = None
@@ -133,6 +137,8 @@ class Recipe:
         choices = {"fit": Fit, "filter": Filter, "container": ContainerName, "exif": Exif, "on_damaged": OnDamaged}
         for name, allowed in choices.items():
             check_choice(name, getattr(self, name), allowed)
+        if self.levels is not None:
+            gray_range(self.levels)
         if self.map and self.scaled_decode:
             raise ValueError("scaled_decode cannot be combined with a map: a map may change the image size")
         if self.map and self.boxes and self.boxes.keep:
@@ -175,9 +181,24 @@ class Recipe:
         facts["on_odd"] = facts.pop("on_damaged")
         if self.boxes and self.boxes.without == "keep":
             facts["boxes"]["without"] = "whole"
-        if not self.paired:
-            del facts["paired"]
+        for name in ("paired", "levels"):  # older stores have neither
+            if not facts[name]:
+                del facts[name]
         return facts
+
+
+def gray_range(levels: str) -> tuple[int, int] | None:
+    """Return the values of `Recipe.levels` that become black and white; None if they depend on the image.
+
+    Raises:
+        ValueError: If `levels` is neither "auto" nor two whole numbers from 0 to 65535, the lower one first.
+    """
+    if levels == "auto":
+        return None
+    low, _, high = levels.partition(":")
+    if low.isdecimal() and high.isdecimal() and int(low) < int(high) <= MOST_GRAY:
+        return int(low), int(high)
+    raise ValueError(f"levels are {levels!r}, expected LOW:HIGH with 0 <= LOW < HIGH <= {MOST_GRAY}, or auto")
 
 
 # The flags of recipe facts that are not named like them.

@@ -9,9 +9,10 @@ import os
 import resource
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, duration_text
 from decodeonce.host import free_space, is_in_memory, network_file_system, usable_cores
 from decodeonce.prep.building.build import make_plan
+from decodeonce.prep.building.journal import Journals
 from decodeonce.prep.building.output_dir import check_output_dir
-from decodeonce.prep.building.plan import Listing, row_order, scan
+from decodeonce.prep.building.plan import Listing, read_plan, row_order, scan
 from decodeonce.prep.building.pool import Progress, WorkSettings, work
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.entry import Entry
@@ -59,6 +61,7 @@ class Trial:
         samples_per_s: Rate after the first block, so without the start of the workers.
         busy_share: Share of the cores that was busy, by these workers or other programs; 1 is one core per worker.
         read_bytes: Bytes that came from storage and not from memory, if the file system counts them.
+        kept: Number of unusual images that were kept, by reason.
     """
 
     samples: int
@@ -67,6 +70,7 @@ class Trial:
     samples_per_s: float
     busy_share: float
     read_bytes: int
+    kept: Mapping[str, int] = field(default_factory=dict)
 
 
 class _TimeIsUp(Exception):
@@ -147,14 +151,16 @@ def run_trial(
     with suppress(_TimeIsUp):
         work(out, WorkSettings(workers=workers, max_bad="100%"), note)
     busy = busy_share(before) * len(os.sched_getaffinity(0)) / min(workers, usable_cores())
-    rejects = read_status(out).rejects
+    rejects, plan = read_status(out).rejects, read_plan(paths := StorePaths(out))
+    records = Journals(paths.journals).records(range(len(plan.blocks)))
+    kept = Counter(reject.reason for reject in plan.rejects_in(records, "kept"))
     remove_tree(out)
     (first, early), (last, late) = marks[1 if len(marks) > 2 else 0], marks[-1]
     if len(rejects) >= late:
         tried = counted(late, "image was", "images were")
         raise BuildError(f"{source.root}: {tried} tried and none can be decoded, for example {rejects[0]}")
     reject, rate = str(rejects[0]) if rejects else "", (late - early) / (last - first)
-    return Trial(late, len(rejects), reject, rate, busy, 512 * (_blocks_read() - blocks_read))
+    return Trial(late, len(rejects), reject, rate, busy, 512 * (_blocks_read() - blocks_read), kept)
 
 
 def _blocks_read() -> int:

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import simplejpeg
@@ -23,10 +24,10 @@ from PIL import Image
 
 from decodeonce.host import IMAGE_BYTES, can_allocate
 from decodeonce.prep.entry import Box, Entry, Row, Undecodable
-from decodeonce.prep.pixels.failure_reasons import is_lossless, reason
+from decodeonce.prep.pixels.failure_reasons import is_lossless, is_progressive, reason
 from decodeonce.prep.pixels.geometry import Fit, PixelBox, fit_to, pixel_box, upright
 from decodeonce.prep.pixels.user_map import LoadedMap, MapSample
-from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.recipe import Recipe, gray_range
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import Paired
 
@@ -55,7 +56,14 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+END_MARKER = b"\xff\xd9"
+BYTES_AFTER_PIXELS = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 ORIENTATION = 0x0112
+EXIF, EXIF_WITHIN = (
+    re.compile(rb"Exif\0\0|eXIf|EXIF"),
+    1 << 17,
+)  # of JPEG, PNG and WebP, which is usually near the start
+UNUSED_BITS = 3  # Gray that does not use so many upper bits is nearly black.
 PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # of TIFF
 # Raw modes of grey that Pillow scales to 0..255: 2 and 4 bits in PNG and TIFF, another maximum than 255 in PGM.
 SCALED_GREY = re.compile(r"'L;[24]I?R?'|\('L', (?!255\))\d+\)")
@@ -150,7 +158,10 @@ class Decoder:
             if not can_allocate(PIXEL_BYTES * _pixels(data)):  # several libraries report a lack of memory as damage
                 raise MemoryError from None
             raise
-        all_unusual = _join(*unusual, _misnamed(decoded.format, entry.text), "extreme shape" if extreme else "")
+        rotation = self._ignored_rotation(data)
+        all_unusual = _join(
+            *unusual, rotation, _misnamed(decoded.format, entry.text), "extreme shape" if extreme else ""
+        )
         box = ",".join(map(str, decoded.box)) if decoded.box else ""
         return Row(pixels, decoded.width, decoded.height, all_unusual, hexdigest(data), decoded.turn, box)
 
@@ -169,13 +180,20 @@ class Decoder:
         is_jpeg = data.startswith(b"\xff\xd8\xff") and not mask
         decoded = self._decode_plain_jpeg(data, box, turn) if is_jpeg else None
         if decoded is None:
-            decoded = _decode_with_pillow(data, _values if mask else _converted)
+            decoded = _decode_with_pillow(data, _values if mask else partial(_converted, levels=self._recipe.levels))
         if box is not None:
             image = decoded.image.crop(pixel_box(box, *decoded.image.size))  # the decoded size, which may be scaled
             decoded = replace(decoded, image=image, box=pixel_box(box, decoded.width, decoded.height))
         if turn in TURNS:
             return replace(decoded, image=decoded.image.transpose(TURNS[turn]), turn=turn)
         return decoded
+
+    def _ignored_rotation(self, data: bytes) -> str:
+        """Return the EXIF orientation that the recipe ignores, as text; "" for none."""
+        if self._recipe.exif == "apply" or not EXIF.search(data, 0, EXIF_WITHIN):  # reading EXIF takes 0.1 ms
+            return ""
+        turn = _orientation(data)
+        return f"EXIF rotation {turn}, not applied" if turn in TURNS else ""
 
     def _decode_paired(self, one: Paired, data: bytes, decoded: DecodedImage, box: Box | None) -> DecodedImage:
         """Decode a mask or second image, and cut and rotate it like its image `decoded`."""
@@ -207,29 +225,49 @@ class Decoder:
         _check_size(width, height)
         unusual = "grey" if colours == "Gray" else ""
         least = self._least_size(width, height, box, turn) if self._recipe.scaled_decode else (0, 0)
-        try:
-            pixels = self._jpeg_pixels(data, width, height, least)
-        except ValueError as error:
-            image, damage = self._decode_damaged(data, str(error))
+        pixels = self._jpeg_pixels(data, width, height, least)
+        if isinstance(pixels, str) and pixels.startswith("Premature end"):
+            data, pixels = self._with_end_marker(data, width, height, least, complaint=pixels)
+            unusual = _join(unusual, "no end marker")
+        if isinstance(pixels, str):
+            image, damage = self._decode_damaged(data, pixels)
             return DecodedImage(image, width, height, "JPEG", _join(unusual, damage))
         decoded_height, decoded_width = pixels.shape[:2]
         image = Image.frombuffer("RGBX", (decoded_width, decoded_height), pixels, "raw", "RGBX", 0, 1)
         return DecodedImage(image, width, height, "JPEG", unusual)
 
-    def _jpeg_pixels(self, data: bytes, width: int, height: int, least: tuple[int, int]) -> NDArray[np.uint8]:
+    def _with_end_marker(
+        self, data: bytes, width: int, height: int, least: tuple[int, int], *, complaint: str
+    ) -> tuple[bytes, NDArray[np.uint8] | str]:
+        """Return a JPEG with an end marker, and its pixels or a complaint about bytes after them.
+
+        Raises:
+            Undecodable: More than the end marker is missing, as `complaint` says.
+        """
+        whole = data + END_MARKER
+        pixels = self._jpeg_pixels(whole, width, height, least)
+        if is_progressive(data) or (isinstance(pixels, str) and not BYTES_AFTER_PIXELS.match(pixels)):
+            raise Undecodable(f"truncated: {complaint}")
+        return whole, pixels
+
+    def _jpeg_pixels(self, data: bytes, width: int, height: int, least: tuple[int, int]) -> NDArray[np.uint8] | str:
+        """Return the pixels of a JPEG, or the first complaint of libjpeg-turbo."""
         nbytes = 4 * width * height
         if nbytes > self._buffer.nbytes and nbytes <= KEPT_BUFFER:
             # An odd address on purpose. If lines begin at a multiple of 32 bytes, libjpeg-turbo's color conversion
             # writes past the cache (vmovntdq), and the resize then waits for memory. Saves 5% of decode plus resize.
             self._buffer = np.empty(nbytes + 1, np.uint8)[1:]
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
-            data,
-            "RGBX",
-            min_width=least[0],
-            min_height=least[1],
-            buffer=self._buffer if nbytes <= KEPT_BUFFER else None,
-            strict=True,
-        )
+        try:
+            pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+                data,
+                "RGBX",
+                min_width=least[0],
+                min_height=least[1],
+                buffer=self._buffer if nbytes <= KEPT_BUFFER else None,
+                strict=True,
+            )
+        except ValueError as error:
+            return str(error)
         return pixels
 
     def _least_size(self, width: int, height: int, box: Box | None, turn: int) -> tuple[int, int]:
@@ -249,8 +287,6 @@ class Decoder:
         Raises:
             Undecodable: The data are truncated or cannot be decoded, or the recipe rejects damaged images.
         """
-        if complaint.startswith("Premature end"):
-            raise Undecodable(f"truncated: {complaint}")
         if "memory" in complaint:
             raise MemoryError(complaint)
         try:
@@ -323,8 +359,8 @@ def _decode_with_pillow(data: bytes, convert: Callable[[Image.Image], DecodedIma
         raise Undecodable(reason(data, error)) from None
 
 
-def _converted(image: Image.Image) -> DecodedImage:
-    """Convert an opened image to RGB; channels of 12 and 16 bits keep the upper 8."""
+def _converted(image: Image.Image, *, levels: str | None) -> DecodedImage:
+    """Convert an opened image to RGB. Channels of 12 and 16 bits keep the upper 8, or gray is scaled as in `Recipe`."""
     format_ = "JPEG" if image.format == "MPO" else str(image.format)  # MPO is a JPEG followed by more images
     raw = str(getattr(image, "tile", ""))  # Pillow's name for the stored pixels; load() clears it
     deep = next((bits for bits in (12, 16) if f";{bits}" in raw), 0)  # Pillow itself converts 16-bit colors to 8 bits
@@ -337,8 +373,9 @@ def _converted(image: Image.Image) -> DecodedImage:
     if image.mode in REJECTED_MODES:
         raise Undecodable(REJECTED_MODES[image.mode])
     if image.mode.startswith("I"):
-        levels = _upper_bits(image, deep or 16, inverted=is_negative)
-        return DecodedImage(levels.convert("RGB"), width, height, format_, f"{deep or 16} bit")
+        values, unusual = _eight_bits(image, deep or 16, levels)
+        gray = Image.fromarray(255 - values if is_negative else values)
+        return DecodedImage(gray.convert("RGB"), width, height, format_, unusual)
     unusual = _join(UNUSUAL_MODES.get(image.mode, ""), f"{deep} bit" if deep else "")
     return DecodedImage(image.convert("RGB"), width, height, format_, unusual)
 
@@ -355,14 +392,18 @@ def _values(image: Image.Image) -> DecodedImage:
     return DecodedImage(values, *image.size, str(image.format))
 
 
-def _upper_bits(image: Image.Image, bits: int, *, inverted: bool) -> Image.Image:
-    """Return the upper 8 of `bits` bits, some lines at a time; Pillow's own conversion clips to white."""
-    levels = np.empty((image.height, image.width), np.uint8)
-    rows = max(1, (1 << 20) // image.width)
-    for top in range(0, image.height, rows):
-        part = np.asarray(image.crop((0, top, image.width, min(top + rows, image.height))))
-        levels[top : top + rows] = (part.astype(np.int64) >> (bits - 8)).clip(0, 255)
-    return Image.fromarray(255 - levels if inverted else levels)
+def _eight_bits(image: Image.Image, bits: int, levels: str | None) -> tuple[NDArray[np.uint8], str]:
+    """Return deep gray as 8 bits, and what is unusual about it; Pillow's own conversion clips to white."""
+    least, most = np.asarray(image.getextrema()).tolist()
+    low, high = (0, (1 << bits) - 1) if levels is None else gray_range(levels) or (least, max(most, least + 1))
+    gray, rows = np.empty((image.height, image.width), np.uint8), max(1, (1 << 20) // image.width)
+    for top in range(0, image.height, rows):  # some lines at a time, to bound the memory
+        part = np.asarray(image.crop((0, top, image.width, min(top + rows, image.height)))).astype(np.int64)
+        eight = part >> (bits - 8) if levels is None else ((part - low) * 510 + (high - low)) // (2 * (high - low))
+        gray[top : top + rows] = eight.clip(0, 255)
+    used = max(most, 1).bit_length()
+    is_dark = levels is None and used <= bits - UNUSED_BITS
+    return gray, f"{bits} bit, values of {used} bits" if is_dark else f"{bits} bit"
 
 
 def _orientation(data: bytes, *, tiff: bool = False) -> int:

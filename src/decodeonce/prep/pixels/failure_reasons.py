@@ -38,6 +38,7 @@ FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15 (ITU
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
 TIFF_BITS, TIFF_PHOTOMETRIC = 258, 262
 LOSSLESS = (0xC3, 0xCB)
+PROGRESSIVE = (0xC2, 0xCA)
 HIERARCHICAL = (0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF)
 BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without a length
 
@@ -81,6 +82,12 @@ def is_lossless(data: bytes) -> bool:
     """Return whether a JPEG's frame header says that it is lossless."""
     frame = _frame_at(data)
     return frame is not None and data[frame + 1] in LOSSLESS
+
+
+def is_progressive(data: bytes) -> bool:
+    """Return whether a JPEG's frame header says that it is progressive, so that its last scans can be missing."""
+    frame = _frame_at(data)
+    return frame is not None and data[frame + 1] in PROGRESSIVE
 
 
 def _special_jpeg(data: bytes) -> str:

@@ -48,6 +48,16 @@ def find_pillow() -> Pillow:
     return Pillow(name, PIL.__version__, _simd_level(library) if name == "pillow-simd" else "no SIMD", installed)
 
 
+def two_pillows() -> str:
+    """Return a warning if both distributions are installed, so that one has overwritten files of the other."""
+    if None in map(installed_version, DISTRIBUTIONS):
+        return ""
+    return (
+        "pillow-simd and Pillow are both installed, and one has overwritten files of the other, so that images may be "
+        "rejected or decoded differently; run prep doctor"
+    )
+
+
 def _library() -> Path | None:
     """Return the extension module of the PIL that an import loads; None if none is installed."""
     library = find_spec("PIL._imaging") if find_spec("PIL") else None
