@@ -179,7 +179,9 @@ def make_filler(store: Path, steps: Iterable[StepRows], calls: Callable[..., lis
         vars(reader)["calls"] = calls
     delivery = make_delivery(torch.device("cpu"), (4, 8, 6, 3), 3, None, None)
     filler = Filler(steps, reader, delivery, Meter(), prefetch=3)
-    vars(filler)["kept"] = epoch = Epoch(filler, Positions(), steps=1, stride=4)  # a filler whose epoch is gone ends
+    vars(filler)["kept"] = epoch = Epoch(
+        filler, Positions(), steps=1, stride=4, remainder=0
+    )  # a filler whose epoch is gone ends
     filler.start(epoch)
     return filler
 

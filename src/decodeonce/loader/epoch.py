@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+from decodeonce.loader import gradient_state
 from decodeonce.loader.buffers import refuse_to_copy
 from decodeonce.loader.delivery import Batch, Delivery, Filled, Result
 from decodeonce.loader.meter import Meter, mark, timed
@@ -62,15 +63,21 @@ class Epoch(Iterator[Batch]):
     Its threads start when the filler is started. They end when the epoch is over or is garbage-collected.
     """
 
-    def __init__(self, filler: Filler, positions: Positions, *, steps: int, stride: int) -> None:
+    def __init__(self, filler: Filler, positions: Positions, *, steps: int, stride: int, remainder: int) -> None:
         self._filler, self._positions, self._meter = filler, positions, filler.meter
         self.number, self.left, self._stride = positions.now.epoch, steps, stride
+        self.remainder = remainder  # the rows that count in the last global batch, if some do not; for accelerate
         self.ended = ""  # the reason why it yields no more batches; the next request raises an error with it
         self._since = time.perf_counter()
         if not steps:
             positions.advance(0, last=True)
 
     __reduce__ = refuse_to_copy
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the last batch has been yielded; accelerate asks for it."""
+        return not self.left
 
     def restart(self, filler: Filler, steps: int) -> None:
         """Yield the `steps` batches of another epoch instead, from a filler that has not been started."""
@@ -80,6 +87,7 @@ class Epoch(Iterator[Batch]):
     def __next__(self) -> Batch:
         if not self.left:
             self.ended = self.ended or "all batches were yielded"
+            gradient_state.leave(self)
             self._filler.stop()
             raise StopIteration
         if self.ended:
@@ -120,6 +128,7 @@ class Epoch(Iterator[Batch]):
         batch = self._filler.delivery.receive(sent)
         self.left -= 1
         self._positions.advance(self._stride, last=not self.left)
+        gradient_state.enter(self)
         meter, now = self._meter, time.perf_counter()
         meter.batches += 1
         meter.rows += len(sent.step.rows)

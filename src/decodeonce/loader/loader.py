@@ -165,6 +165,7 @@ class Loader:
         if isinstance(transform, Augment):
             transform.check_store(self._manifest)
 
+        self._tail = tail
         self._chosen = range(len(opened)) if rows is None else find_rows(rows, len(opened))
         self.count = len(self._chosen)
         self._partition = make_partition(partition, self._chosen, self.batch_size, self.rank, self.world_size, tail)
@@ -245,7 +246,10 @@ class Loader:
         # Until this epoch yields a batch, it is also the next one: Lightning creates two iterators in a row and takes
         # batches from the second.
         filler, steps = self._make_filler(self._reader)
-        epoch = Epoch(filler, self._positions, steps=steps, stride=self._partition.stride)
+        # With other tails, a rank can have a smaller batch than the others, or padding of its own.
+        padded = self._tail != "drop" and (self.world_size == 1 or self._partition.slices > 1)
+        remainder = self.count % (self.batch_size * self.world_size) if padded else 0
+        epoch = Epoch(filler, self._positions, steps=steps, stride=self._partition.stride, remainder=remainder)
         self._filler = filler
         filler.start(epoch)  # last: from here on, close() and the end of the epoch end its threads
         return epoch
