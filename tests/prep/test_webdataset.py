@@ -42,6 +42,10 @@ def test_label_is_in_cls_txt_or_json(tmp_path: Path) -> None:
         assert source.found == f"1 shard (a-0.tar), labels from {found}"
 
 
+NO_IMAGE = "no image in the sample, which has "
+FIRST_DOT = "a sample's files are equal up to the first dot"
+
+
 def test_sample_is_a_row_or_has_a_reason(tmp_path: Path) -> None:
     for files, name, problem in (
         ([("a/k.jpg", IMAGE), ("a/k.cls", b"")], b"a/k.jpg", "no label"),
@@ -51,8 +55,11 @@ def test_sample_is_a_row_or_has_a_reason(tmp_path: Path) -> None:
         ([("k.jpg", IMAGE), ("k.json", b'{"label": "\\ud800"}')], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b'{"label": "k"' + b" " * (1 << 16) + b"}")], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.txt", b"x" * (1 << 17))], b"k.jpg", "no label"),
-        ([("k.cls", b"1"), ("k.mask.png", IMAGE)], b"k.cls", "no jpg, jpeg or png in the sample"),
+        ([("k.cls", b"1"), ("k.mask.png", IMAGE)], b"k.cls", f"{NO_IMAGE}cls, mask.png; {FIRST_DOT}"),
+        ([("k.cls", b"1"), ("k.webp", IMAGE), ("k.tiff", IMAGE)], b"k.webp", ""),
+        ([("k.0.jpg", IMAGE), ("k.1.jpg", IMAGE)], b"k.0.jpg", f"{NO_IMAGE}0.jpg, 1.jpg; {FIRST_DOT}"),
         ([("k.jpg", IMAGE), ("k.jpg", IMAGE), ("k.cls", b"1")], b"k.jpg", "two images in the sample"),
+        ([("k.jpg", IMAGE), ("k.cls", b"1"), ("k.cls", b"2")], b"k.jpg", "two labels in the sample"),
         ([("k.jpg", b""), ("k.cls", b"1")], b"k.jpg", "empty file"),
         ([("k.png", b"mask"), ("k.JPG", IMAGE), ("k.cls", b"1")], b"k.JPG", ""),  # which is preferred to the PNG
         ([("k.jpg", IMAGE), ("k.cls", b"-1")], b"k.jpg", "label -1, expected 0 or more"),
@@ -73,8 +80,9 @@ def test_key_ends_at_first_dot_of_base_name(tmp_path: Path) -> None:
         ("v1.0/k.cls", b"2"),
     ]
     entries = list(open_webdataset(shard(tmp_path, files)).entries())
-    found = [(entry.name[8:], entry.label) for entry in entries]
-    assert found == [(b"v1.0/k.jpg", 0), (b"v1.1/k.jpg", 1), (b"v1.0/k.jpg", 2)]
+    found = [(entry.name[8:], entry.label, entry.problem) for entry in entries]
+    twice = "twice in the tar: the later one counts"
+    assert found == [(b"v1.0/k.jpg", 0, twice), (b"v1.1/k.jpg", 1, ""), (b"v1.0/k.jpg", 2, "")]
 
 
 def test_error_for_label_beyond_class_list_names_shard(tmp_path: Path) -> None:

@@ -42,11 +42,11 @@ from decodeonce.remote import CONNECTIONS, is_url, source_text
 from decodeonce.store.layout import Json, Paired
 
 SUFFIXES = SOURCES["webdataset"].suffixes
-IMAGE_SUFFIXES = (b"jpg", b"jpeg", b"png")
+# The first one that a sample has is its image.
+IMAGE_SUFFIXES = (b"jpg", b"jpeg", b"png", b"webp", b"gif", b"bmp", b"tif", b"tiff", b"ppm", b"pgm", b"pbm")
 LABELS = (b"cls", b"txt", b"json")  # the first one that a sample has gives its label
 LABEL_KEYS = ("label", "cls", "class")
 MAX_LABEL_BYTES = 1 << 16
-NO_IMAGE = "no jpg, jpeg or png in the sample"
 _LONE = re.compile("[\ud800-\udfff]")  # lone surrogates: JSON can contain them, valid text cannot
 _PARTS = re.compile(rb"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)
 
@@ -131,7 +131,7 @@ class WebdatasetSource(LabelledSource):
         """Yield every sample in the order of shards and members, after all shards have been indexed."""
         columns, seen, indexes = number_columns(self.column_names), dict[str, str](), list[str]()
         with ThreadPoolExecutor(self._threads()) as threads:
-            shards = threads.map(lambda number: list(self._samples(number)), range(len(self._files.files)))
+            shards = threads.map(self._listed, range(len(self._files.files)))
             for number, found in enumerate(shards):
                 path = os.fsdecode(self._files.path(number))
                 for sample in found:
@@ -184,7 +184,7 @@ class WebdatasetSource(LabelledSource):
         for number, file in enumerate(self._files.files):
             here = {name for name in names if name.startswith(name_bytes(file.name) + b"/")}
             try:
-                samples = self._samples(number) if here else ()
+                samples = self._listed(number) if here else ()
                 found = (self._entry(number, sample.member, sample.paired) for sample in samples)
                 yield from (entry for entry in found if entry.name in here)
             except BuildError as error:
@@ -197,6 +197,16 @@ class WebdatasetSource(LabelledSource):
         if is_url(self.root):
             return CONNECTIONS
         return STAT_THREADS if network_file_system(self.root) else usable_cores() if self._gzipped else 1
+
+    def _listed(self, number: int) -> list[TarSample]:
+        """Return the samples of one shard. Of images with one name, the last one counts, as when a tar is unpacked."""
+        found = list(self._samples(number))
+        last = {sample.member.name: place for place, sample in enumerate(found)}
+        for place, sample in enumerate(found):
+            if last[sample.member.name] != place and not sample.member.problem:
+                problem = "twice in the tar: the later one counts"
+                found[place] = sample._replace(member=sample.member._replace(problem=problem), paired=())
+        return found
 
     def _samples(self, number: int) -> Generator[TarSample, None, None]:
         """Yield the samples of one shard."""
@@ -221,7 +231,7 @@ def open_webdataset(
 ) -> WebdatasetSource:
     """Read WebDataset shards. SRC is a folder of tars, or a pattern: 'shard-{0000..0147}.tar'.
 
-    A sample is a jpg, jpeg or png with a label in cls, txt or json (key `label`, `cls` or `class`), in this order.
+    A sample is an image with a label in cls, txt or json (key `label`, `cls` or `class`), in this order.
 
     Args:
         src: A folder of tars, a tar, or a pattern with braces or wildcards. Tars may be gzipped.
@@ -289,8 +299,10 @@ def _sample(
     wanted: dict[bytes, Member | None] = dict.fromkeys(map(_member_suffix, paired))
     images: list[tuple[int, Member]] = []
     texts: dict[bytes, bytes] = {}
+    suffixes: list[bytes] = []
     for suffix, member in parts:
         first = first or member
+        suffixes.append(suffix)
         if suffix in wanted:
             wanted[suffix] = member
         elif suffix in IMAGE_SUFFIXES:
@@ -300,9 +312,8 @@ def _sample(
             if is_best or (columns and suffix == b"json"):
                 texts[suffix] = tar.read_at(member.place, member.size)
     assert first is not None
-    rank, main = min(images, key=itemgetter(0), default=(0, first._replace(problem=NO_IMAGE)))
-    if len(images) > 1 and [each for each, _ in images].count(rank) > 1:
-        main = main._replace(problem="two images in the sample")
+    _, main = min(images, key=itemgetter(0), default=(0, first))
+    main = main._replace(problem=main.problem or _problem(suffixes))
     label_from = next((suffix for suffix in LABELS if suffix in texts), b"")
     label = _label(label_from, texts.get(label_from, b""))
     fields = _fields(texts.get(b"json", b"")) if columns else {}
@@ -312,6 +323,17 @@ def _sample(
     places = [] if main.problem else [[other.place, other.size] for other in wanted.values() if other]
     values = [fields.get(column) for column in columns]
     return TarSample(main, label, label_from.decode() if label else "", values, places)
+
+
+def _problem(suffixes: Sequence[bytes]) -> str:
+    """Return why a sample with files of these suffixes cannot become a row, or "" if it can."""
+    image = next((suffix for suffix in IMAGE_SUFFIXES if suffix in suffixes), b"")
+    if not image:
+        found = ", ".join(map(name_text, suffixes[:3]))
+        return f"no image in the sample, which has {found}; a sample's files are equal up to the first dot"
+    if suffixes.count(image) > 1:
+        return "two images in the sample"
+    return "two labels in the sample" if any(suffixes.count(label) > 1 for label in LABELS) else ""
 
 
 def _member_suffix(text: str) -> bytes:
