@@ -153,7 +153,7 @@ def run_trial(
     busy = busy_share(before) * len(os.sched_getaffinity(0)) / min(workers, usable_cores())
     rejects, plan = read_status(out).rejects, read_plan(paths := StorePaths(out))
     records = Journals(paths.journals).records(range(len(plan.blocks)))
-    kept = Counter(reject.reason for reject in plan.rejects_in(records, "kept"))
+    kept = dict(Counter(reject.reason for reject in plan.rejects_in(records, "kept")))
     remove_tree(out)
     (first, early), (last, late) = marks[1 if len(marks) > 2 else 0], marks[-1]
     if len(rejects) >= late:
