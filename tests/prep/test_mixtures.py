@@ -90,3 +90,44 @@ def test_labels_that_are_fractions_are_an_error(tmp_path: Path) -> None:
         "2.5",
         "10.5",
     ]
+
+
+def test_images_next_to_class_folders_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "src/cat").mkdir(parents=True)
+    for name in ("cat/1.jpg", "2.JPG", "3.png", "notes.txt"):
+        (tmp_path / "src" / name).write_bytes(jpeg(40, 30))
+    done = prep("build", "folder", tmp_path / "src", tmp_path / "out", "--size", 8)
+    assert "2 images next to the class folders (first '2.JPG'), in no class; left out" in done.stderr
+    assert done.returncode == 0
+
+
+def test_linked_folders_of_a_class_are_followed(tmp_path: Path) -> None:
+    for name in ("src/cat/1.jpg", "src/more/2.jpg", "else/3.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(jpeg(40, 30))
+    (tmp_path / "src/cat/inside").symlink_to(tmp_path / "src/more")
+    (tmp_path / "src/cat/outside").symlink_to(tmp_path / "else")
+    (tmp_path / "src/more/cycle").symlink_to(tmp_path / "src/cat")
+
+    def cats(follow_links: bool = False) -> list[bytes]:
+        source = open_folder(tmp_path / "src", classes=["cat", "more"], follow_links=follow_links)
+        return [entry.name for entry in source.entries() if entry.label == 0 and not entry.problem]
+
+    assert cats()[:2] == [b"cat/1.jpg", b"cat/inside/2.jpg"]
+    assert b"cat/outside/3.jpg" not in cats()
+    assert b"cat/outside/3.jpg" in cats(follow_links=True)
+    assert len(cats(follow_links=True)) < 10  # the cycle ends
+
+
+def test_files_that_are_no_images_are_left_out_and_counted(tmp_path: Path) -> None:
+    """As in Tiny ImageNet, on Windows and Macs, and in the output of img2dataset."""
+    others = ("n01/n01_boxes.txt", "n01/images/Thumbs.db", "n02/desktop.ini", "n02/a.json", "n02/b.txt", "n02/raw.dat")
+    for name in ("n01/images/1.JPEG", "n02/2.jfif", "__MACOSX/n01/._1.JPEG", *others):
+        (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "src" / name).write_bytes(jpeg(40, 30))
+    for kind in ("folder", "imagenet"):
+        done = prep("build", kind, tmp_path / "src", tmp_path / kind, "--size", 8)
+        assert "6 files left out, because no image has such a suffix (.txt: 2, .db: 1, " in done.stderr
+        assert [cls.name for cls in open_store(tmp_path / kind).classes] == ["n01", "n02"]
+        assert len(open_store(tmp_path / kind)) == 2
+    assert len(list(open_folder(tmp_path / "src", suffix=[".dat", ".INI"]).entries())) == 4

@@ -85,3 +85,15 @@ def test_webdataset_without_labels(tmp_path: Path) -> None:
     ]
     done = prep("build", "webdataset", tmp_path / "test.tar", tmp_path / "out", "--no-labels", *FLAGS)
     assert (done.returncode, "without labels" in done.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"file_name": "0000.jpg", "label": 1}\n', "JSON, such as metadata.jsonl"),
+        ('["0000.jpg", "0001.jpg"]\n', "JSON, such as"),
+        ("path;label\n0000.jpg;1\n", "semicolons between the columns"),
+    ],
+)
+def test_other_formats_are_named(root: Path, text: str, message: str) -> None:
+    assert_fails(build_list(root, text), 1, message)

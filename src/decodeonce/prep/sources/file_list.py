@@ -287,6 +287,7 @@ def find_layout(file: Path, columns: Columns = Columns()) -> Layout:
     """Find the format of a list from its name and first lines, and the positions of `columns`."""
     rows = list(islice(_rows(file, ""), 2)) or [(0, [""])]
     number, [line] = rows[0]
+    _refuse_other_formats(file, line)
     separator = _separator(file, line)
     fields = [field.strip() for field in _split(file, number, line, separator)]
     path = _position(file, fields, columns.image, "--image-column", PATH_COLUMNS)
@@ -309,6 +310,16 @@ def find_layout(file: Path, columns: Columns = Columns()) -> Layout:
             "--image-column NAME and --label-column NAME, or --no-labels"
         )
     return Layout(separator, 0, 1 if len(fields) == 2 and not columns.no_labels else None)
+
+
+def _refuse_other_formats(file: Path, line: str) -> None:
+    """Raise BuildError if the first line is JSON, or a header with semicolons."""
+    if line.lstrip()[:1] in ("{", "["):
+        advice = 'expected CSV, TSV or one path per line; convert it, or read it with "prep build dataset"'
+        raise BuildError(f"{file}: JSON, such as metadata.jsonl of Hugging Face; {advice}")
+    names = {name.strip(' "').lower() for name in line.strip().split(";")}
+    if ";" in line and names & {*PATH_COLUMNS, *LABEL_COLUMNS}:
+        raise BuildError(f"{file}: semicolons between the columns, as Excel may write them; expected commas or tabs")
 
 
 def _position(file: Path, names: list[str], name: str, flag: str, known: Sequence[str]) -> int | None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,9 @@ from decodeonce.store.manifest import ImageClass
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 SUFFIXES = tuple(map(str.encode, IMAGE_SUFFIXES))
+# Suffixes of images that are read, or that are rejected by name.
+READ_SUFFIXES = frozenset((*SUFFIXES, b".jpe", b".jfif", b".apng", b".pnm", b".pfm"))
+READ_SUFFIXES |= {b".heic", b".heif", b".avif", b".jp2", b".jxl", b".psd", b".svg"}
 MAX_DEPTH = 64  # levels below a class folder; a folder deeper than this is rejected
 SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
 SPLIT_WORD = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?![a-z])", re.IGNORECASE)
@@ -48,9 +52,9 @@ class ClassList(list[str]):
 class FolderSource(Source):
     """A folder per class: SRC/<class>/.../<image>.
 
-    Every file below a class folder is a sample, except hidden ones (".name"). Its name does not matter. Subfolders are
-    included, down to 64 levels. A subfolder is rejected if it is a link, or if its name ends like that of an image,
-    such as "cat.jpg".
+    Every file below a class folder with the suffix of an image is a sample, except hidden ones (".name"). Subfolders
+    are included, down to 64 levels. A subfolder is rejected if its name ends like that of an image, such as "cat.jpg",
+    or if it is a link that leads out of `root`, or to a folder that another link of the class leads to.
 
     Args:
         root: The folder that holds the class folders.
@@ -58,6 +62,7 @@ class FolderSource(Source):
         follow_links: Whether links may lead out of `root`. Default False: such a link is rejected.
         splits_as_classes: Whether folders named like splits, such as "train" and "val", may be classes although they
             contain folders. Default False: they raise BuildError. Has no effect with `classes`.
+        suffix: Suffixes of other files to read as images, such as ".dat"; default None: none.
 
     Raises:
         BuildError: If `root` cannot be read, has no class folders or seems to contain splits. `entries` raises it if
@@ -78,8 +83,10 @@ class FolderSource(Source):
         classes: Sequence[str] | None = None,
         follow_links: bool = False,
         splits_as_classes: bool = False,
+        suffix: Sequence[str] | None = None,
     ) -> None:
         super().__init__(root)
+        self._by_suffix = BySuffix(suffix or ())
         self._links = Links(root, follow=follow_links)
         self._names = ClassList(classes) if classes is not None else class_folders(root)
         self._used: set[int] = set()
@@ -97,10 +104,11 @@ class FolderSource(Source):
     def entries(self) -> Iterator[Entry]:
         """Yield every sample, by class in label order, then by name."""
         check_classes(self.root, self._names, class_folders(self.root))
-        return map(self._noted, list_folders(self.root, "", self._names, self._links))
+        return map(self._noted, self._by_suffix.images(list_folders(self.root, "", self._names, self._links)))
 
     def warnings(self, samples: int) -> list[str]:
-        return unused_classes(self._names, self._used)
+        unused = unused_classes(self._names, self._used)
+        return [*unused, *self._by_suffix.warnings("; --suffix reads them"), *_images_without_class(self.root)]
 
     def read(self, entry: Entry) -> bytes:
         return read_file(self.root, entry, self._links)
@@ -113,6 +121,30 @@ class FolderSource(Source):
         return entry
 
 
+class BySuffix:
+    """Leaves out files that are no images by their suffix, such as Thumbs.db or notes.txt, and counts them."""
+
+    def __init__(self, more: Sequence[str] = ()) -> None:
+        self._suffixes = READ_SUFFIXES | {name_bytes(suffix.lower()) for suffix in more}
+        self._others = Counter[bytes]()
+
+    def images(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        """Yield the entries of images, and those of what is no file."""
+        self._others.clear()
+        for entry in entries:
+            suffix = os.path.splitext(entry.name)[1].lower()
+            if suffix in self._suffixes or entry.problem:
+                yield entry
+            else:
+                self._others[suffix] += 1
+
+    def warnings(self, advice: str = "") -> list[str]:
+        """Return a warning that counts the files that the last listing left out."""
+        kinds = [f"{name_text(suffix) or 'no suffix'}: {count}" for suffix, count in self._others.most_common(4)]
+        found = counted(self._others.total(), "file")
+        return [f"{found} left out, because no image has such a suffix ({', '.join(kinds)}){advice}"] if kinds else []
+
+
 def list_folders(root: Path, folder: str, names: Sequence[str], links: Links) -> Iterator[Entry]:
     """Yield every sample below the class folders root/folder/<name>, by class in the order of `names`, then by name."""
     if is_url(root):
@@ -123,26 +155,40 @@ def list_folders(root: Path, folder: str, names: Sequence[str], links: Links) ->
     return stat_entries(root, found, links)
 
 
-def _walk(root: Path, folder: bytes, label: int, links: Links, depth: int = 0) -> Iterator[Entry]:
-    """Yield the files below a class folder, without size and mtime; none if it is not a folder."""
+def _walk(
+    root: Path, folder: bytes, label: int, links: Links, depth: int = 0, followed: set[bytes] | None = None
+) -> Iterator[Entry]:
+    """Yield the files below a class folder, without size and mtime; none if it is not a folder.
+
+    `followed` has the targets of the links to folders that were followed, because links can form a cycle.
+    """
     path = os.path.join(os.fsencode(root), folder)
+    followed = set() if followed is None else followed
     if depth == 0 and not stat.S_ISDIR(mode_of(path)):
         return
     walked = depth < MAX_DEPTH and not links.folder_leads_outside(path)
     try:
         with os.scandir(path) as listing:
-            found = sorted((item.name, walked and _to_walk(item)) for item in listing if not item.name.startswith(b"."))
+            items = sorted((item for item in listing if not item.name.startswith(b".")), key=attrgetter("name"))
+            found = [(item.name, walked and _to_walk(item, links, followed)) for item in items]
     except OSError as error:
         raise failure_from(error, path) from None
     for name, to_walk in found:
         if to_walk:
-            yield from _walk(root, os.path.join(folder, name), label, links, depth + 1)
+            yield from _walk(root, os.path.join(folder, name), label, links, depth + 1, followed)
         else:
             yield Entry(os.path.join(folder, name), label, 0, 0)
 
 
-def _to_walk(item: os.DirEntry[bytes]) -> bool:
-    return item.is_dir(follow_symlinks=False) and not item.name.lower().endswith(SUFFIXES)
+def _to_walk(item: os.DirEntry[bytes], links: Links, followed: set[bytes]) -> bool:
+    if item.name.lower().endswith(SUFFIXES) or not item.is_dir():
+        return False
+    if not item.is_symlink():
+        return True
+    if links.leads_outside(item.path) or (target := os.path.realpath(item.path)) in followed:
+        return False
+    followed.add(target)
+    return True
 
 
 def _check_no_splits(root: Path, names: Sequence[str], links: Links) -> None:
@@ -206,8 +252,20 @@ def class_folders(top: Path) -> list[str]:
         found = (name for name, is_folder in list_folder(str(top)) if is_folder and not name.startswith("."))
         return sorted(found, key=name_bytes)
     with expecting(top, "expected a folder of class folders"), os.scandir(os.fsencode(top)) as listing:
-        names = [item.name for item in listing if item.is_dir() and not item.name.startswith(b".")]
+        names = [item.name for item in listing if item.is_dir() and not item.name.startswith((b".", b"__MACOSX"))]
     return [name_text(name) for name in sorted(names)]
+
+
+def _images_without_class(top: Path) -> list[str]:
+    """Return a warning if images are next to the class folders, where no class contains them."""
+    if is_url(top):
+        return []
+    with os.scandir(os.fsencode(top)) as listing:
+        beside = sorted(item.name for item in listing if item.name.lower().endswith(SUFFIXES) and item.is_file())
+    found = (
+        f"{counted(len(beside), 'image')} next to the class folders (first {name_text(beside[0])!r})" if beside else ""
+    )
+    return [f"{found}, in no class; left out"] if found else []
 
 
 def open_folder(
@@ -218,6 +276,9 @@ def open_folder(
     splits_as_classes: Annotated[
         bool, "Take folders such as train and val as classes, although they contain folders."
     ] = False,
+    suffix: Annotated[
+        list[str] | None, "Read files with this suffix, too, such as .dat. Repeat the flag for more suffixes.", "TEXT"
+    ] = None,
 ) -> FolderSource:
     """Read images from one folder per class. SRC holds <class>/.../<image>.
 
@@ -227,6 +288,7 @@ def open_folder(
         follow_links: Whether links may lead out of `src`. Default False: such a link is rejected.
         splits_as_classes: Whether folders named like splits may be classes although they contain folders. Default
             False: they raise BuildError.
+        suffix: Suffixes of other files to read as images, such as ".dat"; default None: none.
 
     Raises:
         BuildError: If `src` cannot be read, has no class folders or seems to contain splits.
@@ -237,7 +299,9 @@ def open_folder(
         ['n01440764', 'n01443537', 'n01484850', 'n02123045']
     """
     root = source_path(src)
-    return FolderSource(root, classes=classes, follow_links=follow_links, splits_as_classes=splits_as_classes)
+    return FolderSource(
+        root, classes=classes, follow_links=follow_links, splits_as_classes=splits_as_classes, suffix=suffix
+    )
 
 
 def read_class_list(path: Path) -> ClassList:

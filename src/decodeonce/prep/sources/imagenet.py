@@ -31,7 +31,7 @@ from decodeonce.prep.sources.files import (
     read_file,
     stat_entries,
 )
-from decodeonce.prep.sources.folder import SUFFIXES, WNID, check_classes, class_folders, list_folders
+from decodeonce.prep.sources.folder import SUFFIXES, WNID, BySuffix, check_classes, class_folders, list_folders
 from decodeonce.prep.sources.holders import FileFacts, Member, SourceFile, SourceFiles, open_holder, source_file
 from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
 from decodeonce.prep.sources.safe_open import Links, expecting
@@ -322,10 +322,14 @@ class ImagenetSource(ImagenetSplit):
         super().__init__(root, **facts)
         self.folder = folder
         self._links = Links(root, follow=follow_links)
+        self._by_suffix = BySuffix()
 
     @property
     def top(self) -> Path:
         return self.root / self.folder
+
+    def warnings(self, samples: int) -> list[str]:
+        return [*super().warnings(samples), *self._by_suffix.warnings()]
 
     @property
     def form(self) -> str:
@@ -340,7 +344,7 @@ class ImagenetSource(ImagenetSplit):
     def entries(self) -> Iterator[Entry]:
         """Yield every image, by class in label order, then by name."""
         check_classes(self.top, self._names, self.present_classes())
-        return list_folders(self.root, self.folder, self._names, self._links)
+        return self._by_suffix.images(list_folders(self.root, self.folder, self._names, self._links))
 
     def read(self, entry: Entry) -> bytes:
         return read_file(self.root, entry, self._links)
