@@ -59,7 +59,7 @@ peers: env ## compare with other loaders: 70 minutes
 	$(RUN) -m bench.peers
 
 test-all: env ## run all tests (an hour; SEED=WORD: a sample of the long)
-	$(RUN) -m pytest -n 2 --dist loadgroup --timeout 1800 $(if $(SEED),-m long --sample $(SEED),-m "")
+	$(RUN) -m pytest -n 2 --dist loadgroup --timeout 1800 $(if $(filter command line,$(origin SEED)),-m long --sample $(SEED),-m "")
 
 fuzz: env ## fuzz all readers: 30 minutes (SECONDS=10: per target)
 	$(RUN) -m tests.fuzz.run $(if $(SECONDS),--seconds $(SECONDS))
