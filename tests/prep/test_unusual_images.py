@@ -273,6 +273,7 @@ KEPT = {
     "tiff-pages": Case(lambda: animated("TIFF"), name="x.tif", like=solid("TIFF")),
     "tiff-cmyk": Case(lambda: encoded(RED.convert("CMYK"), "TIFF"), name="x.tif"),
     "tiff-12": Case(lambda: raw_tiff(12), name="x.tif", like=lambda: upper_bytes(1)),
+    "tiff-16-big-endian": Case(lambda: raw_tiff(16, order=">"), name="x.tif", like=lambda: upper_bytes(1)),
     "tiff-16-white": Case(lambda: raw_tiff(16, photometric=0), name="x.tif", like=lambda: 255 - upper_bytes(1)),
     "tiff-16": Case(lambda: grey_sixteen("TIFF"), name="x.tif", like=lambda: upper_bytes(1)),
     "ppm": Case(lambda: encoded(make_image(32, 32), "PPM"), name="x.ppm", like=drawn),
@@ -288,7 +289,7 @@ KEPT = {
         like=lambda: np.full((32, 32, 3), (10, 200, 30), np.uint8),
     ),
 }
-UNCOMPRESSED_TIFF = {"tiff", "tiff-pages", "tiff-cmyk", "tiff-16", "tiff-12", "tiff-16-white"}
+UNCOMPRESSED_TIFF = {"tiff", "tiff-pages", "tiff-cmyk", "tiff-16", "tiff-12", "tiff-16-white", "tiff-16-big-endian"}
 
 
 @pytest.mark.parametrize("id_", KEPT)
@@ -546,9 +547,24 @@ def test_table_and_tests_cover_each_other() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 2}, {"mode": "L"}])
-@pytest.mark.parametrize("trailer", [b"", bytes(1000), b"no marker"])
+@pytest.mark.parametrize("trailer", [b"", bytes(1000)])
 def test_jpeg_without_end_marker_has_all_pixels(options: dict[str, Any], trailer: bytes) -> None:
     whole = jpeg(64, 48, **options)
     row = decode(whole[:-2] + trailer)
     np.testing.assert_array_equal(pixels(row), pixels(decode(whole)))
     assert "no end marker" in row.unusual
+
+
+@pytest.mark.parametrize("share", [70, 90, 98])
+@pytest.mark.parametrize("quality", [75, 98])
+def test_jpeg_that_is_filled_with_zeros_is_truncated(share: int, quality: int) -> None:
+    """As after an interrupted download that had reserved its space."""
+    whole = jpeg(64, 48, quality=quality)
+    data = whole[: len(whole) * share // 100]
+    assert_rejected(data + bytes(len(whole) - len(data)), "truncated")
+
+
+@pytest.mark.parametrize("length", range(4, 9))
+def test_start_of_a_tiff_is_broken(length: int) -> None:
+    with pytest.raises(Undecodable, match=r"^broken TIFF: "):
+        decode(b"II*\0\0\0\0\0"[:length])

@@ -95,8 +95,8 @@ class BuildOptions:
     levels: Annotated[
         str | None,
         option(
-            "Scale gray of 12 or 16 bits, so that LOW becomes black and HIGH white, such as 0:4095 for X-rays; auto: "
-            "the lowest and highest value of each image. (default: keep the upper 8 bits)",
+            "Scale gray of 12 or 16 bits without alpha, so that LOW becomes black and HIGH white, such as 0:4095 for "
+            "X-rays; auto: the lowest and highest value of each image. (default: keep the upper 8 bits)",
             "LOW:HIGH",
         ),
     ] = Recipe.levels

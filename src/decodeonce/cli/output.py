@@ -100,7 +100,7 @@ def advice_on(kept: Mapping[str, int]) -> Iterator[str]:
     if dark:
         count, bits = sum(count for _, count in dark), max(bits for bits, _ in dark)
         yield (
-            f"{counted(count, 'gray image')} {_was(count)} stored nearly black: the values have at most {bits} of 16 "
+            f"{counted(count, 'gray image')} {_was(count)} stored nearly black: the values have at most {bits} "
             f"bits; --levels 0:{(1 << bits) - 1} scales all images equally, and --levels auto each image by itself"
         )
 

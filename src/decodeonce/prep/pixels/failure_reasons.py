@@ -38,7 +38,7 @@ FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15 (ITU
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
 TIFF_BITS, TIFF_PHOTOMETRIC = 258, 262
 LOSSLESS = (0xC3, 0xCB)
-PROGRESSIVE = (0xC2, 0xCA)
+BASELINE = (0xC0, 0xC1)
 HIERARCHICAL = (0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF)
 BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without a length
 
@@ -84,10 +84,14 @@ def is_lossless(data: bytes) -> bool:
     return frame is not None and data[frame + 1] in LOSSLESS
 
 
-def is_progressive(data: bytes) -> bool:
-    """Return whether a JPEG's frame header says that it is progressive, so that its last scans can be missing."""
+def has_single_scan(data: bytes) -> bool:
+    """Return whether a JPEG has Huffman-coded pixels in one scan, in which libjpeg notices a missing end."""
     frame = _frame_at(data)
-    return frame is not None and data[frame + 1] in PROGRESSIVE
+    if frame is None or data[frame + 1] not in BASELINE or frame + 10 > len(data):
+        return False
+    after = frame + 2 + int.from_bytes(data[frame + 2 : frame + 4], "big")
+    scan = _find_marker(data, after, frozenset({START_OF_SCAN}))
+    return scan is not None and data[scan + 4 : scan + 5] == data[frame + 9 : frame + 10]
 
 
 def _special_jpeg(data: bytes) -> str:
@@ -112,16 +116,18 @@ def _special_jpeg(data: bytes) -> str:
 
 def _special_tiff(data: bytes) -> str:
     """Return why a valid TIFF cannot be decoded, judged by its first directory; "" if that is broken or ordinary."""
-    directory, file = TiffImagePlugin.ImageFileDirectory_v2(data[:8]), io.BytesIO(data)
     try:
+        directory, file = TiffImagePlugin.ImageFileDirectory_v2(data[:8]), io.BytesIO(data)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             file.seek(directory.next)
             directory.load(file)
-        bits, [photometric] = directory.get(TIFF_BITS, (1,)), [directory.get(TIFF_PHOTOMETRIC, 0)]
+        bits, photometric = directory.get(TIFF_BITS, (1,)), directory.get(TIFF_PHOTOMETRIC, 0)
     except (OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, struct.error):
         return ""
     kinds = ("white is 0", "black is 0", "RGB", "palette")
+    if not isinstance(photometric, int) or not all(isinstance(each, int) for each in bits):
+        return ""
     if set(bits) <= {1, 2, 4, 8, 16} and photometric in range(len(kinds)):
         return ""
     kind = kinds[photometric] if photometric in range(len(kinds)) else f"photometric {photometric}"
@@ -131,12 +137,15 @@ def _special_tiff(data: bytes) -> str:
 
 def _frame_at(data: bytes) -> int | None:
     """Return the offset of the frame header, first scan or end marker, whichever is first; None if the data end."""
-    place = 2
+    return _find_marker(data, 2, FRAMES | {START_OF_SCAN, END_OF_IMAGE})
+
+
+def _find_marker(data: bytes, place: int, wanted: frozenset[int]) -> int | None:
     while place + 4 <= len(data) or data[place : place + 2] == b"\xff\xd9":
         marker = data[place + 1]
         if data[place] != 0xFF or marker == 0xFF:  # garbage, or a fill byte
             place += 1
-        elif marker in FRAMES or marker in (START_OF_SCAN, END_OF_IMAGE):
+        elif marker in wanted:
             return place
         elif marker in BARE:
             place += 2
