@@ -268,3 +268,13 @@ def test_peek_leaves_the_epoch_unused(store: Path) -> None:
             assert (first.rows.tolist(), first.epoch) == (rows[0], state["epoch"])
     with pytest.raises(RuntimeError, match="closed"):
         loader.peek()
+
+
+def test_epoch_that_is_set_after_the_last_batch_does_not_run(store: Path) -> None:
+    with Loader(store, batch_size=8) as loader:
+        seen = 0
+        for _ in loader:
+            seen += 1
+            if not loader.steps_left:
+                loader.set_epoch(loader.epoch + 5)
+        assert (seen, loader.epoch) == (len(loader), 5)

@@ -50,10 +50,13 @@ def test_missing_column_is_named(root: Path) -> None:
     assert_fails(done, 1, "--image-column name: no column of this name, expected one of id, breed")
 
 
-@pytest.mark.parametrize("flags", [("--column", "target"), ("--column", "target", "--no-labels")])
-def test_numbers_to_predict_are_a_column(root: Path, flags: tuple[str, ...]) -> None:
+def test_numbers_to_predict_are_a_column(root: Path) -> None:
     table = "path,target\n0000.jpg,0.5\n0001.jpg,2.25\n0002.jpg,-1\n"
-    assert build_list(root, table, *flags).returncode == 0
+    assert (
+        "label 0.5 is not a whole number; to predict such numbers, pass --no-labels" in build_list(root, table).stderr
+    )
+    done = build_list(root, table, "--column", "target", "--no-labels")
+    assert (done.returncode, "CSV, without labels" in done.stdout) == (0, True)
     store = open_store(root / "out")
     assert (store.labels.tolist(), [cls.name for cls in store.classes]) == ([0, 0, 0], ["unlabeled"])
     np.testing.assert_array_equal(store.columns["target"][:], np.array([0.5, 2.25, -1], np.float32))
@@ -97,3 +100,18 @@ def test_webdataset_without_labels(tmp_path: Path) -> None:
 )
 def test_other_formats_are_named(root: Path, text: str, message: str) -> None:
     assert_fails(build_list(root, text), 1, message)
+
+
+def test_column_that_is_kept_can_be_the_label_too(root: Path) -> None:
+    table = "path,label\n0000.jpg,1\n0001.jpg,0\n"
+    assert build_list(root, table, "--column", "label").returncode == 0
+    assert open_store(root / "out").labels.tolist() == [1, 0]
+    with pytest.raises(BuildError, match="omit --label-column"):
+        open_list(root / "table.csv", label_column="label", no_labels=True)
+
+
+def test_class_names_may_be_numbers_with_a_point(root: Path) -> None:
+    (root / "classes.txt").write_text("1.0\n2.0\n3.0\n")
+    table = "path,label\n0000.jpg,1.0\n0001.jpg,2.0\n"
+    assert build_list(root, table, "--classes", root / "classes.txt").returncode == 0
+    assert open_store(root / "out").labels.tolist() == [0, 1]

@@ -346,7 +346,7 @@ class Loader:
         if epoch != self._positions.next.epoch:
             is_fresh = self._positions.now == self._positions.next
             self._positions.next = Position(epoch, 0)
-            if running and is_fresh and self._reader:
+            if running and running.left and is_fresh and self._reader:
                 assert self._filler
                 self._filler.stop()
                 self._filler, steps = self._make_filler(self._reader)

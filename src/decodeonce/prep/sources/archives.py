@@ -167,7 +167,8 @@ def _next_start(holder: Holder, at: int) -> int | None:
     """Return the offset of the first block from `at` on that is not empty; None if there is none."""
     while data := holder.read_at(at, CHUNK):
         if kept := len(data.lstrip(b"\0")):
-            return at + (len(data) - kept) // BLOCK * BLOCK
+            start = at + (len(data) - kept) // BLOCK * BLOCK
+            return start if len(holder.read_at(start, BLOCK)) == BLOCK else None  # no header is so short
         at += len(data)
     return None
 

@@ -186,8 +186,7 @@ def open_list(  # noqa: PLR0913 - the flags of the command
         root: The folder that relative paths start from; default None: the list's folder. Absolute paths must be below
             it. If the first line has a URL outside the list's folder, the default is its scheme, such as s3://.
         column: Names of columns of numbers, or of JSON lists of numbers, to keep in the store; default None: none. The
-            list then needs a header line. If one of them is the only column that could be the label, such as "target",
-            the images have no labels.
+            list then needs a header line.
         image_column: Name of the column of paths in the header line; default "": one of PATH_COLUMNS.
         label_column: Name of the column of labels in the header line; default "": one of LABEL_COLUMNS.
         suffix: Text to append to each path, such as ".jpg" if the list has ids; default "".
@@ -213,10 +212,10 @@ def open_list(  # noqa: PLR0913 - the flags of the command
     if given is not None and not is_url(given) and not os.path.isdir(given):
         raise BuildError(f"{root}: no such folder; expected the folder that the paths in {file} start from")
     top = as_path(absolute(given)) if given else file if file.is_dir() else file.parent
+    if no_labels and label_column:
+        raise BuildError("--no-labels ignores labels; omit --label-column")
     columns = Columns(image_column, label_column, tuple(column or ()), no_labels=no_labels)
     with suppress(BuildError):  # listing raises it again
-        layout = find_layout(file, columns)
-        no_labels = no_labels or (layout.label in layout.others and not label_column)
         first = next(read_list(file, columns), None) if given is None else None
         if first and is_url(first.path) and path_below(str(top), first.path) is None:
             top = as_path(f"{first.path.partition('://')[0]}://")
@@ -264,10 +263,12 @@ class Layout:
     label: int | None = None
     header: bool = False
     others: tuple[int, ...] = ()
+    no_labels: bool = False
 
     def __str__(self) -> str:
         kind = {"\t": "TSV", ",": "CSV", " ": "one path and label per line", "": "one path per line"}[self.separator]
-        return f"{kind}, {'classes from folder names' if self.label is None else 'with labels'}"
+        classes = "without labels" if self.no_labels else "classes from folder names"
+        return f"{kind}, {classes if self.label is None else 'with labels'}"
 
 
 def read_list(file: Path, columns: Columns = Columns()) -> Iterator[ListLine]:
@@ -295,7 +296,7 @@ def find_layout(file: Path, columns: Columns = Columns()) -> Layout:
     is_header = path is not None and (label is not None or columns.no_labels or len(fields) == 1 + len(columns.numbers))
     if is_header:
         others = tuple(_position(file, fields, name, "--column", ()) or 0 for name in columns.numbers)
-        return Layout(separator, path or 0, label, header=True, others=others)
+        return Layout(separator, path or 0, label, header=True, others=others, no_labels=columns.no_labels)
     if columns.numbers and path is None:
         raise BuildError(
             f"{file}: no header line, but --column {columns.numbers[0]} needs one; expected a first line with "
@@ -309,7 +310,8 @@ def find_layout(file: Path, columns: Columns = Columns()) -> Layout:
             f"one of {', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}; for other names, pass "
             "--image-column NAME and --label-column NAME, or --no-labels"
         )
-    return Layout(separator, 0, 1 if len(fields) == 2 and not columns.no_labels else None)
+    label = 1 if len(fields) == 2 and not columns.no_labels else None
+    return Layout(separator, 0, label, no_labels=columns.no_labels)
 
 
 def _refuse_other_formats(file: Path, line: str) -> None:

@@ -25,6 +25,7 @@ MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
 UNLABELED = "unlabeled"  # the class of images without labels
 WHOLE_IN_FLOAT32 = 2**24  # float32 represents every whole number up to here
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(?:\.0*)?")  # pandas writes 5.0 if another label of the table is missing
 
 
@@ -89,14 +90,15 @@ class LabelledSource(Source):
         """
         if self.no_labels:
             return
-        texts = [label for label in seen if not numbered or not _WHOLE.fullmatch(label)]
+        given = self._given is not None and set(seen) <= set(self._given) and any("." in label for label in seen)
+        texts = [label for label in seen if given or not numbered or not _WHOLE.fullmatch(label)]
         if not texts:
             self._learn_numbers({label: int(label.partition(".")[0]) for label in seen}, seen)
             return
-        if numbered and self._given is None and all(map(_is_float, seen)):
+        if numbered and self._given is None and _are_fractions(seen):
             raise BuildError(
-                f"{seen[texts[0]]}: label {texts[0]} is not a whole number; keep such numbers with --column NAME, "
-                "or list all of them as class names with --classes FILE"
+                f"{seen[texts[0]]}: label {texts[0]} is not a whole number; to predict such numbers, pass --no-labels "
+                "and keep them with --column NAME; to classify them, list all as class names with --classes FILE"
             )
         if numbered and self._given is None and len(texts) < len(seen):
             raise BuildError(
@@ -196,12 +198,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
-def _is_float(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _are_fractions(labels: Iterable[str]) -> bool:
+    """Return whether all labels are numbers, and some of them have a point or an exponent, or are "nan"."""
+    return all(map(_NUMBER.fullmatch, labels)) and not all(map(str.isdecimal, labels))
 
 
 def number_columns(names: Sequence[str]) -> list[NumberColumn]:

@@ -101,4 +101,5 @@ def _check_one_split(part: str, files: Sequence[str]) -> None:
             splits.setdefault(word[1] if word else "", folder)
     if len(splits) > 1:
         found, one = ", ".join(split or "others" for split in splits), list(splits.values())[-1]
-        raise BuildError(f"{part}: contains several splits ({found}); pass the files of one, such as {quoted(one)}")
+        advice = f"pass the files of one, such as {quoted(one)}, or all in braces, {{A,B}}"
+        raise BuildError(f"{part}: contains several splits ({found}); {advice}")
