@@ -61,11 +61,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def sample(nodeids: Iterable[str], seed: str) -> list[str]:
-    """Return at most SAMPLED random tests of each group. The groups are in random order, because time may run out."""
+    """Return at most SAMPLED random tests of each group, in their order. The order of the groups is random.
+
+    Time may run out before the last groups are reached.
+    """
     random = Random(seed)
     groups = [list(tests) for _, tests in groupby(nodeids, group_of_test)]
     random.shuffle(groups)
-    return [test for tests in groups for test in random.sample(tests, min(len(tests), SAMPLED))]
+    chosen = [sorted(random.sample(range(len(tests)), min(len(tests), SAMPLED))) for tests in groups]
+    return [tests[place] for tests, places in zip(groups, chosen, strict=True) for place in places]
 
 
 @pytest.hookimpl(tryfirst=True)
