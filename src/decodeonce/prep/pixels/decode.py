@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFile
 
 from decodeonce.host import IMAGE_BYTES, can_allocate
 from decodeonce.prep.entry import Box, Entry, Row, Undecodable
@@ -173,10 +173,20 @@ class Decoder:
             raise Undecodable("empty file")
         if turn is None:
             turn = _orientation(data) if self._recipe.exif == "apply" else 1
-        is_jpeg = data.startswith(b"\xff\xd8\xff") and not mask
-        decoded = self._decode_plain_jpeg(data, box, turn) if is_jpeg else None
-        if decoded is None:
-            decoded = _decode_with_pillow(data, _values if mask else partial(_converted, levels=self._recipe.levels))
+        is_jpeg, convert = (
+            data.startswith(b"\xff\xd8\xff") and not mask,
+            partial(_converted, levels=self._recipe.levels),
+        )
+        try:
+            decoded = self._decode_plain_jpeg(data, box, turn) if is_jpeg else None
+            if decoded is None:
+                decoded = _decode_with_pillow(data, _values if mask else convert)
+        except Undecodable as problem:
+            if mask or self._recipe.on_damaged != "keep-truncated" or not str(problem).startswith("truncated"):
+                raise
+            with _truncated_images_load():
+                decoded = _decode_with_pillow(data, convert)
+            decoded = replace(decoded, unusual=_join(decoded.unusual, str(problem)))
         if box is not None:
             image = decoded.image.crop(pixel_box(box, *decoded.image.size))  # the decoded size, which may be scaled
             decoded = replace(decoded, image=image, box=pixel_box(box, decoded.width, decoded.height))
@@ -351,6 +361,16 @@ def _opened(data: bytes, *, check: bool = True) -> Iterator[Image.Image]:
             if image.format == "JPEG" and is_lossless(data):
                 raise OSError("libjpeg-turbo 3 reads some of these and 2 none: a store must not depend on Pillow's")
         yield image
+
+
+@contextmanager
+def _truncated_images_load() -> Iterator[None]:
+    """Let Pillow decode truncated images."""
+    ImageFile.LOAD_TRUNCATED_IMAGES = True
+    try:
+        yield
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = False
 
 
 def _decode_with_pillow(data: bytes, convert: Callable[[Image.Image], DecodedImage]) -> DecodedImage:
