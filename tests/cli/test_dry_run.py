@@ -1,34 +1,65 @@
-"""`--dry-run`: its estimates of bytes, files, space and time, and whether builds stay within them."""
+"""`--dry-run`: its estimates of bytes, files, space, time and limits, and whether builds stay within them."""
 
+from collections.abc import Iterable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from decodeonce import cli
 from decodeonce.cli import dryrun
-from decodeonce.cli.dryrun import dry_run, time_here, time_in_jobs
+from decodeonce.cli.bench import machine
+from decodeonce.cli.dryrun import (
+    SampledSource,
+    Trial,
+    dry_run,
+    fair_sample,
+    limit_of,
+    run_trial,
+    time_here,
+    time_in_jobs,
+    trials,
+)
 from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.host import usable_cores
 from decodeonce.prep.building.build import build, make_plan
 from decodeonce.prep.building.free_space import Need
+from decodeonce.prep.building.plan import scan
 from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.jobs.base import Chain
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.folder import FolderSource
-from tests.command import prep
+from tests.command import kill_when, prep, prep_after
+from tests.forms.all_forms import PICS, PLAIN_FORMS
 from tests.images import make_tree, tree_bytes
 from tests.prep.building import build_in_process
 
 SMALL = Recipe(height=24, width=24)
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dryrun, "WORKER_ROWS", 100)
+    monkeypatch.setattr(machine, "LOOK_SECONDS", 0.02)
+
+
+def request(source: Source, out: Path, recipe: Recipe = SMALL, max_bad: str = "0") -> BuildRequest:
+    return BuildRequest(source, out, recipe, WorkSettings(max_bad=max_bad), dry_run=True, expect=None)
+
+
 def lines(source: Source, out: Path, recipe: Recipe = SMALL, max_bad: str = "0") -> list[str]:
     """Return the lines of a dry run; such small sources are sampled completely."""
-    request = BuildRequest(source, out, recipe, WorkSettings(max_bad=max_bad), dry_run=True, expect=None)
-    return list(dry_run(request, partial(time_here, 2), seconds=30))
+    asked = request(source, out, recipe, max_bad)
+    return own_lines(dry_run(asked, partial(time_here, 2), workers=2, seconds=30))
+
+
+def own_lines(found: Iterable[str]) -> list[str]:
+    """Return the lines that do not depend on what else this machine does."""
+    return [line for line in found if not line.startswith("warning: other programs use ")]
 
 
 @pytest.mark.parametrize("verb", ["build", "plan"])
@@ -36,13 +67,14 @@ def test_dry_run_estimates_bytes_files_time_and_space(verb: str, tree: Path, tmp
     flags = ("imagenet", tree, tmp_path / "out", "--dry-run", "--size", 24)
     result = prep(verb, *flags, *(("--workers", 3) if verb == "build" else ()))
     assert (result.returncode, result.stderr) == (0, "")
-    found, planned, needed, time, basis, room = result.stdout.splitlines()
+    found, planned, needed, time, basis, limit, room = own_lines(result.stdout.splitlines())
     assert found == f"{tree}: class folders in train, 3 classes"
     assert planned.startswith("15 rows of 24x24x3 in 3 classes, 25.92 KB in 1 npy shard; 0 files rejected; ")
     assert needed == "space: 25.92 KB for rows, up to 3.00 KB for other data; up to 13 files"
     assert time.startswith("time: ")
     assert verb == "plan" or " with one task of 3 workers here; " in time
-    assert "one process here read and decoded 15 images (all) at " in basis
+    assert "here read and decoded 15 images (all) at " in basis
+    assert limit.startswith("limit: ")
     assert room.startswith(f"{tmp_path}: ")
     assert list(tmp_path.iterdir()) == []
 
@@ -81,7 +113,7 @@ def test_too_many_rejects_are_predicted(tmp_path: Path) -> None:
     (tree / "n00000001/bad.JPEG").write_bytes(b"no picture")
     (tree / "n00000001/empty.JPEG").touch()
     for most, allowed in (("1", 1), ("6%", 1)):
-        basis, warning = lines(FolderSource(tree), tmp_path / "none", max_bad=most)[3:5]
+        basis, warning = lines(FolderSource(tree), tmp_path / "none", max_bad=most)[3:6:2]
         assert basis.endswith(
             "; 1 of them cannot be decoded, first n00000001/bad.JPEG: not an image: begins with b'no pictu'"
         )
@@ -97,7 +129,7 @@ def test_unfinished_build_needs_no_more_space_and_the_same_recipe(tree: Path, tm
     source, out = FolderSource(tree / "train"), tmp_path / "out"
     make_plan(source, out, Recipe(height=24, width=24))
     before = tree_bytes(tmp_path)
-    found = lines(source, out)[4:]
+    found = lines(source, out)[5:]
     assert found == [f"{out}: an unfinished build is here; the same command without --dry-run resumes it"]
     for recipe, place, message in (
         (Recipe(height=24, width=32), out, "--size is 24x32, the plan says 24"),
@@ -145,3 +177,85 @@ def test_more_workers_than_cores_do_not_help() -> None:
     few, many = (time_here(workers, 10**9, 1.0).split(" with ") for workers in (usable_cores(), 10**6))
     assert few[0] == many[0]
     assert time_here(1, 7200, 1.0).startswith("time: about 2.0 h with one task of 1 worker here; 30 min with 4, ")
+
+
+def tree_with_reject(tmp_path: Path) -> Path:
+    """Make 37 images, one of which cannot be decoded."""
+    tree = make_tree(tmp_path / "src", per_class=12)
+    (tree / "train/n00000001/bad.JPEG").write_bytes(b"no picture")
+    return tree
+
+
+def test_sample_is_the_source_in_runs_of_random_order(tmp_path: Path) -> None:
+    source = FolderSource(tree_with_reject(tmp_path) / "train")
+    entries = list(source.entries())
+    every = fair_sample(source, scan(source), None, 100)
+    assert sorted(every, key=entries.index) == entries
+    places = [entries.index(entry) for entry in every]
+    assert sorted(place for place in places if place % 16 == 0) == [0, 16, 32]
+    assert all(b == a + 1 or b % 16 == 0 for a, b in pairwise(places))
+    assert fair_sample(source, scan(source), None, 5) == every[:5]
+
+
+def test_sample_of_read_units_has_whole_units(tmp_path: Path) -> None:
+    source = PLAIN_FORMS["webdataset-gzip"].make(tmp_path, PICS)
+    units = [entry.unit for entry in fair_sample(source, scan(source), 0, 100)]
+    assert len(set(units)) > 1
+    assert sum(a != b for a, b in pairwise(units)) == len(set(units)) - 1
+
+
+def test_trial_counts_rejects(tmp_path: Path) -> None:
+    source, scratch = FolderSource(tree_with_reject(tmp_path) / "train"), tmp_path / "scratch"
+    scratch.mkdir()
+    found = run_trial(source, list(source.entries()), SMALL, scratch, workers=2, seconds=60)
+    assert (found.samples, found.rejects) == (37, 1)
+    assert found.first_reject == "n00000001/bad.JPEG: not an image: begins with b'no pictu'"
+    assert found.samples_per_s > 0
+    assert list(scratch.iterdir()) == []
+
+
+def test_trial_ends_after_its_time(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FolderSource(tree / "train")
+    monkeypatch.setattr(SampledSource, "block_rows", lambda *_: 1)
+    found = run_trial(source, [*source.entries()] * 300, SMALL, tmp_path, workers=1, seconds=0.0)
+    assert 1 <= found.samples < 4500
+    assert list(tmp_path.iterdir()) == []
+
+
+# One form for each way to read: a tar, a gzip stream, a row group.
+@pytest.mark.parametrize("name", ["imagenet-train-tar", "webdataset-gzip", "parquet"])
+def test_build_is_measured_for_every_way_to_read(name: str, tmp_path: Path) -> None:
+    source = PLAIN_FORMS[name].make(tmp_path, PICS)
+    before = tree_bytes(tmp_path)
+    first, warm = trials(request(source, tmp_path / "out"), scan(source), 2, 0.02)
+    assert first.samples_per_s > 0
+    assert warm is None or warm.samples_per_s > 0
+    assert tree_bytes(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("cold", "busy", "limit"),
+    [
+        (100, (0.2, 1.0), "reading the source, at 100 images/s"),
+        (500, (0.9, 1.0), "the cores, which decode and resize; they were 100% busy"),
+        (1200, (0.1, 0.1), "writing; the cores were 10% busy"),
+    ],
+)
+def test_limit_of_build(cold: float, busy: tuple[float, float], limit: str) -> None:
+    first, warm = Trial(37, 0, "", cold, busy[0], 10**9), Trial(37, 0, "", 1000.0, busy[1], 0)
+    assert limit_of(first, warm) == limit
+    assert not limit_of(first, None).startswith("reading")
+
+
+def test_folder_for_temporary_files_holds_trial_without_folder_of_out(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    found = prep("build", "imagenet", tree, tmp_path / "none/out", "--size", 24, "--dry-run")
+    assert (found.returncode, list(tmp_path.iterdir())) == (0, [])
+
+
+def test_signal_removes_scratch_folder(tree: Path, tmp_path: Path) -> None:
+    moment = kill_when("event == 'open' and '.prep-trial-' in str(args[0])", "SIGTERM", 3)
+    ended = prep_after(moment, "build", "imagenet", tree, tmp_path / "out", "--size", 24, "--dry-run")
+    assert (ended.returncode, list(tmp_path.iterdir())) == (cli.EXIT_STOPPED, [])

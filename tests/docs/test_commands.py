@@ -83,7 +83,7 @@ def disable(command: Any) -> None:
 
 def parse_inner_command(context: Any) -> None:
     if words := context.params.get("words"):  # of `prep submit slurm build ...`
-        parse(words if words[0] == "build" else ["build", *words])  # of `prep bench build ...`
+        parse(words)
 
 
 def test_command_lines_of_pages_are_valid(tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ def test_unknown_certificate_is_one_line(tmp_path: Path) -> None:
 def test_signed_url_can_be_measured(tmp_path: Path, secure: Proxy, certificate: Path) -> None:
     client = boto3.client("s3", endpoint_url=secure.url)
     url = client.generate_presigned_url("get_object", Params={"Bucket": "images", "Key": "a.tar"})
-    done = prep_process("bench", "build", "webdataset", url, tmp_path / "out", *FLAGS, SSL_CERT_FILE=str(certificate))
+    done = prep_process(
+        "build", "webdataset", url, tmp_path / "out", *FLAGS, "--dry-run", SSL_CERT_FILE=str(certificate)
+    )
     assert done.returncode == 0, done.stderr
     assert "Signature=" not in done.stdout + done.stderr

@@ -137,7 +137,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     for later in STOPPING:
         signal.signal(later, signal.SIG_DFL)
     _call_imported("prep.processes.child", "kill_children")
-    _call_imported("cli.bench.build", "remove_scratch")
+    _call_imported("cli.dryrun", "remove_scratch")
     name = signal.Signals(number).name
     message = f"prep: stopped: {name}; run the same command again; builds, exports and staging then resume"
     if json_log:

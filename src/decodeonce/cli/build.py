@@ -113,13 +113,18 @@ def say_storage(out: Path) -> None:
 
 
 def say_dry_run(request: BuildRequest, time: Callable[[int, float], str] | None = None) -> None:
-    """Print the bytes, files, space and time of a build (default: on this machine), and write nothing."""
+    """Print the bytes, files, space and time of a build, and what limits it.
+
+    `time` describes the time of jobs, for which a single worker is measured. By default, it is the time on this
+    machine, with the build's workers.
+    """
     from decodeonce.cli.dryrun import dry_run, time_here
     from decodeonce.prep.building.output_dir import is_built
 
     if is_built(request.source, request.out, request.recipe, request.expect):
         return say_built(request.out)
-    for line in dry_run(request, time or partial(time_here, request.work.workers or usable_cores())):
+    workers = request.work.workers or usable_cores()
+    for line in dry_run(request, time or partial(time_here, workers), workers=1 if time else workers):
         say(line)
 
 

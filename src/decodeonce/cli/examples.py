@@ -41,8 +41,6 @@ srun --ntasks-per-node=1 prep stage train.store /local/part
 prep stage s3://bucket/train.store /local/part
 prep export train.store images --as folder
 prep export train.store tars --as webdataset --quality 95
-prep bench build imagenet /data/imagenet /scratch/me/train.store
-prep bench build webdataset 'shards/train-{0000..0147}.tar' train.store --workers 32 --json
 prep bench load train.store
 prep bench load train.store --device cuda --gpu-rate 2500
 prep sample small --count 300 --classes 10

@@ -1,56 +1,19 @@
-"""`prep bench`: measure what limits a build or a training run on this machine.
-
-The modules that measure are imported when a command runs.
-"""
+"""`prep bench load`: measure what limits training from a store on this machine."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Literal
 
 import typer
 
-from decodeonce.cli.build import run_build, say_found
 from decodeonce.cli.command import Group, LoggedCommand, new_app
-from decodeonce.cli.kinds import BuildRequest
 from decodeonce.cli.options import JsonFlag, StoreArgument, option
 from decodeonce.cli.output import print_json, say
-from decodeonce.cli.submit import parse_build
 
-BUILD_SECONDS, LOAD_SECONDS = 4.0, 3.0  # per measurement; each command makes several
+LOAD_SECONDS = 3.0  # per measurement; the command makes several
 
-app = new_app(cls=Group, help="Measure what limits a build, or training from a store, on this machine.")
-
-
-@app.command("build", cls=LoggedCommand, context_settings={"ignore_unknown_options": True})
-def bench_build(
-    words: Annotated[
-        list[str], typer.Argument(metavar="KIND SRC OUT [FLAGS]", help="The words of a `prep build` command.")
-    ],
-    as_json: JsonFlag = False,
-) -> None:
-    """Run a part of a build, measure what limits it, and estimate the time of the whole build.
-
-    The part is built in a scratch folder next to OUT, which is removed afterwards. The source is dropped from the page
-    cache to measure cold reads.
-    """
-    parse_build(words, partial(_measure, as_json=as_json))
-
-
-def _measure(request: BuildRequest, *, as_json: bool) -> None:
-    if request.dry_run:
-        return run_build(request)
-    if not (folder := request.out.absolute().parent).is_dir():
-        raise typer.BadParameter(f"OUT {request.out}: there is no folder {folder}; create it, or choose another OUT")
-    from decodeonce.cli.bench.build import build_lines, measure_build
-
-    if not as_json:
-        say_found(request)
-    facts = measure_build(request, BUILD_SECONDS)
-    if as_json:
-        return print_json(facts)
-    for line in build_lines(facts):
-        say(line)
+app = new_app(cls=Group, help="Measure what limits training from a store on this machine.")
+app.callback()(lambda: None)  # otherwise Typer makes the only command the command of the group
 
 
 @app.command("load", cls=LoggedCommand)

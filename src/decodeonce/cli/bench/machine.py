@@ -49,5 +49,5 @@ def drop_pages(paths: Iterable[Path]) -> None:
     for path in paths:
         with suppress(OSError):  # read-only file systems such as squashfs have no fsync
             sync_file(path)
-        with open(path, "rb") as file:
+        with suppress(OSError), open(path, "rb") as file:  # a file that cannot be read is reported by what reads it
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

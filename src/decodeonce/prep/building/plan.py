@@ -366,10 +366,11 @@ class Plan:
         """Return the lines of rejects.tsv for these (planned row, reason, action)."""
         return [Reject(self.samples.entry(row).text, reason, action) for row, reason, action in listed]
 
-    def rejects_in(self, records: Iterable[BlockRecord], action: str = "rejected") -> list[Reject]:
-        """Return the rejects of these blocks, or what else `action` says."""
-        listed = sorted(reject for record in records for reject in record.rejects if reject[2] == action)
-        return self.rejects_of(listed)
+    def rejects_in(self, records: Iterable[BlockRecord]) -> list[Reject]:
+        """Return the rejects of these blocks."""
+        return self.rejects_of(
+            sorted(reject for record in records for reject in record.rejects if reject[2] == "rejected")
+        )
 
     def shard(self, index: int) -> Path:
         """Return the path of a shard."""

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -68,6 +69,7 @@ class Status:
         seconds_left: Estimated time left; None if the rate is 0.
         tasks: The tasks that have started.
         rejects: Rejects so far, including those found when planning.
+        kept: Number of unusual images that were kept so far, by reason.
     """
 
     finished: bool
@@ -80,6 +82,7 @@ class Status:
     seconds_left: float | None
     tasks: list[TaskStatus]
     rejects: list[Reject]
+    kept: dict[str, int]
 
 
 def read_status(out: str | os.PathLike[str]) -> Status:
@@ -88,8 +91,8 @@ def read_status(out: str | os.PathLike[str]) -> Status:
     if paths.manifest.exists():
         manifest = read_manifest(paths.manifest)
         blocks = -(-manifest.count // manifest.block_rows)
-        rejects = [reject for reject in read_rejects(paths.rejects) if reject.action == "rejected"]
-        return Status(True, "finished", blocks, blocks, manifest.count, manifest.count, 0.0, None, [], rejects)
+        rejects, kept = _by_action(read_rejects(paths.rejects))
+        return Status(True, "finished", blocks, blocks, manifest.count, manifest.count, 0.0, None, [], rejects, kept)
     try:
         return _unfinished(read_plan(paths), Journals(paths.journals), time.time())
     except (BuildError, FileNotFoundError):
@@ -100,6 +103,8 @@ def read_status(out: str | os.PathLike[str]) -> Status:
 
 def _unfinished(plan: Plan, journals: Journals, now: float) -> Status:
     rows_done = sum(plan.blocks[block].rows for block in journals.lines)
+    records = journals.records(range(len(plan.blocks)))
+    rejects, kept = _by_action(plan.rejects_of(sorted(reject for record in records for reject in record.rejects)))
     tasks = _tasks(plan, journals, now)
     rate = sum(task.rows_per_s for task in tasks)
     state: State = "stopped" if tasks else "planned"
@@ -117,8 +122,16 @@ def _unfinished(plan: Plan, journals: Journals, now: float) -> Status:
         rows_per_s=rate,
         seconds_left=(plan.count - rows_done) / rate if rate else None,
         tasks=tasks,
-        rejects=plan.rejects + plan.rejects_in(journals.records(range(len(plan.blocks)))),
+        rejects=plan.rejects + rejects,
+        kept=kept,
     )
+
+
+def _by_action(listed: Iterable[Reject]) -> tuple[list[Reject], dict[str, int]]:
+    """Return the images that were rejected, and the number of those that were kept, by reason."""
+    listed = list(listed)
+    kept = Counter(one.reason for one in listed if one.action == "kept")
+    return [one for one in listed if one.action == "rejected"], dict(kept)
 
 
 def _tasks(plan: Plan, journals: Journals, now: float) -> list[TaskStatus]:

@@ -229,7 +229,7 @@ class Source(ABC):
     def holder(self, entry: Entry) -> bytes:
         """Return the path of the file that holds the sample's bytes; default `root` / `entry.name`.
 
-        Override it if files hold many samples. `prep bench build` uses it.
+        Override it if files hold many samples. `--dry-run` uses it.
         """
         return os.path.join(os.fsencode(self.root), entry.name)
 
