@@ -91,5 +91,5 @@ env-demo env-test env-dev:
 # If the tree has no .done file, drawing it was interrupted.
 $(SAMPLE).done: | env-demo
 	@rm -rf $(SAMPLE)
-	.venv/bin/prep sample $(SAMPLE)
+	$(RUN) examples/sample.py $(SAMPLE)
 	@touch $@

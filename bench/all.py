@@ -22,7 +22,7 @@ def main() -> None:
     tree, store = SCRATCH / "sample-imagenet", SCRATCH / "bench.store"
     SCRATCH.mkdir(exist_ok=True)
     if not tree.exists():
-        run("-m", "decodeonce.cli", "sample", tree)
+        run("examples/sample.py", tree)
     run("-m", "bench.build", tree)
     run("-m", "bench.sources", tree)
     run("-m", "bench.cores", tree)

@@ -68,7 +68,7 @@ print(len(paths) / (time.perf_counter() - start), flush=True)
 def find_tree(given: Path | None) -> Path:
     """Return `given`, or the sample tree in build/; generate it if it does not exist."""
     from decodeonce.host import usable_cores
-    from decodeonce.prep.sample import write_sample_tree
+    from examples.sample import write_sample_tree
 
     source = given or SCRATCH / "sample-imagenet"
     SCRATCH.mkdir(exist_ok=True)

@@ -29,6 +29,7 @@ from decodeonce import Loader, open_store
 from decodeonce.augment import Augment, CenterCrop, Normalize, RandomFlip, RandomResizedCrop
 from decodeonce.host import usable_cores
 from decodeonce.store.table import read_rejects
+from examples.sample import write_sample_tree
 from tools.libraries import load
 
 ROW, CROP, SCALE, BATCH = 160, 128, (0.35, 1.0), 64
@@ -44,7 +45,7 @@ def prep(*arguments: object) -> None:
 def make_tree(folder: Path, images: int) -> Path:
     """Generate the images, and move every sixth of each class to val."""
     tree = folder / "imagenet"
-    prep("sample", tree, "--count", images)
+    write_sample_tree(tree, count=images)
     for folder in sorted((tree / "train").iterdir()):
         (tree / "val" / folder.name).mkdir(parents=True)
         for path in sorted(folder.iterdir())[::6]:

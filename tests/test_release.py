@@ -144,7 +144,6 @@ def test_wheel_contains_exactly_the_package(built: Built) -> None:
         "py.typed",
         "prep/jobs/sites/polaris.toml",
         "prep/jobs/submit.sh",
-        "prep/sample.toml",
         "cli/report/templates/style.css",
         "store/ilsvrc2012.tsv",
     }
@@ -291,7 +290,7 @@ def test_archive_installs_with_dependencies_and_builds_store(built: Built, tmp_p
     check_install(python, tmp_path)
     check_types(python, tmp_path)
     prep = python.with_name("prep")
-    run(prep, "sample", "tree", "--count", 60, cwd=tmp_path)
+    run(python, ROOT / "examples" / "sample.py", "tree", "--count", 60, cwd=tmp_path)
     run(prep, "build", "imagenet", "tree", "b.store", "--max-bad", "10%", cwd=tmp_path)
     assert '"ok": true' in run(prep, "verify", "--json", "b.store", cwd=tmp_path)
     found = run(prep, "doctor", cwd=tmp_path)

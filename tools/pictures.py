@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 
 from PIL import Image
 
+from examples.sample import write_sample_tree
 from tools.svg import document, label
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
@@ -118,7 +119,7 @@ def main() -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         prep = [sys.executable, "-m", "decodeonce.cli"]
-        subprocess.run([*prep, "sample", "imagenet", "--count", "1200"], check=True, cwd=folder)
+        write_sample_tree(folder / "imagenet", count=1200)
         record(folder)
         subprocess.run([*prep, "report", "train.store"], check=True, cwd=folder)
         browser = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,760"]

@@ -113,7 +113,7 @@ def main() -> int:
     options = parse()
     try:
         if not options.tree.exists() and options.tree == SAMPLE:
-            subprocess.run([sys.executable, "-m", "decodeonce.cli", "sample", str(SAMPLE)], check=True)
+            subprocess.run([sys.executable, ROOT / "examples/sample.py", SAMPLE], check=True)
         if options.apt:
             apt_install(sorted({package for name in options.only for package in load_peer(name).debian}))
         facts = measure(options)

@@ -114,7 +114,6 @@ def test_help_has_headings_and_arguments_without_types() -> None:
         (["build", "imagenet", "train", "out"], "train: no images found; read as class folders"),
         (["build", "imagenet", "loop", "out"], "loop: Too many levels of symbolic links"),
         (["convert", "store", "loop/out"], "loop: a file is in the way"),
-        (["sample", "store"], "store: exists and is not an empty folder; choose a new one"),
     ],
 )
 def test_wrong_path_error_says_what_was_expected(words: list[str], expected: str, tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def test_commands_of_tutorial_print_what_it_shows(tmp_path: Path) -> None:
                 run(sys.executable, "train.py", cwd=tmp_path)
         elif block.language in SHELL:
             if block.text != TRAIN:
-                printed = run("bash", "-ec", block.text, cwd=tmp_path, PATH=PATH)
+                text = block.text.replace("../decodeonce/", f"{ROOT}/")
+                printed = run("bash", "-ec", text, cwd=tmp_path, PATH=PATH)
         elif not TREE_LINE.match(block.text.splitlines()[0]):
             if INTERRUPTED in block.text:
                 printed = train_until(tmp_path, "epoch 2:")

@@ -37,7 +37,6 @@ COMMANDS = {
     "column": ("column", "app"),
     "stage": ("stage", "stage"),
     "export": ("export", "export"),
-    "sample": ("sample", "sample"),
     "doctor": ("doctor", "doctor"),
 }
 WITHOUT_LOG = {"status", "info", "ls", "doctor"}  # commands without --quiet and --log

@@ -43,7 +43,6 @@ prep export train.store images --as folder
 prep export train.store tars --as webdataset --quality 95
 prep bench load train.store
 prep bench load train.store --device cuda --gpu-rate 2500
-prep sample small --count 300 --classes 10
 prep doctor /scratch/me --json
 """.strip().splitlines()
 

@@ -1,6 +1,8 @@
 """The sample tree: its content, that it is reproducible, and errors."""
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,9 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from decodeonce.prep import sample
-from decodeonce.prep.sample import write_sample_tree
-from tests.disks import small_disk
+from examples import sample
+from examples.sample import write_sample_tree
 from tests.images import tree_bytes
 
 COUNT = 100
@@ -96,19 +97,20 @@ def test_folder_in_use_is_an_error(tmp_path: Path) -> None:
     assert tree_bytes(tmp_path) == {"mine.txt": b"keep"}
 
 
-def test_full_disk_is_named(tmp_path: Path) -> None:
-    with small_disk(tmp_path, "1m") as disk:
-        with pytest.raises(OSError, match="No space left on device") as caught:
-            write_sample_tree(disk / "tree", count=50, classes=1)
-        assert str(caught.value.filename).startswith(f"{disk}/tree/")
-
-
-def test_interrupted_tree_is_made_anew(cut_tree: Path, tmp_path: Path) -> None:
-    def stop(images: int) -> None:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        write_sample_tree(tmp_path / "a", count=60, classes=3, progress=stop)
-    assert image_paths(tmp_path / "a")
+def test_interrupted_tree_is_drawn_again(cut_tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.tmp/train/n0").mkdir(parents=True)
+    (tmp_path / "a.tmp/train/n0/1.JPEG").touch()
     write_sample_tree(tmp_path / "a", count=50, classes=2, seed=1)
-    assert tree_bytes(tmp_path / "a") == tree_bytes(cut_tree)
+    assert tree_bytes(tmp_path) == {f"a/{name}": data for name, data in tree_bytes(cut_tree).items()}
+
+
+def test_script_prints_totals_and_errors(tmp_path: Path) -> None:
+    def script(*flags: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, sample.__file__, tmp_path / "tree", *flags]
+        return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+
+    assert "--classes is 60, expected 1 to 50" in script("--count", 50, "--classes", 60).stderr
+    drawn = script("--count", 50, "--classes", 2)
+    assert drawn.stdout.startswith(f"{tmp_path}/tree: 50 images in 2 classes, "), drawn
+    again = script("--count", 50)
+    assert again.stderr == f"sample: error: {tmp_path}/tree: exists and is not an empty folder; choose a new one\n"
