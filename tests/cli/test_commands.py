@@ -15,7 +15,7 @@ import pytest
 
 import decodeonce
 from decodeonce import cli
-from decodeonce.cli.doctor import machine
+from decodeonce.cli import doctor
 from decodeonce.prep.building.plan import allowed_rejects
 from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.processes import child
@@ -92,14 +92,14 @@ def test_work_gets_task_from_job_array_and_launcher(
     assert_fails(prep("work", out, "--task", 1), 2, "--task requires --tasks")
     monkeypatch.setenv("PBS_ARRAY_INDEX", "1")
     assert_fails(prep("work", out), 2, "PBS_ARRAY_INDEX=1, but no variable gives the size of the array")
-    assert (machine.task().found, machine.task().level, machine.rank().level) == ("unknown", "warn", "ok")
+    assert (doctor.task().found, doctor.task().level, doctor.rank().level) == ("unknown", "warn", "ok")
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "2")
     lines = prep("work", out, "--tasks", 4).stdout.splitlines()
     assert lines[0] == f"{out}: task 3 of 4 (PBS_ARRAY_INDEX=1, rank 1 of 2 (PMI))"
     assert lines[1] == f"{out}: task 3 of 4 is done; after all tasks, run: prep finish {out}"
     monkeypatch.delenv("PBS_ARRAY_INDEX")
-    assert machine.task().found == "task 1 of 2 (PMI)"
+    assert doctor.task().found == "task 1 of 2 (PMI)"
     monkeypatch.delenv("PMI_RANK")
     assert prep("work", out).stdout.startswith(f"{out}: task 0 of 1 (all remaining blocks)")
     assert prep("finish", out).returncode == 0
