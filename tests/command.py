@@ -34,12 +34,10 @@ def prep(*arguments: object, cwd: Path | None = None, called: str = "prep", **en
         patch.setattr(sys, "argv", [called, *words])
         patch.setattr(sys, "stdin", io.StringIO())
         patch.setattr(cli, "quiet", False)  # as in a new process
-        patch.setattr(cli, "json_log", None)
         if cwd is not None:
             patch.chdir(cwd)
         code = cli._run() or 0
-        if cli.json_log:
-            cli.json_log.end(code)
+        cli.log_outcome(code)
     return Ended(words, code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 

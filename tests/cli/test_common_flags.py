@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 import typer
 
-from decodeonce import __version__
+from decodeonce import __version__, cli
 from decodeonce.cli import log, output, parse
 from decodeonce.cli.app import WITHOUT_LOG
 from decodeonce.cli.examples import EXAMPLES, examples
 from decodeonce.prep.sources import KINDS
-from decodeonce.store import disk
 from tests.command import app, assert_fails, prep, prep_process, run
 from tests.images import make_tree
 from tests.stores import make_store, random_images
@@ -254,30 +253,10 @@ def test_log_that_cannot_be_written_warns(tmp_path: Path, capfd: pytest.CaptureF
     for name, why in (
         ("/dev/full", "No space left on device"),
         ("store.json/x", "Not a directory"),
-        ("images-00000.npy", "contains something other than JSON lines and was not changed"),
     ):
         result = prep("verify", store, "--log", store / name)
         assert (result.returncode, result.stdout) == (0, f"{store}: 9 rows intact\n")
         assert capfd.readouterr().err == f"prep: --log {store / name}: {why}; continuing without a log\n"
-
-
-def test_log_to_full_pipe_does_not_block(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    written = log.JsonLog(str(tmp_path / "pipe"))
-    for _ in range(100):
-        written.message("x" * 3000)  # less than PIPE_BUF: written completely or not at all
-    assert capfd.readouterr().err.endswith("/pipe: Resource temporarily unavailable; continuing without a log\n")
-
-
-def test_log_stops_after_incomplete_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    written = log.JsonLog(str(tmp_path / "log"))
-    monkeypatch.setattr(disk, "write", lambda fd, data: os.write(fd, data[:5]))
-    for _ in range(2):
-        written.message("hello")
-    assert capfd.readouterr().err.endswith("/log: only part of a line could be written; continuing without a log\n")
-    assert (tmp_path / "log").read_bytes() == b'{"tim'
 
 
 def test_closed_streams_do_not_matter(tmp_path: Path) -> None:
@@ -292,18 +271,19 @@ def test_closed_streams_do_not_matter(tmp_path: Path) -> None:
 
 def test_progress_is_logged_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rows(path: Path) -> list[int]:
-        written = log.JsonLog(str(path))
-        for number in range(5):
-            written.progress({"rows": number})
-        written.end(0, "")
-        written.end(75, "late")  # as after a signal at the last moment
+        log.begin(str(path))
+        with output.count_bar("images", 5) as count:
+            for _ in range(5):
+                count(1)
+        cli.log_outcome(0)
+        cli.log_outcome(75, "late")  # as after a signal at the last moment
         assert [event["event"] for event in events(path) if "exit_code" in event] == ["finished"]
         return [event["rows"] for event in events(path) if event["event"] == "progress"]
 
-    assert log.PROGRESS_SECONDS == 30
-    assert rows(tmp_path / "rare") == [4]
-    monkeypatch.setattr(log, "PROGRESS_SECONDS", 0.0)
-    assert rows(tmp_path / "often") == [0, 1, 2, 3, 4]
+    assert output.LOG_SECONDS == 30
+    assert rows(tmp_path / "rare") == [5]
+    monkeypatch.setattr(output, "LOG_SECONDS", 0.0)
+    assert rows(tmp_path / "often") == [1, 2, 3, 4, 5]
 
 
 def test_long_commands_print_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

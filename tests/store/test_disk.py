@@ -26,7 +26,6 @@ ALLOWED = {
     "prep/processes/isolated.py": {"open", "os.open"},
     "store/containers.py": {"unlink"},
     "cli/__init__.py": {"write", "os.open", "shutil.get_terminal_size"},
-    "cli/log.py": {"os.open"},
     "cli/output.py": {"open"},
 }
 

@@ -7,23 +7,23 @@ import logging
 import os
 import signal
 import sys
+import time
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from decodeonce.errors import DecodeonceError, Stopped, failure_from
 from decodeonce.formatting import without_secrets
 
-if TYPE_CHECKING:
-    from decodeonce.cli.log import JsonLog
-
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 75
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU)
 GC_THRESHOLD = 20_000  # with Python's default, 700, importing the modules triggers 60 collections: 20 ms
+_started = time.monotonic()
 PROGRAMS = ("prep", "decodeonce")  # the package installs the command under both names
 LAST_BLOCKS = signal.SIGUSR1  # jobs ask their batch system to send it some time before the time limit
 quiet = False  # whether --quiet is given
-json_log: JsonLog | None = None  # of --log FILE, whose module is imported only for it
+events = logging.getLogger("decodeonce.events")  # records are the name of an event and its facts, for --log FILE
+events.propagate = False
 
 
 def main() -> None:
@@ -44,8 +44,7 @@ def main() -> None:
         # Python restores the default handlers when it exits, and a late signal would then change the exit code.
         for number in (*STOPPING, LAST_BLOCKS):
             signal.signal(number, signal.SIG_IGN)
-        if json_log:
-            json_log.end(code or 0)
+        log_outcome(code or 0)
     gc.freeze()  # otherwise Python scans all imported objects again before it exits: 50 ms
     sys.exit(code)
 
@@ -140,8 +139,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     _call_imported("cli.dryrun", "remove_scratch")
     name = signal.Signals(number).name
     message = f"prep: stopped: {name}; run the same command again; builds, exports and staging then resume"
-    if json_log:
-        json_log.end(EXIT_STOPPED, message)
+    log_outcome(EXIT_STOPPED, message)
     write_error(f"{chr(10) if os.isatty(2) else ''}{message}")
     os._exit(EXIT_STOPPED)
 
@@ -163,9 +161,16 @@ def _call_imported(module: str, name: str) -> bool:
 def _print_error(message: str, code: int) -> int:
     line = without_secrets(" ".join(message.splitlines()))
     print(fitted(line, sys.stderr), file=sys.stderr)
-    if json_log:
-        json_log.message(line)
+    events.info("message", {"message": line})
     return code
+
+
+def log_outcome(code: int, message: str = "") -> None:
+    """Log how the command ended, with `message` or the last one, and end the log."""
+    outcome = {0: "finished", EXIT_STOPPED: "stopped"}.get(code, "failed")
+    seconds = round(time.monotonic() - _started, 3)
+    events.info(outcome, {"exit_code": code, "message": message, "seconds": seconds})
+    events.handlers.clear()
 
 
 def write_error(line: str) -> None:

@@ -49,7 +49,7 @@ from decodeonce.prep.jobs.base import Chain, clock
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source, SourceWrapper
-from decodeonce.store import StorePaths
+from decodeonce.store import StorePaths, disk
 from decodeonce.store.files import remove_tree
 
 SECONDS = 2.0  # of each trial
@@ -266,10 +266,10 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     folder = parent / f".prep-trial-{os.getpid()}-{secrets.token_hex(4)}"
     _scratch.append(folder)
     try:
-        folder.mkdir()
+        disk.mkdir(folder)
     except OSError:
         _scratch[-1] = folder = Path(gettempdir()) / folder.name
-        folder.mkdir()
+        disk.mkdir(folder)
     try:
         yield folder
     finally:

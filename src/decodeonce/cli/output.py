@@ -29,14 +29,13 @@ if TYPE_CHECKING:
     from decodeonce.store import Store
 
 Bar = Any  # a bar of tqdm, which is imported only for a bar
-PROGRESS_SECONDS = 15.0
+PROGRESS_SECONDS, LOG_SECONDS = 15.0, 30.0  # between lines of progress, and between events of --log
 
 
 def say(text: str, *, err: bool = False) -> None:
     """Print a line above a bar, escaped and wrapped for terminals, and log it. Errors (`err`) ignore --quiet."""
     text = without_secrets(text)
-    if cli.json_log:
-        cli.json_log.message(text)
+    cli.events.info("message", {"message": text})
     if err or not cli.quiet:
         bars, stream = sys.modules.get("tqdm"), sys.stderr if err else sys.stdout
         with bars.tqdm.external_write_mode(stream) if bars else nullcontext():
@@ -170,7 +169,8 @@ class _Meter:
     def __init__(self, unit: str, total: int | None = None) -> None:
         self._unit = unit
         self._bar: Bar = _bar(unit, total) if sys.stderr.isatty() and not cli.quiet else None
-        self._started = self._printed = time.monotonic()
+        self._started = self._printed = self._logged = time.monotonic()
+        self._facts: dict[str, object] = {}  # not logged yet
 
     def show(
         self, rows: int, total: int | None, new_rows: int, nbytes: int | None = None, rejects: int | None = None
@@ -181,9 +181,11 @@ class _Meter:
         rate = new_rows / seconds
         left = round((total - rows) / rate, 1) if total is not None and rate else None
         written = None if nbytes is None else round(nbytes / seconds)
-        if cli.json_log:
-            facts = {"rows": rows, "total_rows": total, "rows_per_s": round(rate, 1), "rejects": rejects}
-            cli.json_log.progress({**facts, "bytes_per_s": written, "seconds_left": left})
+        facts = {"rows": rows, "total_rows": total, "rows_per_s": round(rate, 1), "rejects": rejects}
+        self._facts = {**facts, "bytes_per_s": written, "seconds_left": left}
+        if now - self._logged >= LOG_SECONDS:
+            self._logged = now
+            self._log()
         more = "" if rejects is None else f"{(written or 0) / 1e6:.0f} MB/s, {counted(rejects, 'reject')}"
         if self._bar is not None:
             self._move_bar(rows, total, new_rows, more)
@@ -194,6 +196,11 @@ class _Meter:
             parts = filter(None, [done, f"{rate:.0f} {self._unit}/s", more, time_left])
             print(", ".join(parts), file=sys.stderr, flush=True)
 
+    def _log(self) -> None:
+        if self._facts:
+            cli.events.info("progress", self._facts)
+            self._facts = {}
+
     def _move_bar(self, rows: int, total: int | None, new_rows: int, more: str) -> None:
         if self._bar.total != total:
             self._bar.reset(total=total)
@@ -202,7 +209,8 @@ class _Meter:
         self._bar.update(rows - self._bar.n)
 
     def close(self) -> None:
-        """End the bar."""
+        """End the bar, and log the last progress."""
+        self._log()
         if self._bar is not None:
             self._bar.close()
 
