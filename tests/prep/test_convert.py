@@ -154,20 +154,20 @@ def small_store(root: Path, names: list[str], *, seed: int = 0, described: bool 
     return root
 
 
-def test_stores_are_merged_and_classes_matched_by_name(tmp_path: Path) -> None:
+def test_stores_of_the_same_recipe_and_classes_are_merged(tmp_path: Path) -> None:
     weights = np.arange(9, dtype="<f4")
     first = small_store(tmp_path / "a", ["cat", "dog", "eel"], described=False, columns={"weights": weights})
-    second = small_store(tmp_path / "b", ["eel", "fox", "dog"], seed=1, container="hdf5", columns={"weights": -weights})
+    second = small_store(tmp_path / "b", ["cat", "dog", "eel"], seed=1, container="hdf5", columns={"weights": -weights})
     for store, lines in ((first, b"x.jpg\tgrey\tkept\n"), (second, b"a.jpg\tempty file\trejected\n")):
         replace_file(store, "rejects.tsv", b"source\treason\taction\n" + lines)
         resign(store, lambda facts: facts.update(decoder_crashes=2))
     convert([first, second], tmp_path / "merged", workers=2)
     merged, inputs = open_store(tmp_path / "merged"), [open_store(first), open_store(second)]
     found = [(c.name, c.description) for c in merged.classes]
-    assert found == [("cat", ""), ("dog", "dog of b"), ("eel", "eel of b"), ("fox", "fox of b")]
+    assert found == [("cat", ""), ("dog", ""), ("eel", "")]
     assert verify_store(tmp_path / "merged").ok
     np.testing.assert_array_equal(merged.images[:], np.concatenate([store.images[:] for store in inputs]))
-    assert merged.labels.tolist() == [0, 1, 2] * 3 + [2, 3, 1] * 3
+    assert merged.labels.tolist() == [0, 1, 2] * 6
     sources = [(s.class_name, s.source, s.width, s.height, s.box) for store in inputs for s in store.samples]
     assert [(s.class_name, s.source, s.width, s.height, s.box) for s in merged.samples] == sources
     np.testing.assert_array_equal(merged.columns["weights"], np.concatenate([weights, -weights]))
@@ -188,50 +188,56 @@ def make_store_with_box_labels(root: Path, names: list[str] | None, labels: list
     return root
 
 
-def test_box_classes_are_merged_by_name_and_box_labels_updated(tmp_path: Path) -> None:
-    first = make_store_with_box_labels(tmp_path / "a", ["cat", "dog"], [[1, 0], [0, -1]])
-    second = make_store_with_box_labels(tmp_path / "b", ["ant", "cat", "eel"], [[2, 1], [0, -1], [-1, -1]])
-    convert_in_process([first, second], tmp_path / "merged", Conversion(shuffle_seed=None))
+def test_box_labels_keep_their_names(tmp_path: Path) -> None:
+    names, labels = ["ant", "cat", "eel"], [[2, 1], [0, -1], [-1, -1]]
+    stores = [make_store_with_box_labels(tmp_path / name, names, labels) for name in "ab"]
+    convert_in_process(stores, tmp_path / "merged", Conversion(selection=Selection(rows=(3, None))))
     merged = open_store(tmp_path / "merged")
-    assert merged.box_classes == ("cat", "dog", "ant", "eel")
-    assert merged.columns["box_labels"][::3].tolist() == [[1, 0], [0, -1], [3, 0], [2, -1], [-1, -1]]
+    assert merged.box_classes == ("ant", "cat", "eel")
+    assert merged.columns["box_labels"][::3].tolist() == [*labels[1:], *labels]
     assert verify_store(tmp_path / "merged").ok
-    convert_in_process([second], tmp_path / "selected", Conversion(selection=Selection(rows=(3, None))))
-    selected = open_store(tmp_path / "selected")
-    assert (selected.box_classes, selected.columns["box_labels"][0].tolist()) == (("ant", "cat", "eel"), [0, -1])
 
 
-def test_box_labels_with_and_without_names_cannot_be_merged(tmp_path: Path) -> None:
-    named = make_store_with_box_labels(tmp_path / "a", ["cat"], [[0]])
-    nameless = make_store_with_box_labels(tmp_path / "b", None, [[5]])
-    with pytest.raises(BuildError, match=r"box_labels \(<i4\[1\]\), the names of box_labels, .*/b has the columns"):
-        convert([named, nameless], tmp_path / "merged", workers=1)
-    convert_in_process([nameless, nameless], tmp_path / "merged", Conversion())
+def test_stores_that_differ_are_not_merged(tmp_path: Path) -> None:
+    names = ["a", "b", "c"]
+    first = small_store(tmp_path / "first", names)
+    wide = make_store(tmp_path / "wide", random_images(9, shape=(8, 7, 3)))
+    weighted = small_store(tmp_path / "weighted", names, columns={"weights": np.zeros(9, "<f4")})
+    other = small_store(tmp_path / "other", ["a", "c", "d"])
+    filtered = small_store(tmp_path / "filtered", names)
+    resign(filtered, lambda facts: facts["recipe"].update(filter="box", map={"function": "f"}))
+    named = make_store_with_box_labels(tmp_path / "named", ["cat"], [[0]])
+    nameless = make_store_with_box_labels(tmp_path / "nameless", None, [[5]])
+    for stores, message in (
+        ((first, wide), r"--size is \[8, 7\], the first store says \[8, 6\]; class 0 is class0, "),
+        ((first, weighted), r"column weights is <f4\[\], the first store says absent"),
+        ((first, other), "class 1 is c, the first store says b; class 2 is d, the first store says c; expected"),
+        ((first, filtered), "--filter is box, the first store says absent; --map is "),
+        ((named, nameless), "box class 0 is absent, the first store says cat; box labels is nameless, "),
+    ):
+        with pytest.raises(BuildError, match=f"{stores[1]}: cannot be merged with {stores[0]}: .*{message}"):
+            convert(stores, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_stores_with_different_selections_are_listed_under_joined(tmp_path: Path) -> None:
+    store, halves = small_store(tmp_path / "a", ["a", "b", "c"]), []
+    for rows in ((None, 4), (4, None)):
+        halves.append(tmp_path / f"from {rows[0]}")
+        convert_in_process([store], halves[-1], Conversion(selection=Selection(rows=rows)))
+    convert_in_process(halves, tmp_path / "merged", Conversion())
     merged = open_store(tmp_path / "merged")
-    assert (merged.manifest.box_classes, merged.columns["box_labels"].tolist()) == (None, [[5]] * 6)
-
-
-def test_different_recipes_are_listed_under_joined(tmp_path: Path) -> None:
-    first = small_store(tmp_path / "a", ["a", "b", "c"])
-    second = small_store(tmp_path / "b", ["a", "b", "c"])
-    resign(second, lambda facts: facts.update(recipe={"by": "hand", "shard_size": "large", "filter": ["none"]}))
-    convert_in_process([second, first], tmp_path / "merged", Conversion())
-    recipe = open_store(tmp_path / "merged").manifest.recipe
-    assert recipe["joined"] == [{"by": "hand", "shard_size": "large", "filter": ["none"]}, {"size": [8, 6]}]
+    np.testing.assert_array_equal(merged.images[:], open_store(store).images[:])
+    recipe = merged.manifest.recipe
+    assert [one["selected"]["rows"] for one in recipe["joined"]] == [[0, 4], [4, 9]]
     assert (recipe["height"], recipe["width"], recipe["container"]) == (8, 6, "npy")
 
 
-def test_stores_with_different_shapes_or_columns_are_refused(tmp_path: Path) -> None:
-    first = make_store(tmp_path / "a", random_images(9))
-    wide = make_store(tmp_path / "wide", random_images(9, shape=(8, 7, 3)))
-    weighted = make_store(tmp_path / "weighted", random_images(9), columns={"weights": np.zeros(9, "<f4")})
-    for other, message in (
-        (wide, "a has rows of 8x6x3, .*wide has rows of 8x7x3"),
-        (weighted, "a has no columns, .*weighted has the columns weights .<f4"),
-    ):
-        with pytest.raises(BuildError, match=message):
-            convert([first, other], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_settings_of_other_writers_that_no_build_knows_are_replaced(tmp_path: Path) -> None:
+    store = small_store(tmp_path / "a", ["a", "b", "c"])
+    resign(store, lambda facts: facts.update(recipe={"by": "hand", "shard_size": "large", "filter": ["none"]}))
+    convert_in_process([store], tmp_path / "out", Conversion())
+    assert open_store(tmp_path / "out").manifest.recipe["by"] == "hand"
 
 
 def test_recipe_keys_of_other_writers_are_kept() -> None:
@@ -280,14 +286,14 @@ def test_row_range_spans_stores(tmp_path: Path) -> None:
 
 
 def test_rows_are_sorted_or_shuffled(tmp_path: Path) -> None:
-    stores = [small_store(tmp_path / name, names) for name, names in (("x", ["a", "b", "c"]), ("w", ["c", "a", "d"]))]
+    stores = [small_store(tmp_path / name, ["a", "b", "c"], seed=seed) for seed, name in enumerate("xw")]
     whole = [sample for store in stores for sample in open_store(store).samples]
 
     def converted_sources(name: str, conversion: Conversion) -> list[str]:
         convert_in_process(stores, tmp_path / name, conversion)
         return [sample.source for sample in open_store(tmp_path / name).samples]
 
-    by_class = sorted(whole, key=lambda sample: "abcd".index(sample.class_name))
+    by_class = sorted(whole, key=lambda sample: "abc".index(sample.class_name))
     assert converted_sources("class", Conversion(sort="class")) == [sample.source for sample in by_class]
     assert converted_sources("source", Conversion(sort="source")) == sorted(sample.source for sample in whole)
     assert converted_sources("shuffled", Conversion(shuffle_seed=5)) == [whole[row].source for row in shuffled(18, 5)]

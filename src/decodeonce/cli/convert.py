@@ -43,8 +43,8 @@ def convert(
 ) -> None:
     """Convert stores to a new store: reshard, downscale, filter, sort or merge rows.
 
-    Every row is verified before it is written. Rows are numbered through all IN, also for --rows. Classes with the same
-    name are merged. Run the same command again to resume.
+    Every row is verified before it is written. Stores are merged if they have the same recipe, classes and columns;
+    rows are then numbered through all IN, also for --rows. Run the same command again to resume.
     """
     height_width = parse.row_size(size) if size is not None else None
     shard_bytes = parse.byte_size(shard_size) if shard_size is not None else None

@@ -16,10 +16,10 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.building.build import build
 from decodeonce.prep.building.pool import Progress, WorkSettings
 from decodeonce.prep.convert.rows import shape_text
-from decodeonce.prep.convert.source import StoreSource
-from decodeonce.prep.recipe import Filter, Recipe, Sort, check_choice
+from decodeonce.prep.convert.source import StoreSource, with_container
+from decodeonce.prep.recipe import Filter, Recipe, Sort, check_choice, differences
 from decodeonce.store import Manifest, Store, open_store
-from decodeonce.store.layout import ContainerName
+from decodeonce.store.layout import ContainerName, Json
 from decodeonce.store.select import Selection, labels_of
 
 FIXED = ("labels.npy", "checksums.npy")  # every store has these files, so no column can use them
@@ -74,7 +74,7 @@ def convert(
 ) -> Manifest:
     """Write the rows of finished stores to a new store, and check the checksum of each row.
 
-    Several stores are merged: their rows follow each other, and classes with the same name become one class. If the
+    Several stores are merged, if they have the same recipe, classes and columns: their rows follow each other. If the
     call is interrupted, repeat it with the same arguments to resume.
 
     Args:
@@ -144,17 +144,11 @@ def check_mergeable(stores: Sequence[Store]) -> None:
     """Raise BuildError unless the rows of all these stores can be in one store."""
     path, first = stores[0].paths.root, stores[0].manifest
     for store in stores[1:]:
-        other_path, other = store.paths.root, store.manifest
-        if other.shape != first.shape:
+        if found := differences(_shared_facts(store.manifest), _shared_facts(first), of="first store"):
+            what = "; ".join(found[:3]) + ("; ..." if len(found) > 3 else "")
             raise BuildError(
-                f"{path} has rows of {shape_text(first.shape)}, {other_path} has rows of {shape_text(other.shape)}; "
-                "all rows of a store have one shape: convert one of the stores with --size first"
-            )
-        columns, other_columns = _columns_text(first), _columns_text(other)
-        if columns != other_columns:
-            raise BuildError(
-                f"{path} has {columns}, {other_path} has {other_columns}; "
-                "stores can be merged only if they have the same columns: change one with `prep column add` or `remove`"
+                f"{store.paths.root}: cannot be merged with {path}: {what}; expected the same recipe, classes and "
+                "columns: build both with the same flags and --classes, or see `prep column --help`"
             )
     if first.shape[2] != 3:
         raise BuildError(f"{path}: rows are {shape_text(first.shape)}; only rows with 3 channels can be converted")
@@ -164,12 +158,18 @@ def check_mergeable(stores: Sequence[Store]) -> None:
             raise BuildError(f"{path}: column {column.name!r} is in {column.file}, expected a unique name and file")
 
 
-def _columns_text(manifest: Manifest) -> str:
-    columns = sorted(f"{c.name} ({c.dtype}{list(c.shape)})" for c in manifest.columns)
-    columns += [f"{one.text} (paired)" for one in manifest.paired]
-    if manifest.box_classes is not None:  # without class names, the box labels of two stores cannot be compared
-        columns.append("the names of box_labels")
-    return f"the columns {', '.join(columns)}" if columns else "no columns"
+def _shared_facts(manifest: Manifest) -> Json:
+    """Return what all rows of a store have in common."""
+    recipe = with_container(manifest.recipe, {"container": "", "shard_size": 0, "decoders": {}})
+    return {
+        **{name: value for name, value in recipe.items() if name != "selected"},
+        "rows": shape_text(manifest.shape),
+        "paired": [one.text for one in manifest.paired],
+        "box labels": "nameless" if manifest.box_classes is None else "named",
+        **{f"class {label}": one.name for label, one in enumerate(manifest.classes)},
+        **{f"box class {label}": name for label, name in enumerate(manifest.box_classes or ())},
+        **{f"column {one.name}": f"{one.dtype}{list(one.shape)}" for one in manifest.columns},
+    }
 
 
 def smaller_size(shape: tuple[int, int, int], size: tuple[int, int] | None) -> list[int] | None:

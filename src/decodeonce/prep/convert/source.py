@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import DecodedRows, Source
 from decodeonce.store.hashing import canonical, hexdigest
 from decodeonce.store.layout import Json, Paired
-from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass, Manifest, overlap
+from decodeonce.store.manifest import Column, ImageClass, Manifest, overlap
 from decodeonce.store.select import Selection, labels_of, matching_lines
 from decodeonce.store.table import Reject, read_rejects
 
@@ -67,14 +66,6 @@ class StoreSource(Source):
         return [StoreRows(Path(path), digest) for path, digest in self._stores]
 
     @cached_property
-    def _classes(self) -> tuple[tuple[ImageClass, ...], list[list[int]]]:
-        return merged_classes([rows.manifest.classes for rows in self.inputs])
-
-    @cached_property
-    def _box_classes(self) -> tuple[tuple[str, ...], list[list[int]]]:
-        return merged_box_classes([rows.manifest for rows in self.inputs])
-
-    @cached_property
     def _count(self) -> int:
         return sum(len(rows.store) for rows in self.inputs)
 
@@ -87,18 +78,15 @@ class StoreSource(Source):
         return self._facts
 
     def classes(self) -> tuple[ImageClass, ...]:
-        """Return the classes of all stores, also those without selected rows, so that labels keep their meaning."""
-        return self._classes[0]
+        """Return the classes of the stores, also those without selected rows, so that labels keep their meaning."""
+        return self.inputs[0].manifest.classes
 
     def selected_rows(self) -> Iterator[InputRow]:
         """Yield the selected rows in the order of their numbers."""
-        classes, new_labels = self._classes
-        selected, first = labels_of(self._selection.classes, classes), 0
+        labels, first = labels_of(self._selection.classes, self.classes()), 0
         for unit, rows in enumerate(self.inputs):
             held = overlap(self._numbers, range(first, first + len(rows.store)))
-            its_rows, labels = range(held.start - first, held.stop - first), None
-            if selected is not None:
-                labels = frozenset(label for label, new in enumerate(new_labels[unit]) if new in selected)
+            its_rows = range(held.start - first, held.stop - first)
             for row, _ in matching_lines(rows.store.paths.samples, its_rows, labels, self._selection.source):
                 yield unit, row
             first += len(rows.store)
@@ -122,16 +110,16 @@ class StoreSource(Source):
         for unit, place in sorted(self.selected_rows(), key=self._sort_key) if self._sort else self.selected_rows():
             rows, found = self.inputs[unit], True
             sample = rows.sample(place)
-            label, size = self._classes[1][unit][sample.label], rows.manifest.row_bytes
             stamp = int(rows.manifest.digest, 16) >> 1  # below 2^63, the limit of mtime_ns
-            yield Entry(name_bytes(sample.source), label, size, stamp, unit=unit, place=place)
+            size = rows.manifest.row_bytes
+            yield Entry(name_bytes(sample.source), sample.label, size, stamp, unit=unit, place=place)
         if not found:
             raise BuildError(f"{self.root}: no row is selected; `prep ls` lists rows, classes and sources")
 
     def _sort_key(self, input_row: InputRow) -> int | bytes:
         unit, row = input_row
         if self._sort == "class":
-            return self._classes[1][unit][int(self.inputs[unit].store.labels[row])]
+            return int(self.inputs[unit].store.labels[row])
         return name_bytes(self.inputs[unit].sample(row).source)
 
     def read(self, entry: Entry) -> bytes:
@@ -154,16 +142,11 @@ class StoreSource(Source):
         return list(self.inputs[0].manifest.columns)
 
     def column_values(self, column: Column, rows: DecodedRows) -> NDArray[np.generic]:
-        """Return the values of the rows. Boxes are scaled to the new size; box labels refer to the merged classes."""
+        """Return the values of the rows. Boxes are scaled to the new size."""
         values = np.empty((len(rows.samples), *column.shape), column.dtype)
         units, places = rows.samples["unit"], rows.samples["place"]
         for unit in np.unique(units).tolist():
-            stored = self.inputs[unit]
-            found = stored.store.columns[column.name][places[units == unit]]
-            if column.name == BOX_LABELS and stored.manifest.box_classes is not None:
-                # The label -1 means no box; as an index it takes the -1 that is appended here.
-                found = np.array([*self._box_classes[1][unit], -1])[found]
-            values[units == unit] = found
+            values[units == unit] = self.inputs[unit].store.columns[column.name][places[units == unit]]
         if self._size and (column.name, column.shape[-1:], column.dtype) == ("boxes", (4,), "<f4"):
             height, width = np.divide(self._size, self.inputs[0].manifest.shape[:2])
             values = values * np.array([width, height, width, height])
@@ -176,7 +159,7 @@ class StoreSource(Source):
             "recipe": converted_recipe([m.recipe for m in manifests], manifests[0].shape, recipe, selected),
             "source": converted_source(manifests, selected),
             "decoder_crashes": sum(manifest.decoder_crashes for manifest in manifests),
-            **({} if manifests[0].box_classes is None else {"box_classes": list(self._box_classes[0])}),
+            **({} if manifests[0].box_classes is None else {"box_classes": list(manifests[0].box_classes)}),
         }
 
     def carried_rejects(self) -> Iterator[Reject]:
@@ -204,56 +187,28 @@ class StoreSource(Source):
         return first.block_rows if first.block_rows in usual else None
 
 
-def merged_classes(
-    stores: Sequence[tuple[ImageClass, ...]],
-) -> tuple[tuple[ImageClass, ...], list[list[int]]]:
-    """Return the merged classes and, for each store, the new label of each of its labels.
-
-    The classes of the first store come first. Classes with the same name become one, which gets the first description
-    that is not empty.
-    """
-    classes = list(stores[0])
-    labels = {cls.name: label for label, cls in reversed(list(enumerate(classes)))}
-    new_labels = [list(range(len(classes)))]
-    for others in stores[1:]:
-        for cls in others:
-            label = labels.setdefault(cls.name, len(classes))
-            if label == len(classes):
-                classes.append(cls)
-            elif not classes[label].description:
-                classes[label] = replace(classes[label], description=cls.description)
-        new_labels.append([labels[cls.name] for cls in others])
-    return tuple(classes), new_labels
-
-
-def merged_box_classes(stores: Sequence[Manifest]) -> tuple[tuple[str, ...], list[list[int]]]:
-    """Return the merged box classes and, for each store, the new label of each of its box labels."""
-    merged, new_labels = merged_classes([tuple(map(ImageClass, store.box_classes or ())) for store in stores])
-    return tuple(cls.name for cls in merged), new_labels
-
-
 def converted_recipe(
     found: Sequence[Json], shape: tuple[int, int, int], recipe: Json, selected: dict[str, object]
 ) -> Json:
     """Return the recipe for store.json: that of the inputs with the changes of the conversion.
 
     `found` are the recipes of the inputs, whose rows have `shape`; keys that other writers added are kept. `recipe` is
-    that of the conversion. `selected` is its selection and order, empty for all rows in their order. If the inputs'
-    recipes differ, all of them are listed under "joined".
+    that of the conversion. `selected` is its selection and order, empty for all rows in their order. If the inputs
+    were selected differently, their recipes are listed under "joined".
     """
     own: dict[str, object] = {"selected": selected} if selected else {}
     if (recipe["height"], recipe["width"]) != shape[:2]:
         by = {name: version for name, version in recipe["decoders"].items() if name in DISTRIBUTIONS}
         own |= {"resized_from": list(shape[:2]), "resize_filter": recipe["filter"], "resized_by": by}
-    base, *others = [_with_container(one, recipe) for one in found]
+    base, *others = [with_container(one, recipe) for one in found]
     if any(other != base for other in others) or any(key in base for key in own):
-        base = _with_container({"joined": list(found)}, recipe)
+        base = with_container({"joined": list(found)}, recipe)
     if "resized_from" in own or "joined" in base:
         own |= {"height": recipe["height"], "width": recipe["width"]}
     return {**base, **own}
 
 
-def _with_container(found: Json, recipe: Json) -> Json:
+def with_container(found: Json, recipe: Json) -> Json:
     """Return a recipe with the container, shard size and libhdf5 version of the conversion."""
     updated = {**found, "container": recipe["container"], "shard_size": recipe["shard_size"]}
     decoders = found.get("decoders", {})
