@@ -65,7 +65,7 @@ def test_help_uses_terminal_width_and_cuts_no_summary(columns: int) -> None:
     ("words", "expected"),
     [
         (["biuld", "folder", "a", "b"], "No such command 'biuld'. Expected one of: build, plan, work, finish"),
-        (["submit", "build", "imagenet"], "Expected one of: kubernetes, slurm, pbs. (see prep submit --help)"),
+        (["submit", "build", "imagenet"], "Expected one of: slurm, pbs. (see prep submit --help)"),
         (["plan", "movies", "a", "b"], f"No such command 'movies'. Expected one of: {', '.join(KINDS)}. (see prep"),
         (["build"], f"Missing command. Expected one of: {', '.join(KINDS)}. (see prep build --help)"),
         (["info", "x", "--jsno"], "No such option: --jsno "),
@@ -306,7 +306,7 @@ def test_bash_completes_commands_flags_and_values(tmp_path: Path) -> None:
     (tmp_path / "bin/prep").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m decodeonce.cli "$@"\n')
     (tmp_path / "bin/prep").chmod(0o755)
     wanted = {
-        "prep submit ''": "kubernetes slurm pbs",
+        "prep submit ''": "slurm pbs",
         "prep build im": "imagenet",
         "prep build folder src out --fit ''": "crop stretch pad",
         "prep info tr": "",  # no completion of ours, so bash completes files

@@ -242,63 +242,53 @@ def test_invalid_chain_is_refused() -> None:
         Chain(tasks=1, cpus=1, seconds=59)
 
 
-# ---- The jobs of `prep submit kubernetes`: their schema, and their commands, which run here as in pods
+# ---- The jobs of examples/kubernetes.yaml: their schema, and their commands, which run here as in pods
 
-FLAGS = ["--tasks", "2", "--cpus", "1", "--image", "example.org/me/decodeonce:1", "--claim", "data", "--mem", "1Gi"]
+KUBERNETES = Path(__file__).resolve().parents[2] / "examples/kubernetes.yaml"
 
 
-def written_jobs(folder: Path, *words: str) -> list[dict[str, Any]]:
-    """Write the jobs of a build in `folder`, mounted where it is; return the three jobs."""
+def kubernetes_jobs(data: str = "/data") -> list[dict[str, Any]]:
+    """Return the jobs of plan, tasks and finish, with the claim mounted at `data`."""
     yaml = pytest.importorskip("yaml", reason=NOT_DEV.format("kubernetes-validate"))
-    done = prep("submit", "kubernetes", "build", *words, *FLAGS, "--mount", str(folder), cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("to submit them, run: kubectl apply -f a_store.yaml\n")
-    return list(yaml.safe_load_all((folder / "a_store.yaml").read_text()))
+    listed = yaml.safe_load(KUBERNETES.read_text().replace('"/data', f'"{data}'))
+    assert (listed["apiVersion"], listed["kind"]) == ("v1", "List")
+    return list(listed["items"])
 
 
-def test_jobs_match_the_published_schema(tmp_path: Path) -> None:
-    jobs = written_jobs(tmp_path, "imagenet", "not here", "a_store", "--max-bad", "1%")
+def test_kubernetes_jobs_match_the_published_schemas() -> None:
     validate = pytest.importorskip("kubernetes_validate", reason=NOT_DEV.format("kubernetes-validate")).validate
-    for job in jobs:
-        validate(job, "1.30", strict=True)
-    plan, work, finish = (job["spec"] for job in jobs)
-    assert (work["completionMode"], work["completions"], work["parallelism"]) == ("Indexed", 2, 2)
-    assert "completions" not in {**plan, **finish}
-    commands = [spec["template"]["spec"]["containers"][0]["command"] for spec in (plan, work, finish)]
-    assert commands == [
-        ["prep", "plan", "imagenet", "not here", "a_store", "--max-bad", "1%"],
-        ["prep", "work", "a_store", "--tasks", "2", "--workers", "1", "--max-bad", "1%", "--on-bad", "reject"],
-        ["prep", "finish", "a_store", "--max-bad", "1%"],
-    ]
+    for job, step in zip(kubernetes_jobs(), ("plan", "work", "finish"), strict=True):
+        for version in ("1.25", "1.37"):  # the oldest and the newest published schema
+            validate(job, version, strict=True)
+        template = job["spec"]["template"]
+        assert job["metadata"] == {"name": f"train-{step}", "labels": {"build": "train", "step": step}}
+        assert template["metadata"]["labels"] == job["metadata"]["labels"]
+        user, [container] = template["spec"]["securityContext"], template["spec"]["containers"]
+        assert {type(user[name]) for name in ("runAsUser", "runAsGroup", "fsGroup")} == {int}
+        assert container["envFrom"] == [{"secretRef": {"name": "object-store", "optional": True}}]
+        [mount], [volume] = container["volumeMounts"], template["spec"]["volumes"]
+        assert (mount["name"], mount["mountPath"]) == (volume["name"], "/data")
+        assert "/data/train.store" in container["command"]
+
+
+def test_kubernetes_tasks_agree_with_their_job() -> None:
+    work = kubernetes_jobs()[1]["spec"]
+    [container] = work["template"]["spec"]["containers"]
+    flags = dict(zip(container["command"][3::2], container["command"][4::2], strict=True))
+    assert flags == {"--tasks": str(work["completions"]), "--workers": container["resources"]["requests"]["cpu"]}
 
 
 @pytest.mark.long
-def test_commands_of_all_pods_at_once_build_the_store(tmp_path: Path) -> None:
-    make_tree(tmp_path / "src", classes=3)
-    jobs = written_jobs(tmp_path, "imagenet", "src", "a_store")
-    programs = {"prep": f'exec {sys.executable} -m decodeonce.cli "$@"', "sleep": "exec /bin/sleep 0.1"}
-    for name, command in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{command}\n")
-        (tmp_path / name).chmod(0o755)
-    environ, running = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, []
-    for job in reversed(jobs):  # the plan starts last
-        spec = job["spec"]["template"]["spec"]
-        commands = [one["command"] for one in [*spec.get("initContainers", []), *spec["containers"]]]
-        script = " && ".join(shlex.join(word.replace("$$", "$") for word in command) for command in commands)
+def test_kubernetes_commands_build_the_store(tmp_path: Path) -> None:
+    make_tree(tmp_path / "imagenet", classes=3)
+    for job in kubernetes_jobs(str(tmp_path)):
+        [container], pods = job["spec"]["template"]["spec"]["containers"], []
+        program, *words = [word.replace("$$", "$") for word in container["command"]]
+        assert program == "prep"
         for index in range(job["spec"].get("completions", 1)):
             indexed = {"JOB_COMPLETION_INDEX": str(index)} if "completions" in job["spec"] else {}
-            running.append(subprocess.Popen(["sh", "-c", script], cwd=tmp_path, env={**environ, **indexed}))
-    assert [pod.wait(timeout=120) for pod in running] == [0, 0, 0, 0]
-    assert prep("build", "imagenet", "src", "alone", cwd=tmp_path).returncode == 0
-    assert tree_bytes(tmp_path / "a_store") == tree_bytes(tmp_path / "alone")
-
-
-def test_invalid_flags_are_refused(tmp_path: Path) -> None:
-    for flags, message in (
-        (["--mount", "data"], "mount is 'data', expected an absolute path"),
-        (["--claim", "My claim"], "claim is 'My claim', expected the name of a PersistentVolumeClaim"),
-        (["--mem", "much"], "mem is 'much', expected a number and a unit, such as 64Gi"),
-    ):
-        done = prep("submit", "kubernetes", "build", "imagenet", "src", "out", *FLAGS, *flags, cwd=tmp_path)
-        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
-        assert list(tmp_path.iterdir()) == []
+            command = [sys.executable, "-m", "decodeonce.cli", *words, *(["--workers", "1"] if indexed else [])]
+            pods.append(subprocess.Popen(command, env={**os.environ, **indexed}))
+        assert {pod.wait(timeout=120) for pod in pods} == {0}
+    assert prep("build", "imagenet", "imagenet", "alone", cwd=tmp_path).returncode == 0
+    assert tree_bytes(tmp_path / "train.store") == tree_bytes(tmp_path / "alone")

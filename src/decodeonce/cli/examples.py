@@ -19,7 +19,6 @@ prep finish train.store --max-bad 0.5%
 prep submit slurm build imagenet /data/imagenet train.store --tasks 16 --cpus 32 --time 4:00:00
 prep submit slurm build folder images images.store --tasks 4 --site perlmutter --account m1234 --submit
 prep submit pbs build imagenet /data/imagenet train.store --tasks 8 --cpus 64 --time 2:00:00
-prep submit kubernetes build imagenet /data/imagenet /data/train.store --tasks 8 --cpus 16 --image IMAGE --claim CLAIM
 prep status train.store
 prep cancel train.store
 prep info train.store

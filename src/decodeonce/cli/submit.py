@@ -19,9 +19,8 @@ from decodeonce.cli.build import say_dry_run, say_found, say_storage
 from decodeonce.cli.command import Command, Group, LoggedCommand, new_app, with_options
 from decodeonce.cli.examples import examples
 from decodeonce.cli.kinds import BuildRequest, kinds_app
-from decodeonce.cli.kubernetes import Pods, build_jobs
 from decodeonce.cli.options import option
-from decodeonce.cli.output import say, write_out
+from decodeonce.cli.output import say
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import quoted
 from decodeonce.store.layout import StorePaths
@@ -112,23 +111,6 @@ class JobOptions:
             return Chain(**{name: value for name, value in settings.items() if name not in ("time", "site", "submit")})
 
 
-def _submit_to_kubernetes(words: BuildCommand, options: Pods) -> None:
-    from decodeonce.prep.jobs.base import no_option
-
-    words = _build_words(words, "kubernetes")
-    flags = parsed_build(words)
-    if flags["dry_run"]:
-        raise typer.BadParameter("--dry-run reads the source; run it in a pod")
-    out, allowed = no_option(flags["out"]), ["--max-bad", flags["max_bad"]]
-    work = ["prep", "work", out, "--tasks", str(options.tasks), "--workers", str(flags["workers"] or options.cpus)]
-    work += [*allowed, "--on-bad", flags["on_bad"]]
-    path = Path(f"{Path(flags['out']).name}.yaml")  # a str with typer 0.19
-    commands = [["prep", "plan", *words], work, ["prep", "finish", out, *allowed]]
-    write_out(path, build_jobs(out, options, commands).encode("utf-8", "surrogateescape"))
-    start = f"kubectl apply -f {quoted(str(path))}"
-    say(f"{path}: wrote plan, an Indexed Job of {options.tasks} and finish; to submit them, run: {start}")
-
-
 def _submit_command(scheduler: str) -> Callable[..., None]:
     def command(words: BuildCommand, options: JobOptions) -> None:
         words = _build_words(words, scheduler)
@@ -175,15 +157,6 @@ def _memory(text: str | None) -> str | None:
 def parse_build(words: Sequence[str], then: Callable[[BuildRequest], None]) -> None:
     """Parse the words as `prep build` does, and call `then` with the build."""
     kinds_app(then, "", Command)(list(words), prog_name="prep build", standalone_mode=False)
-
-
-def parsed_build(words: Sequence[str]) -> dict[str, Any]:
-    """Return the flags of a `prep build` command by name, without opening the source."""
-    given = list(words)
-    kinds = typer.main.get_group(kinds_app(lambda request: None, "", Command))
-    name, command, rest = kinds.resolve_command(kinds.make_context("prep build", given), given)
-    assert command is not None  # resolve_command fails for an unknown kind
-    return dict(command.make_context(f"prep build {name}", rest).params)
 
 
 def _write(request: BuildRequest, words: Sequence[str], site: Site, chain: Chain, *, submit: bool) -> None:
@@ -251,13 +224,6 @@ def _run_submit_script(script: Path) -> str:
     return output.strip()
 
 
-app.command(
-    "kubernetes",
-    cls=LoggedCommand,
-    context_settings={"ignore_unknown_options": True},
-    help="Write the jobs of a build into OUT.yaml in the current folder: plan, an Indexed Job, finish. SRC and OUT are "
-    "paths in the pods.",
-)(with_options(_submit_to_kubernetes, Pods))
 for _scheduler in ("slurm", "pbs"):
     app.command(
         _scheduler,
