@@ -39,7 +39,7 @@ def test_failure_is_one_line(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group", [pytest.param(False, marks=pytest.mark.long), True])
-def test_signal_stops_export_with_75_and_same_command_resumes(store: Path, tmp_path: Path, group: bool) -> None:
+def test_signal_stops_export_with_75_and_same_command_starts_again(store: Path, tmp_path: Path, group: bool) -> None:
     """Send SIGTERM to the parent, as `kill` does, or SIGINT to all processes, as a terminal does, at the 25th image."""
     out = tmp_path / "out"
     command = ["export", str(store), str(out), "--as", "webdataset", "--shard-rows", "10", "--workers", "2"]
@@ -54,9 +54,10 @@ def test_signal_stops_export_with_75_and_same_command_resumes(store: Path, tmp_p
         "output.count_bar = lambda *arguments, **options: contextlib.nullcontext(update)"
     )
     result = prep_after(code, *command)  # returns when no process holds the pipes: the workers have ended, too
-    message = f"prep: stopped: {name}; run the same command again; builds, exports and staging then resume\n"
+    message = f"prep: stopped: {name}; run the same command again; builds and staging then resume\n"
     assert (result.returncode, result.stderr, result.stdout) == (75, message, "")
-    assert os.listdir(tmp_path) == [".out.export"]
+    [unfinished] = os.listdir(tmp_path)
+    assert unfinished.startswith("out.tmp-")
     assert prep(*command).returncode == 0
     assert os.listdir(tmp_path) == ["out"]
     prep("export", store, tmp_path / "uninterrupted", *command[3:])

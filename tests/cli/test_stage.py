@@ -73,7 +73,7 @@ def test_commands_work_on_staged_part(store: Path, images: NDArray[np.uint8], tm
 
 def test_signal_stops_stage_with_75_and_same_command_resumes(store: Path, tmp_path: Path) -> None:
     result = prep_after(kill_when("event == 'os.rename'", "SIGTERM", 7), "stage", store, tmp_path / "p")
-    message = "prep: stopped: SIGTERM; run the same command again; builds, exports and staging then resume\n"
+    message = "prep: stopped: SIGTERM; run the same command again; builds and staging then resume\n"
     assert (result.returncode, result.stderr) == (75, message)
     assert_fails(prep("info", tmp_path / "p"), 1, "run the same `prep stage` again to resume")
     assert prep("stage", store, tmp_path / "p").returncode == 0

@@ -86,7 +86,7 @@ class Export(Target):
 
     def check(self, expected: dict[str, bytes]) -> None:
         if (self.sandbox / "out").exists():
-            assert {name: data for name, data in tree_bytes(self.sandbox).items() if ".export" not in name} == expected
+            assert {name: data for name, data in tree_bytes(self.sandbox).items() if ".tmp-" not in name} == expected
 
 
 class Repair(Target):

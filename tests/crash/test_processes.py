@@ -101,9 +101,7 @@ def test_paused_build_has_no_rejects(tree: Path, reference: dict[str, bytes], tm
 def test_build_out_of_time_says_so_and_resumes(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     status, stderr = build_and_signal(tree, tmp_path / "out", signal.SIGXCPU, lambda pid: pid)
     assert (status, stderr.count("\n")) == (75, 1)
-    assert stderr.startswith(
-        "prep: stopped: SIGXCPU; run the same command again; builds, exports and staging then resume"
-    )
+    assert stderr.startswith("prep: stopped: SIGXCPU; run the same command again; builds and staging then resume")
     subprocess.run(command(tree, tmp_path / "out"), check=True)
     assert tree_bytes(tmp_path / "out") == reference
 

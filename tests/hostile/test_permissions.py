@@ -27,7 +27,6 @@ from tests.forms.imagenet import zip_bytes
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
-from tests.stores import make_store, random_images
 
 
 @pytest.fixture
@@ -57,10 +56,6 @@ def assert_modes(top: Path, umask: int, *, least: int) -> None:
     assert checked >= least
 
 
-class Interrupted(Exception):
-    pass
-
-
 @pytest.mark.parametrize("umask", [pytest.param(0o000, marks=pytest.mark.long), 0o077], indirect=True, ids=oct)
 def test_written_files_follow_the_umask(tmp_path: Path, umask: int) -> None:
     source, recipe, out = FolderSource(tmp_path / "src"), Recipe(height=16, width=16), tmp_path / "deep/er/out"
@@ -81,18 +76,9 @@ def test_written_files_follow_the_umask(tmp_path: Path, umask: int) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000], indirect=True, ids=oct)
-def test_hdf5_shards_and_unfinished_exports_follow_the_umask(tmp_path: Path, umask: int) -> None:
+def test_hdf5_shards_follow_the_umask(tmp_path: Path, umask: int) -> None:
     build(FolderSource(tmp_path / "src"), tmp_path / "out", Recipe(height=16, width=16, container="hdf5"))
-    store = open_store(make_store(tmp_path / "store", random_images(300)))
-
-    def interrupt(rows: int) -> None:
-        if rows:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        export_store(store, tmp_path / "images", ExportSettings("folder"), progress=interrupt)
-    (tmp_path / "store").rename(tmp_path / "src/store")  # not checked: this test wrote it, not decodeonce
-    assert_modes(tmp_path, umask, least=10)
+    assert_modes(tmp_path, umask, least=8)
 
 
 # Without these capabilities, root is subject to permission bits like other users.

@@ -31,7 +31,7 @@ WRITING = {
     "finish DISK/worked --max-bad 2": "disk/worked/",
     "stage DISK/store DISK/new --node-rank 0 --node-count 1": "disk/new",
     "stage DISK/store DISK/empty --node-rank 0 --node-count 1": "disk/empty/.stage",
-    "export DISK/store DISK/exported --as folder": "disk/.exported.export",
+    "export DISK/store DISK/exported --as folder": "disk/exported.tmp-",
     "convert DISK/store DISK/converted --format hdf5": "disk/converted",
     "column add DISK/store score DISK/store/labels.npy": "disk/store/.repair",
     "show DISK/store --out DISK/sheet.png": "disk/sheet.png",

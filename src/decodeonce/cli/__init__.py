@@ -138,7 +138,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     _call_imported("prep.processes.child", "kill_children")
     _call_imported("cli.dryrun", "remove_scratch")
     name = signal.Signals(number).name
-    message = f"prep: stopped: {name}; run the same command again; builds, exports and staging then resume"
+    message = f"prep: stopped: {name}; run the same command again; builds and staging then resume"
     log_outcome(EXIT_STOPPED, message)
     write_error(f"{chr(10) if os.isatty(2) else ''}{message}")
     os._exit(EXIT_STOPPED)

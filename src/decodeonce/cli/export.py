@@ -13,7 +13,6 @@ from decodeonce.cli.output import count_bar, say
 from decodeonce.formatting import counted
 from decodeonce.host import usable_cores
 from decodeonce.prep.recipe import ExportForm
-from decodeonce.store.sharing import patient
 
 
 def export(
@@ -32,8 +31,9 @@ def export(
 ) -> None:
     """Export every row of a store as an image file.
 
-    Every row is verified first. DEST appears only when it is complete; run the same command again to resume. A build
-    from a folder of exported PNGs, with the same --size and --classes DEST/classes.txt, has the same pixels and labels.
+    Every row is verified first. DEST appears only when it is complete. If the command is interrupted, run it again. A
+    build from a folder of exported PNGs, with the same --size and --classes DEST/classes.txt, has the same pixels and
+    labels.
     """
     if shard_rows is not None and form != "webdataset":
         raise typer.BadParameter("--shard-rows requires --as webdataset")
@@ -42,7 +42,7 @@ def export(
     opened = decodeonce.open_store(store)
     settings = ExportSettings(form, quality=quality, shard_rows=shard_rows or SHARD_ROWS)
     with count_bar("images", total=len(opened)) as update:
-        done = patient(dest, export_store, opened, dest, settings, workers=workers or usable_cores(), progress=update)
+        done = export_store(opened, dest, settings, workers=workers or usable_cores(), progress=update)
     unsorted = form == "folder" and not done.sorted_classes
     order = f"; labels do not follow the sorted names: to build from it, pass --classes {dest / 'classes.txt'}"
     classes = counted(done.classes, "class", "classes")

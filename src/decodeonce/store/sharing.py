@@ -190,11 +190,10 @@ def patient_if_there(folder: Path, call: Callable[P, T], *args: P.args, **kwargs
 
 def _changed_elsewhere(error: BaseException | None, folder: Path) -> OSError | None:
     """Return the OSError that is or caused `error`, if it is about a file of `folder` that another node may change."""
-    places = (folder.absolute(), folder.absolute().with_name(f".{folder.name}.export"))
     while error is not None:
         if isinstance(error, OSError) and error.errno in CHANGED_ELSEWHERE_ERRORS and error.filename is not None:
             path = Path(os.fsdecode(error.filename)).absolute()
-            if any(path.is_relative_to(place) for place in places):
+            if path.is_relative_to(folder.absolute()):
                 return error
         error = error.__cause__ or error.__context__
     return None

@@ -1,7 +1,7 @@
 """Export a finished store as image files in class folders, or as WebDataset tars.
 
-The files are written to a hidden folder next to DEST, which is renamed to DEST as the last step. So DEST is complete or
-does not exist. Each file gets its name when it is complete. After a kill, only the missing files are written.
+The files are written to a folder next to DEST, which is renamed to DEST as the last step. So DEST is complete or does
+not exist. The name of the folder has the node and the process, so that two exports never write to the same folder.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+import socket
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,25 +21,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 from numpy.typing import NDArray
-from PIL import Image, features
+from PIL import Image
 
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
+from decodeonce.formatting import quoted
+from decodeonce.host import process_exists
 from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.processes.child import Parent, run_workers
-from decodeonce.prep.recipe import ExportForm, check_choice, differences
+from decodeonce.prep.recipe import ExportForm, check_choice
 from decodeonce.store import Sample, Store, disk, open_store
 from decodeonce.store.checks import check_file
-from decodeonce.store.files import make_folder, remove_tree, sync_folder, write_atomic
-from decodeonce.store.sharing import LOCK, locked, missing_error
+from decodeonce.store.files import append, make_folder, remove_tree, sync_folder, writing
 
 CLASS_LIST = "classes.txt"  # class names in label order, for --classes; not written if a name does not fit on a line
 SHARD_ROWS = 10_000
 MODES = {1: "L", 3: "RGB"}  # Pillow's, by channels
 BLOCK_BYTES = 64 << 20  # pixels of a block of files, about a second of work; its images are held in memory
-NAME_BYTES = 200  # file systems allow 255, and the temporary name of a file is longer than its final one
+NAME_BYTES = 200  # file systems allow 255
 # Calling fsync(2) on 256 files of 95 KB took 0.4 s one at a time and 0.06 s eight at a time (ext4).
 SYNC_THREADS = 8
 
@@ -78,17 +80,6 @@ class ExportSettings:
     def suffix(self) -> str:
         """Suffix of the image files."""
         return ".png" if self.quality is None else ".jpg"
-
-    def facts(self, source: Store) -> dict[str, object]:
-        """Return all that determines the bytes of an export, JSON-ready, by names for messages."""
-        libraries = ", ".join(f"{name} {features.version(name)}" for name in ("zlib", "libjpeg_turbo"))
-        facts: dict[str, object] = {
-            "store": source.manifest.digest,
-            "--as": self.form,
-            "--quality": self.quality or "none (PNG)",
-            "encoder": f"Pillow {PIL.__version__}, {libraries}",
-        }
-        return {**facts, "--shard-rows": self.shard_rows} if self.form == "webdataset" else facts
 
 
 @dataclass(frozen=True)
@@ -133,21 +124,21 @@ def export_store(
     DEST/classes.txt lists the classes in label order, unless a name cannot be on a line of its own. PNG keeps every
     pixel. The bytes depend on the store, the settings and the encoder, not on `workers`.
 
-    If the call is interrupted, repeat it to resume. `dest` does not exist until the export is complete.
+    `dest` does not exist until the export is complete. If the call is interrupted, repeat it: it starts again.
 
     Args:
         source: The finished store.
         dest: Path of the folder to create.
         settings: Form, quality and size of shards.
         workers: Number of worker processes.
-        progress: Function that is called with the number of rows since its last call, rows of an earlier run included.
+        progress: Function that is called with the number of rows since its last call.
 
     Returns:
         The number of images and classes.
 
     Raises:
-        DecodeonceError: If `dest` exists or is inside the store, an export to it was begun with other settings, or a
-            worker process crashed.
+        DecodeonceError: If `dest` exists or is inside the store, another export to it is unfinished, or a worker
+            process crashed.
         StoreError: If the store is damaged, is a staged part, or has a class name that cannot be the name of a folder.
         Stopped: If a worker process was killed, or the store cannot be read because of a temporary error.
         OSError: If `dest` cannot be written.
@@ -158,35 +149,27 @@ def export_store(
     """
     folders = _class_folders(source) if settings.form == "folder" else []
     _check_source(source)
-    paths, facts = ExportPaths(Path(dest)), settings.facts(source)
-    taken = f"{paths.dest}: already exists; choose another DEST, or remove it first"
-    if os.path.lexists(paths.dest) and not paths.work.exists():
-        raise DecodeonceError(taken)
-    for folder in Path(os.path.realpath(paths.work)).parents:
+    dest = Path(dest)
+    taken = DecodeonceError(f"{dest}: already exists; choose another DEST, or remove it first")
+    if os.path.lexists(dest):
+        raise taken
+    for folder in Path(os.path.realpath(dest)).parents:
         if folder.exists() and folder.samefile(source.paths.root):
-            raise DecodeonceError(f"{paths.dest}: is inside the store to be exported; choose a DEST elsewhere")
-    with locked(paths.work):
-        make_folder(paths.work)  # raises an error if the parent folder is read-only
-        claimed = _is_claimed(paths, facts)
-        if not os.path.lexists(paths.dest):
-            make_folder(paths.scratch)  # not emptied: without locks, another export may be writing there
-            if not claimed:
-                _claim(paths, facts)
-            made = _make_folders(source, paths, folders)
-            _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
-            for folder in made:  # an earlier run may have been killed before it flushed the name of a file
-                sync_folder(folder)
-            disk.replace(paths.images, paths.dest)
-        elif not claimed or paths.images.exists():
-            raise DecodeonceError(taken)
-        # If an earlier run did the rename, it may have been killed before this sync, so sync in any case.
-        sync_folder(paths.work.parent)
-        with suppress(OSError):  # the export is complete anyway; a rerun tries again
-            remove_tree(paths.scratch)
-        if not paths.scratch.exists():
-            sync_folder(paths.work)  # the claim is removed last, because it identifies the rest
-            with suppress(OSError):
-                remove_tree(paths.work)
+            raise DecodeonceError(f"{dest}: is inside the store to be exported; choose a DEST elsewhere")
+    unfinished = _unfinished_folder(dest)
+    try:
+        made = _make_folders(source, unfinished, folders)
+        _write_blocks(source, unfinished, dest, settings, workers, progress or (lambda rows: None))
+        for folder in made:
+            sync_folder(folder)
+        if os.path.lexists(dest):
+            raise taken
+        disk.replace(unfinished, dest)
+    except BaseException:
+        with suppress(OSError):  # report the first error
+            remove_tree(unfinished)
+        raise
+    sync_folder(dest.absolute().parent)
     names = [encoded_name(cls.name) for cls in source.classes]
     return Exported(len(source), len(source.classes), names == sorted(names))
 
@@ -216,97 +199,72 @@ def _check_source(source: Store) -> None:
         check_file(path, source.manifest.files[path.name])
 
 
-def _is_claimed(paths: ExportPaths, facts: dict[str, object]) -> bool:
-    """Return whether this export was begun; raise DecodeonceError if one with other settings was."""
-    if not paths.claim.exists():
-        return False
-    if changes := differences(facts, json.loads(paths.claim.read_bytes()), of="unfinished export"):
-        advice = f"run it with the original settings, or remove {paths.work}"
-        raise DecodeonceError(f"{paths.dest}: {'; '.join(changes)}; {advice}")
-    return True
+def _unfinished_folder(dest: Path) -> Path:
+    """Return the path of the folder that will become `dest`. Remove those that killed exports of this node left."""
+    parent, name, node = dest.absolute().parent, dest.absolute().name, socket.gethostname()
+    make_folder(parent)
+    for left in os.listdir(parent):
+        if match := re.fullmatch(rf"{re.escape(name)}\.tmp-(.+)-([0-9]+)", left, re.DOTALL):
+            if match[1] != node or process_exists(int(match[2])):
+                what = f"{parent / left}: process {match[2]} on {match[1]} exports to {dest}, or was killed there"
+                advice = f"wait until it has ended, or stop it and run: rm -r {quoted(str(parent / left))}"
+                raise DecodeonceError(f"{what}; {advice}")
+            remove_tree(parent / left)
+    return parent / f"{name}.tmp-{node}-{os.getpid()}"
 
 
-def _claim(paths: ExportPaths, facts: dict[str, object]) -> None:
-    """Create the folder of the images, then write the claim that identifies the export, before its other files."""
-    with suppress(OSError):
-        disk.rmdir(paths.images)  # an earlier run may have been killed before its claim
-    if foreign := {*os.listdir(paths.work)} - {LOCK, paths.scratch.name}:
-        found = f"{paths.work}: contains {min(foreign)!r}, expected only an unfinished export"
-        error = DecodeonceError(f"{found}; move it away, or choose another DEST")
-        raise error from missing_error(paths.claim)  # on a network file system, another node may have written it
-    make_folder(paths.images)  # before the claim: if it is gone later, it was renamed to DEST
-    write_atomic(paths.claim, [json.dumps(facts).encode()], scratch=paths.scratch)
-
-
-def _make_folders(source: Store, paths: ExportPaths, classes: list[str]) -> list[Path]:
+def _make_folders(source: Store, top: Path, classes: list[str]) -> list[Path]:
     """Create folders, those of the classes in each part of the rows if there are several, and the list of classes."""
     parts = list(source.manifest.parts) if source.manifest.paired and classes else []
-    tops = [paths.images / part for part in parts]
-    folders = [paths.images, *tops, *(top / name for top in tops or [paths.images] for name in classes)]
+    tops = [top / part for part in parts]
+    folders = [top, *tops, *(one / name for one in tops or [top] for name in classes)]
     for folder in folders:
-        with suppress(FileExistsError):  # an earlier run or another node made it
-            disk.mkdir(folder)
+        disk.mkdir(folder)
     names = [cls.name for cls in source.classes]
     if CLASS_LIST not in classes and all(name == name.strip() and name.isprintable() for name in names):
         listed = b"".join(encoded_name(name) + b"\n" for name in names)
-        write_atomic(paths.images / CLASS_LIST, [listed], scratch=paths.scratch)
+        _save(top / CLASS_LIST, [listed])
     return folders
 
 
 def _write_blocks(
-    source: Store, paths: ExportPaths, settings: ExportSettings, workers: int, progress: Callable[[int], None]
+    source: Store, top: Path, dest: Path, settings: ExportSettings, workers: int, progress: Callable[[int], None]
 ) -> None:
-    """Write every file that does not exist yet."""
     blocks = range(-(-len(source) // settings.block_rows(source)))
     workers = min(workers, len(blocks))
     if workers > 1:
-        task = {"store": str(source.paths.root), "dest": str(paths.dest.absolute()), "settings": asdict(settings)}
-        run_workers(__name__, workers, task, iter(blocks), progress, f"{paths.dest}: a worker process")
+        task = {"store": str(source.paths.root), "top": str(top), "settings": asdict(settings)}
+        run_workers(__name__, workers, task, iter(blocks), progress, f"{dest}: a worker process")
     else:
-        with closing(ImageWriter(source, paths, settings, progress)) as writer:
+        with closing(ImageWriter(source, top, settings, progress)) as writer:
             for block in blocks:
                 writer.write(block)
 
 
-class ExportPaths:
-    """The paths of an export to `dest`. Until the export is complete, all its files are in `work`, next to `dest`.
-
-    Attributes:
-        claim: Store and settings of the export, written between the folder of the images and the images.
-        images: The folder that is renamed to DEST.
-        scratch: Temporary files, also those that a kill left, until the export is complete.
-    """
-
-    def __init__(self, dest: Path) -> None:
-        self.dest = dest
-        self.work = dest.absolute().with_name(f".{dest.absolute().name}.export")
-        self.claim = self.work / "export.json"
-        self.images = self.work / "images"
-        self.scratch = self.work / "scratch"
+def _save(path: Path, chunks: Iterable[bytes]) -> None:
+    with writing(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+        for data in chunks:
+            append(fd, data)
 
 
 class ImageWriter:
-    """Write blocks of rows: each file is durable before it gets its final name."""
+    """Write blocks of rows durably into the folder `top`."""
 
-    def __init__(
-        self, source: Store, paths: ExportPaths, settings: ExportSettings, progress: Callable[[int], None]
-    ) -> None:
+    def __init__(self, source: Store, top: Path, settings: ExportSettings, progress: Callable[[int], None]) -> None:
         self._rows = StoreRows(source.paths.root, source.manifest.digest)
-        self._paths, self._settings, self._progress = paths, settings, progress
+        self._top, self._settings, self._progress = top, settings, progress
         self._names = [os.fsdecode(encoded_name(cls.name)) for cls in source.classes]
         parts = source.manifest.parts.items()
         self._suffixes = {name: settings.suffix if len(shape) == 3 else ".png" for name, (_, shape) in parts}
 
     def write(self, block: int) -> None:
-        """Write the files of a block that do not exist yet; raise StoreError if a row is damaged."""
+        """Write the files of a block; raise StoreError if a row is damaged."""
         size = self._settings.block_rows(self._rows.store)
         rows = range(block * size, min((block + 1) * size, len(self._rows.store)))
         if self._settings.form == "folder":
             self._write_images(rows)
-        elif (path := self._paths.images / f"shard-{block:06d}.tar").exists():
-            self._progress(len(rows))
         else:
-            self._save(path, self._tar(rows))
+            _save(self._top / f"shard-{block:06d}.tar", self._tar(rows))
 
     def close(self) -> None:
         """Close the store, because some file systems cannot remove open files."""
@@ -317,12 +275,8 @@ class ImageWriter:
             saved = []
             for row in rows:
                 sample = self._rows.sample(row)
-                paths = {name: self._path(sample, name) for name in self._suffixes}
-                if all(path.exists() for path in paths.values()):
-                    self._progress(1)
-                else:
-                    images = self._images(row)
-                    saved += [threads.submit(self._save, path, [images[name]]) for name, path in paths.items()]
+                for name, image in self._images(row).items():
+                    saved.append(threads.submit(_save, self._path(sample, name), [image]))
             for file in saved:
                 file.result()
 
@@ -332,7 +286,7 @@ class ImageWriter:
         end = NAME_BYTES
         while len(name) > end and name[end] & 0xC0 == 0x80:  # do not cut within a character
             end -= 1
-        top = self._paths.images / (part if self._rows.manifest.paired else "")
+        top = self._top / (part if self._rows.manifest.paired else "")
         return top / self._names[sample.label] / (os.fsdecode(name[:end]) + self._suffixes[part])
 
     def _tar(self, rows: range) -> Iterator[bytes]:
@@ -353,9 +307,6 @@ class ImageWriter:
             members.append(_tar_member(f"{sample.row:08d}.json", json.dumps(facts).encode()))
             yield b"".join(members)
         yield bytes(2 * tarfile.BLOCKSIZE)
-
-    def _save(self, path: Path, chunks: Iterable[bytes]) -> None:
-        write_atomic(path, chunks, scratch=self._paths.scratch)
 
     def _images(self, row: int) -> dict[str, bytes]:
         """Return a row as encoded images by name. Masks are always PNG."""
@@ -409,8 +360,8 @@ def main(arguments: list[str]) -> int:
     """Run a worker process: write the blocks that the parent orders, and report every row."""
     with Parent(arguments) as parent:
         task = parent.receive()
-        paths, settings = ExportPaths(Path(task["dest"])), ExportSettings(**task["settings"])
-        writer = ImageWriter(open_store(task["store"]), paths, settings, parent.report)
+        top, settings = Path(task["top"]), ExportSettings(**task["settings"])
+        writer = ImageWriter(open_store(task["store"]), top, settings, parent.report)
         for block in parent.orders():
             try:
                 writer.write(block)
