@@ -1,5 +1,6 @@
 """Installation: pins, exactly one PIL, and imports between parts. See test_release.py for what is published."""
 
+import ast
 import base64
 import hashlib
 import os
@@ -10,7 +11,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,31 @@ def test_importing_a_part_does_not_load_others(part: str, unloaded: set[str]) ->
     loaded = modules_after(f"import decodeonce.{part}")
     assert f"decodeonce.{part}" in loaded
     assert not loaded & unloaded
+
+
+@pytest.mark.parametrize("name", ["__init__", "augment", "build", "sources", "store/__init__"])
+def test_names_for_type_checkers_are_those_that_can_be_imported(name: str) -> None:
+    tree = ast.parse((SRC / f"decodeonce/{name}.py").read_bytes())
+    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    checked = {
+        (node.module, alias.name) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    module = import_module(f"decodeonce.{name}".replace("/", ".").removesuffix(".__init__"))
+    assert checked == {(home, one) for home, names in module._NAMES.items() for one in names}
+    assert all(getattr(module, one) for _, one in checked)
+
+
+def test_package_can_be_imported_from_a_zip(tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "package"), "zip", SRC)
+    code = "import decodeonce\nfrom decodeonce import BuildError, open_store\nprint(decodeonce.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": archive},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(archive)
 
 
 def test_importing_all_commands_loads_no_template_engine() -> None:

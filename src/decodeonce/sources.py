@@ -38,4 +38,20 @@ if TYPE_CHECKING:
     from decodeonce.prep.sources.webdataset import WebdatasetSource as WebdatasetSource
     from decodeonce.prep.sources.webdataset import open_webdataset as open_webdataset
 
-__getattr__, __dir__ = lazy_imports(__name__, __file__)
+_NAMES = {
+    "decodeonce.prep.entry": ("Entry", "Undecodable"),
+    "decodeonce.prep.sources": ("Registered",),
+    "decodeonce.prep.sources.base": ("DecodedRows", "Source"),
+    "decodeonce.prep.sources.boxed": ("BoxedSource",),
+    "decodeonce.prep.sources.dataset": ("DatasetSource", "open_dataset"),
+    "decodeonce.prep.sources.file_list": ("ListSource", "open_list"),
+    "decodeonce.prep.sources.files": ("file_entry", "named_entries", "read_file", "size_problem"),
+    "decodeonce.prep.sources.folder": ("FolderSource", "check_no_duplicates", "open_folder"),
+    "decodeonce.prep.sources.holders": ("SourceFile", "SourceFiles", "source_file"),
+    "decodeonce.prep.sources.imagenet": ("ImagenetSplit", "open_imagenet"),
+    "decodeonce.prep.sources.paired": ("PairedSource",),
+    "decodeonce.prep.sources.parquet": ("ParquetSource", "open_parquet"),
+    "decodeonce.prep.sources.safe_open": ("Links", "expecting", "read_small"),
+    "decodeonce.prep.sources.webdataset": ("WebdatasetSource", "open_webdataset"),
+}
+__getattr__, __dir__ = lazy_imports(__name__, _NAMES)
