@@ -19,10 +19,9 @@ NOT_PAIRED = ("images", "labels", "rows", "checksums", "boxes", "box_count", "bo
 Json = dict[str, Any]  # the facts of a JSON object, such as store.json
 URL = re.compile(r"\w[\w+.-]*://|(s3|gs|hf|https?|file):/")  # Path leaves one slash of two
 UPLOAD = "upload it again from an intact copy of the store"
-# Folders that commands create for their own use: in a store, next to an export, next to a store.
-PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|\..+\.export|.+\.jobs", re.DOTALL)
-# The folders inside private folders. The last alternative matches the class folders of an export, also of its masks.
-INSIDE_PRIVATE = re.compile(r"|journals|scratch|images(/[^/]+){0,2}", re.DOTALL)
+# Folders that commands create for their own use and use again: in a store, and next to a store.
+PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|.+\.jobs", re.DOTALL)
+INSIDE_PRIVATE = re.compile(r"|journals")
 # The arrays that a build writes; other .npy files are columns of the user's own.
 BUILT_ARRAY = re.compile(r"(images-\d+|labels|checksums|boxes|box_count|box_labels)\.npy")
 
