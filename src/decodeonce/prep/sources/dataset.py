@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, DecodeonceError, raise_file_system_failure
 from decodeonce.formatting import counted
-from decodeonce.host import limited_memory, usable_cores
+from decodeonce.host import usable_cores
 from decodeonce.prep.entry import Entry, Undecodable
 from decodeonce.prep.pixels.user_map import import_function
 from decodeonce.prep.processes.child import Parent, run_workers
+from decodeonce.prep.processes.user_code import raised_text, user_code
 from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.folder import ClassList, check_no_duplicates
 from decodeonce.prep.sources.labels import LabelledSource
@@ -247,7 +248,7 @@ class DatasetSource(LabelledSource):
     def listed(self, first: int, last: int) -> str:
         """Return label, columns, size, version and problem of the samples [first, last), as JSON."""
         rows: list[Any] = []
-        with limited_memory(None):
+        with user_code():
             samples = self._dataset.listed(first, last) if isinstance(self._dataset, HuggingFaceDataset) else None
             for index in range(first, last):
                 try:
@@ -263,7 +264,7 @@ class DatasetSource(LabelledSource):
 
     def read_all(self, entry: Entry) -> list[bytes]:
         """Return the image and what is paired with it; raise BuildError if the sample differs from the listed one."""
-        with limited_memory(None):  # a dataset may keep much memory
+        with user_code():
             sample = self._sample(entry.place)
         if entry.mtime_ns not in (0, self._version(sample)):
             raise BuildError(
@@ -289,7 +290,7 @@ class DatasetSource(LabelledSource):
         except (Exception, SystemExit) as error:  # a user's dataset may raise anything, which must not end the build
             if isinstance(error, OSError):
                 raise_file_system_failure(error, f"{self._name}[{index}]")
-            raise Undecodable(f"{type(error).__name__}: {error}") from None
+            raise Undecodable(raised_text(error)) from None
         if missing := [one.name for one in self.paired if one.name not in sample.paired]:
             problem = f"{missing[0]} is missing, or is not an image as in the first sample"
         if problem:
@@ -313,7 +314,7 @@ class DatasetSource(LabelledSource):
         problem, first = "", range(min(len(self._dataset), FIRST_SAMPLES))
         for index in first:
             try:
-                with limited_memory(None):
+                with user_code():
                     sample = self._sample(index)
             except Undecodable as error:
                 problem = problem or f"{self._name}[{index}]: {error}"
@@ -334,7 +335,7 @@ class DatasetSource(LabelledSource):
         """The dataset, which is made on first use."""
         function = import_function(self._name, "", self._made_from.absolute().parent)
         try:
-            with limited_memory(None):
+            with user_code():
                 dataset = self._opened(function())
                 length = len(dataset)
         except DecodeonceError:
@@ -345,7 +346,7 @@ class DatasetSource(LabelledSource):
             module, _, called = self._name.partition(":")
             again = f"python -c 'import {module}; {module}.{called}()'"
             raise BuildError(
-                f"{self._name}: calling it raised {type(error).__name__}: {error}; reproduce it with: {again}"
+                f"{self._name}: calling it raised {raised_text(error)}; reproduce it with: {again}"
             ) from error
         if self._length is not None and (length, dataset.fingerprint) != (self._length, self._fingerprint):
             now, then = f"{length} samples {dataset.fingerprint}", f"{self._length} samples {self._fingerprint}"
