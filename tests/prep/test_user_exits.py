@@ -116,3 +116,16 @@ def test_lack_of_memory_while_listing_stops_the_build(tmp_path: Path) -> None:
     done = build(tmp_path, at_sample="raise MemoryError")
     assert (done.returncode, done.stderr.count("\n")) == (75, 1)
     assert done.stderr.startswith("prep: stopped: out of memory; run the same command again")
+
+
+def test_dataset_of_too_many_samples_is_refused(tmp_path: Path) -> None:
+    done = build(tmp_path, at_call="Images.__len__ = lambda self: 1 << 40")
+    assert_fails(done, 1, "mine:images: len() is 1,099,511,627,776, expected at most 1,000,000,000")
+
+
+def test_names_that_are_not_unicode_are_refused(tmp_path: Path) -> None:
+    done = build(tmp_path, at_sample=r"return Path('image.jpg').read_bytes(), 'a\ud800'")
+    assert done.returncode == 0, done.stderr
+    assert "which is not valid Unicode\trejected\n" in (tmp_path / "out/rejects.tsv").read_text()
+    done = build(tmp_path, at_call=r"Images.classes = ['a\ud800']")
+    assert_fails(done, 1, r"the classes of mine:images: 'a\ud800' is not valid Unicode; correct it")

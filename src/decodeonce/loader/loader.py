@@ -50,6 +50,7 @@ CHOICES: dict[str, object] = {
 
 # In our measurements, two threads copied as fast as two cores can. A rank should use only a few cores for loading.
 MOST_THREADS = 4
+MOST = 1000  # threads, and batches prepared ahead; a larger number is a mistake
 GIVEN = "given"  # the source of a rank that the user passed
 
 
@@ -87,10 +88,10 @@ class Loader:
         steps: Steps per epoch, at least 1. Each epoch continues where the previous one ended; where too few rows for a
             batch are left, the next pass through the rows begins. Such a run resumes exactly, unlike one that leaves
             each epoch with ``break``. Default: None, an epoch is one pass.
-        prefetch: Batches prepared ahead, at least 1. Default: 3. On a CPU, the Loader uses host memory for about
+        prefetch: Batches prepared ahead, 1 to 1,000. Default: 3. On a CPU, the Loader uses host memory for about
             ``prefetch + 2`` batches. With another device, it uses pinned host memory for 3 batches, and device memory
             for about ``prefetch + 2`` batches.
-        threads: Threads that copy rows. Default: the number of usable cores, at most 4.
+        threads: Threads that copy rows, 1 to 1,000. Default: the number of usable cores, at most 4.
         reader: How to read. "auto" (default): choose by file system and memory; ``stats()`` shows the choice and the
             reason. "pread": one read per run of consecutive rows. "mmap": copy from mapped files; network file systems
             are still read with pread.
@@ -161,9 +162,9 @@ class Loader:
         for name, value in zip(CHOICES, (shuffle, partition, tail, reader, cache), strict=True):
             if value not in (choices := get_args(CHOICES[name])):
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
-        self.batch_size, self._prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1)
+        self.batch_size, self._prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1, MOST)
         self._seed, self._shuffle, self._kind = whole("seed", seed), shuffle, partition
-        threads = min(MOST_THREADS, usable_cores()) if threads is None else whole("threads", threads, 1)
+        threads = min(MOST_THREADS, usable_cores()) if threads is None else whole("threads", threads, 1, MOST)
         found = find_rank() if rank is None and world_size is None else _given_rank(rank, world_size)
         self.rank, self.world_size, self._found = found.rank, found.world_size, found
         target, opened = find_device(device), as_store(store)

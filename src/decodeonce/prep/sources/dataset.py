@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from decodeonce.errors import BuildError, DecodeonceError, raise_file_system_failure
 from decodeonce.formatting import counted
 from decodeonce.host import usable_cores
-from decodeonce.prep.entry import Entry, Undecodable
+from decodeonce.prep.entry import Entry, Undecodable, name_bytes
 from decodeonce.prep.pixels.user_map import import_function
 from decodeonce.prep.processes.child import Parent, run_workers
 from decodeonce.prep.processes.user_code import raised_text, user_code
@@ -31,6 +31,7 @@ from decodeonce.prep.sources.parquet import column, find_columns
 from decodeonce.remote import check_url
 from decodeonce.store.layout import Paired
 
+MOST_SAMPLES = 1_000_000_000  # a plan of more would not fit into memory
 SAMPLES_AT_ONCE = 64  # that a process lists before it reports them
 FIRST_SAMPLES = 8  # the first one of them that can be read tells the names of columns and masks
 TABLE_ROWS_AT_ONCE = 1 << 14  # of a Hugging Face dataset, whose listing reads no images
@@ -191,11 +192,15 @@ class DatasetSource(LabelledSource):
         self.paired = tuple(map(Paired.parse, paired))
         if length is None:
             self._length, self._fingerprint = len(self._dataset), self._dataset.fingerprint
+            if self._length > MOST_SAMPLES:
+                raise BuildError(f"{self._name}: len() is {self._length:,}, expected at most {MOST_SAMPLES:,}")
             columns, found = self._of_first_sample()
             self.paired = tuple(one for one in found if column is None or one.name in column)
             paired = [one.name for one in self.paired]
             column = columns if column is None else [name for name in column if name not in paired]
             if classes is None and (names := self._dataset.class_names) is not None:
+                if wrong := [name for name in names if not _is_name(name)]:
+                    raise BuildError(f"the classes of {self._name}: {wrong[0]!r} is not valid Unicode; correct it")
                 classes = ClassList(names, f"the classes of {self._name}")
                 check_no_duplicates(classes)
         super().__init__(Path(root), classes, column)
@@ -472,6 +477,8 @@ def _netpbm(pixels: NDArray[Any]) -> bytes:
 def _label_text(label: object) -> str | None:
     """Return a label as LabelledSource takes it; raise Undecodable if it is neither a number nor a text."""
     if label is None or isinstance(label, str):
+        if not _is_name(label or ""):
+            raise Undecodable(f"label is {label!r:.80}, which is not valid Unicode")
         return label
     try:
         return str(operator.index(label))  # type: ignore[arg-type]
@@ -485,6 +492,15 @@ def _texts(names: object) -> list[str] | None:
         return None
     texts = [", ".join(map(str, name)) if isinstance(name, tuple) else name for name in names]
     return texts if all(isinstance(text, str) for text in texts) else None
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text is one that stores can hold as a name. A lone surrogate is not, unless it stands for a byte."""
+    try:
+        name_bytes(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _plain(value: Any) -> Any:
