@@ -1,10 +1,10 @@
-"""`prep info`, `status`, `verify`, `ls` and `show`: inspect and check a store."""
+"""`prep info`, `status`, `logs`, `verify`, `ls` and `show`: inspect and check a store."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -27,6 +27,7 @@ CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 if TYPE_CHECKING:
     from decodeonce.prep.building.status import Status, TaskStatus
+    from decodeonce.prep.jobs.submitted import JobStates
     from decodeonce.store import Store
 
 
@@ -126,14 +127,21 @@ def status(
     from decodeonce.prep.jobs.submitted import job_states
 
     jobs = job_states(out)
+    shown = {name: {**states.queued, **states.ended} for name, states in jobs.items()}
     try:
         status = read_status(out)
     except BuildError:
-        if not any(jobs.values()):
+        if not jobs:
             raise
-        return show_facts({"state": "submitted", "jobs": jobs if as_json else _jobs_text(jobs)}, as_json=as_json)
+        state = "submitted" if any(states.queued for states in jobs.values()) else "ended"
+        facts = {
+            "state": state,
+            "jobs": shown if as_json else _jobs_text(jobs),
+            "next": f"prep logs {quoted(str(out))}",
+        }
+        return show_facts(facts, as_json=as_json)
     if as_json:
-        return show_facts({**asdict(status), "jobs": jobs}, as_json=True)
+        return show_facts({**asdict(status), "jobs": shown}, as_json=True)
     facts = _status_facts(out, status)
     show_facts({**facts, "jobs": _jobs_text(jobs)} if jobs else facts, as_json=False)
     undone = sorted((task for task in status.tasks if task.state != "done"), key=lambda task: task.state)
@@ -141,13 +149,33 @@ def status(
     _say_first(20, list(map(str, status.rejects)), "")
 
 
-def _jobs_text(jobs: Mapping[str, Mapping[str, int]]) -> str:
+def _jobs_text(jobs: Mapping[str, JobStates]) -> str:
     texts = []
     for name, states in jobs.items():
-        number = sum(states.values())
-        counts = [f"{count} of {number} {state}" if number > 1 else state for state, count in states.items()]
-        texts.append(f"{name}: {', '.join(counts) or 'ended'}")
+        counts = states.queued or states.ended
+        number = sum(counts.values())
+        parts = [f"{count} of {number} {state}" if number > 1 else state for state, count in counts.items()]
+        texts.append(f"{name}: {', '.join(parts)}")
     return "; ".join(texts)
+
+
+def logs(
+    out: Annotated[Path, typer.Argument(help="Build whose jobs `prep submit` wrote.", metavar="OUT")],
+    lines: Annotated[int, option("Print up to N lines of each log.", "N", min=1)] = 20,
+) -> None:
+    """Print the last lines of what the jobs of a build have printed."""
+    from decodeonce.prep.jobs.submitted import submitted_jobs
+    from decodeonce.store import StorePaths
+
+    jobs = submitted_jobs(out)
+    paths = [path for job in jobs for path in job.printed(out)]
+    if not paths:
+        what = "no job has printed anything yet" if jobs else "this build was not submitted with `prep submit`"
+        raise BuildError(f"{StorePaths(out).jobs}: {what}")
+    for path in paths:
+        with path.open(encoding="utf-8", errors="backslashreplace") as file:
+            last = deque(file, lines)
+        print(f"==> {printable(str(path))} <==", *(printable(line.rstrip("\n")) for line in last), sep="\n")
 
 
 def _status_facts(out: Path, status: Status) -> Json:

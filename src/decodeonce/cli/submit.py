@@ -83,6 +83,13 @@ class JobOptions:
         Path | None,
         option("Run this job script, with STORE set to OUT, after the build has succeeded. (default: none)", "FILE"),
     ] = None
+    directive: Annotated[
+        list[str] | None,
+        option(
+            "Add this option of the batch system to each job, such as --reservation=x. Repeat the flag for more.",
+            "TEXT",
+        ),
+    ] = None
     submit: Annotated[bool, option("Submit the jobs instead of only writing them.", flag="--submit")] = False
 
     def profile(self, scheduler: str) -> Site:
@@ -107,6 +114,7 @@ class JobOptions:
             raise typer.BadParameter(f"--{flag} is required ({site.name}), as in {_example(site.scheduler)}")
         if self.then is not None and not self.then.is_file():
             raise typer.BadParameter(f"--then {self.then}: no such file; expected a job script")
+        settings["directives"] = tuple(settings.pop("directive", ()))
         settings |= {"seconds": _seconds(settings.get("time")), "mem": _memory(settings.get("mem"))}
         with parse.usage_errors():
             return Chain(**{name: value for name, value in settings.items() if name not in ("time", "site", "submit")})
