@@ -137,7 +137,7 @@ def status(
         facts = {
             "state": state,
             "jobs": shown if as_json else _jobs_text(jobs),
-            "next": f"prep logs {quoted(str(out))}",
+            "next": f"prep logs {quoted(out)}",
         }
         return show_facts(facts, as_json=as_json)
     if as_json:
@@ -182,7 +182,7 @@ def _status_facts(out: Path, status: Status) -> Json:
     """Return the facts to print about a build or store, with the command to run next."""
     rejects = {"rejects": len(status.rejects)}
     if status.finished:
-        return {"state": "finished", "rows": f"{status.rows:,}", **rejects, "next": f"prep info {quoted(str(out))}"}
+        return {"state": "finished", "rows": f"{status.rows:,}", **rejects, "next": f"prep info {quoted(out)}"}
     facts: Json = {
         "state": status.state,
         "rows_done": f"{status.rows_done:,} of {status.rows:,}",
@@ -199,7 +199,7 @@ def _status_facts(out: Path, status: Status) -> Json:
     # With too many rejects, `work` and `finish` fail unless --max-bad allows them.
     too_many = len(status.rejects) > allowed_rejects(WorkSettings().max_bad, status.rows)
     flag = f" --max-bad {len(status.rejects)}" if too_many else ""
-    work, finish = f"prep work {quoted(str(out))}{flag}", f"prep finish {quoted(str(out))}{flag}"
+    work, finish = f"prep work {quoted(out)}{flag}", f"prep finish {quoted(out)}{flag}"
     again = f"the same command again{flag and f' with{flag}'}, or {work} and then {finish}"
     advice = {"decoded": finish, "planned": work}.get(status.state, again)
     return {**facts, "next": f"{advice}, if you accept these rejects" if too_many else advice}
@@ -314,7 +314,7 @@ def show(
     chosen = draw_rows(found, random, seed or 0) if random else list(islice(found, count or 64))
     if not chosen:
         raise StoreError(
-            f"{store}: no row is selected; to list rows, classes and sources, run: prep ls {quoted(str(store))}"
+            f"{store}: no row is selected; to list rows, classes and sources, run: prep ls {quoted(store)}"
         )
     checked = CheckedRows(opened)
     shown = list(shown_rows(opened, chosen, checked))

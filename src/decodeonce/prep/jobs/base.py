@@ -79,16 +79,6 @@ class Job:
     array: bool = False
 
 
-def no_option(path: Path) -> str:
-    """Return a path as text that no command mistakes for an option.
-
-    Example:
-        >>> no_option(Path("-x"))
-        './-x'
-    """
-    return f"./{path}" if str(path).startswith("-") else str(path)
-
-
 def clock(seconds: int) -> str:
     """Return seconds as H:MM:SS, which both batch systems accept."""
     return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"

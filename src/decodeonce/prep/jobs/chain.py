@@ -10,7 +10,7 @@ from pathlib import Path
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.launch import launch_variables
-from decodeonce.prep.jobs.base import Chain, Job, no_option
+from decodeonce.prep.jobs.base import Chain, Job
 from decodeonce.prep.jobs.schedulers import SCHEDULERS
 from decodeonce.prep.jobs.site import Site
 from decodeonce.prep.jobs.submitted import LOGS, job_states
@@ -62,7 +62,7 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
         lines = [
             "#!/bin/bash",
             *scheduler.head(job, site, chain),
-            f"cd -- {quoted(str(folder))} || exit",
+            f"cd -- {quoted(folder)} || exit",
             " \\\n  ".join(unset),
             *site.setup,
             f"exec {command}",
@@ -83,13 +83,11 @@ def _submission(paths: StorePaths, site: Site, chain: Chain, folder: Path) -> st
         others += [f"submit 'round {number}' {later} {array}  # finished blocks are skipped", "rounds+=:$id"]
     others += [f"submit finish {last} {finish}"]
     if chain.then is not None:
-        others += [f"cd -- {quoted(str(folder))}", f"export STORE={quoted(str(paths.root.absolute()))}"]
-        others += [
-            f"submit then {scheduler.after('afterok:$id')} {scheduler.with_store}{quoted(no_option(chain.then))}"
-        ]
+        others += [f"cd -- {quoted(folder)}", f"export STORE={quoted(paths.root.absolute())}"]
+        others += [f"submit then {scheduler.after('afterok:$id')} {scheduler.with_store}{quoted(chain.then)}"]
     words = {
-        "JOBS": quoted(str(paths.jobs.absolute())),
-        "OUT": quoted(quoted(str(paths.root))),
+        "JOBS": quoted(paths.jobs.absolute()),
+        "OUT": quoted(quoted(paths.root)),
         "SCHEDULER": site.scheduler,
         "PLAN": f"plan{scheduler.suffix}",
         "OTHER_JOBS": "\n".join(others),
@@ -106,7 +104,7 @@ def _write(paths: StorePaths, texts: Mapping[str, bytes]) -> None:
     if there and there != texts:
         for name, states in job_states(paths.root).items():
             if states.queued:
-                out = quoted(no_option(paths.root))
+                out = quoted(paths.root)
                 raise BuildError(
                     f"{paths.jobs}: {name} of another submission is in the queue ({next(iter(states.queued))}); wait "
                     f"for its jobs, or run: prep cancel {out}"
