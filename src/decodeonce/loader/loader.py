@@ -172,7 +172,6 @@ class Loader:
         if isinstance(transform, Augment):
             transform.check_store(self._manifest)
 
-        self._tail = tail
         self._chosen = range(len(opened)) if rows is None else find_rows(rows, len(opened))
         self.count = len(self._chosen)
         self._partition = make_partition(partition, self._chosen, self.batch_size, self.rank, self.world_size, tail)
@@ -257,7 +256,9 @@ class Loader:
         # batches from the second.
         filler = self._make_filler(self._reader)
         # With other tails, a rank can have a smaller batch than the others, or padding of its own.
-        padded = not self._steps and self._tail != "drop" and (self.world_size == 1 or self._partition.slices > 1)
+        padded = (
+            not self._steps and self._partition.tail != "drop" and (self.world_size == 1 or self._partition.slices > 1)
+        )
         remainder = self.count % (self.batch_size * self.world_size) if padded else 0
         epoch = Epoch(filler, self._positions, remainder=remainder)
         self._filler = filler
@@ -279,8 +280,7 @@ class Loader:
             >>> loader.peek().images.shape, loader.epoch
             (torch.Size([32, 256, 256, 3]), 0)
         """
-        if (running := self._running()) and running.left:
-            raise RuntimeError(f"epoch {running.number} is running; call peek() before or after its loop")
+        self._check_between_epochs("call peek() before or after its loop")
         before = self._positions.now, self._positions.next
         try:
             return next(iter(self))
@@ -307,8 +307,7 @@ class Loader:
         """
         if self._table is None:
             raise ValueError('this Loader was created without weights=; pass weights=, for example "balanced"')
-        if (running := self._running()) and running.left:
-            raise RuntimeError(f"epoch {running.number} is running; set weights between two epochs")
+        self._check_between_epochs("set weights between two epochs")
         self._table = make_table(weights, as_store(self._root), self._chosen, self._shuffle, self._kind)
         self.__dict__.pop("_identity", None)  # it contains the digest of the weights
 
@@ -510,6 +509,10 @@ class Loader:
         """The epoch that has been started and has not ended."""
         epoch = self._filler.epoch() if self._filler else None
         return None if epoch is None or epoch.ended else epoch
+
+    def _check_between_epochs(self, advice: str) -> None:
+        if (running := self._running()) and running.left:
+            raise RuntimeError(f"epoch {running.number} is running; {advice}")
 
     def _end_epoch(self, why: str) -> None:
         if epoch := self._running():
