@@ -437,6 +437,8 @@ def test_invalid_arguments_are_rejected(store: Path) -> None:
         ({"tail": "last"}, "tail is 'last', expected one of 'drop', 'pad', 'keep'"),
         ({"reader": "aio"}, "reader is 'aio', expected one of 'auto', 'pread', 'mmap'"),
         ({"batch_size": 0}, "batch_size is 0, expected a whole number of 1 or more"),
+        ({"threads": 10**6}, "threads is 1000000, expected a whole number from 1 to 1000"),
+        ({"prefetch": 10**9}, "prefetch is 1000000000, expected a whole number from 1 to 1000"),
         ({"prefetch": 0}, "prefetch is 0"),
         ({"threads": -1}, "threads is -1"),
         ({"seed": "x"}, "seed is 'x', expected a whole number"),

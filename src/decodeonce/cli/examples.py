@@ -20,6 +20,7 @@ prep submit slurm build imagenet /data/imagenet train.store --tasks 16 --cpus 32
 prep submit slurm build folder images images.store --tasks 4 --site perlmutter --account m1234 --submit
 prep submit pbs build imagenet /data/imagenet train.store --tasks 8 --cpus 64 --time 2:00:00
 prep status train.store
+prep logs train.store
 prep cancel train.store
 prep info train.store
 prep verify train.store

@@ -82,6 +82,13 @@ class JobOptions:
         Path | None,
         option("Run this job script, with STORE set to OUT, after the build has succeeded. (default: none)", "FILE"),
     ] = None
+    directive: Annotated[
+        list[str] | None,
+        option(
+            "Add this option of the batch system to each job, such as --reservation=x. Repeat the flag for more.",
+            "TEXT",
+        ),
+    ] = None
     submit: Annotated[bool, option("Submit the jobs instead of only writing them.", flag="--submit")] = False
 
     def profile(self, scheduler: str) -> Site:
@@ -106,6 +113,7 @@ class JobOptions:
             raise typer.BadParameter(f"--{flag} is required ({site.name}), as in {_example(site.scheduler)}")
         if self.then is not None and not self.then.is_file():
             raise typer.BadParameter(f"--then {self.then}: no such file; expected a job script")
+        settings["directives"] = tuple(settings.pop("directive", ()))
         settings |= {"seconds": _seconds(settings.get("time")), "mem": _memory(settings.get("mem"))}
         with parse.usage_errors():
             return Chain(**{name: value for name, value in settings.items() if name not in ("time", "site", "submit")})
@@ -174,16 +182,14 @@ def _write(request: BuildRequest, words: Sequence[str], site: Site, chain: Chain
     jobs = f"plan, array of {chain.tasks} (round 1 of {chain.rounds}) and finish"
     say(f"{script.parent}: wrote scripts for {jobs}; logs will be here, too")
     if submit:
-        say(
-            f"submitted: {_run_submit_script(script)}; to see its progress, run: prep status {quoted(str(request.out))}"
-        )
+        say(f"submitted: {_run_submit_script(script)}; to see its progress, run: prep status {quoted(request.out)}")
     else:
-        say(f"to submit them, run: bash {quoted(str(script))}")
+        say(f"to submit them, run: bash {quoted(script)}")
 
 
 def _commands(request: BuildRequest, words: Sequence[str], chain: Chain) -> list[list[str]]:
     """Return the commands of plan, array and finish."""
-    from decodeonce.prep.jobs.base import no_option
+    from decodeonce.formatting import no_option
 
     prep, out = _program_command(), no_option(request.out)
     log = ["--log", f"{StorePaths(request.out).jobs}/logs/"]
@@ -220,7 +226,7 @@ def _run_submit_script(script: Path) -> str:
     if running.returncode == STOPPED_SCRIPT:
         raise Stopped(f"{script}: {problem}; run the same command again")
     if running.returncode:
-        raise BuildError(f"{script}: not submitted: {problem}; fix this and run: bash {quoted(str(script))}")
+        raise BuildError(f"{script}: not submitted: {problem}; fix this and run: bash {quoted(script)}")
     return output.strip()
 
 

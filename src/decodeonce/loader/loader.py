@@ -50,6 +50,7 @@ CHOICES: dict[str, object] = {
 
 # In our measurements, two threads copied as fast as two cores can. A rank should use only a few cores for loading.
 MOST_THREADS = 4
+MOST = 1000  # threads, and batches prepared ahead; a larger number is a mistake
 GIVEN = "given"  # the source of a rank that the user passed
 
 
@@ -87,10 +88,10 @@ class Loader:
         steps: Steps per epoch, at least 1. Each epoch continues where the previous one ended; where too few rows for a
             batch are left, the next pass through the rows begins. Such a run resumes exactly, unlike one that leaves
             each epoch with ``break``. Default: None, an epoch is one pass.
-        prefetch: Batches prepared ahead, at least 1. Default: 3. On a CPU, the Loader uses host memory for about
+        prefetch: Batches prepared ahead, 1 to 1,000. Default: 3. On a CPU, the Loader uses host memory for about
             ``prefetch + 2`` batches. With another device, it uses pinned host memory for 3 batches, and device memory
             for about ``prefetch + 2`` batches.
-        threads: Threads that copy rows. Default: the number of usable cores, at most 4.
+        threads: Threads that copy rows, 1 to 1,000. Default: the number of usable cores, at most 4.
         reader: How to read. "auto" (default): choose by file system and memory; ``stats()`` shows the choice and the
             reason. "pread": one read per run of consecutive rows. "mmap": copy from mapped files; network file systems
             are still read with pread.
@@ -161,9 +162,9 @@ class Loader:
         for name, value in zip(CHOICES, (shuffle, partition, tail, reader, cache), strict=True):
             if value not in (choices := get_args(CHOICES[name])):
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
-        self.batch_size, self._prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1)
+        self.batch_size, self._prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1, MOST)
         self._seed, self._shuffle, self._kind = whole("seed", seed), shuffle, partition
-        threads = min(MOST_THREADS, usable_cores()) if threads is None else whole("threads", threads, 1)
+        threads = min(MOST_THREADS, usable_cores()) if threads is None else whole("threads", threads, 1, MOST)
         found = find_rank() if rank is None and world_size is None else _given_rank(rank, world_size)
         self.rank, self.world_size, self._found = found.rank, found.world_size, found
         target, opened = find_device(device), as_store(store)
@@ -171,7 +172,6 @@ class Loader:
         if isinstance(transform, Augment):
             transform.check_store(self._manifest)
 
-        self._tail = tail
         self._chosen = range(len(opened)) if rows is None else find_rows(rows, len(opened))
         self.count = len(self._chosen)
         self._partition = make_partition(partition, self._chosen, self.batch_size, self.rank, self.world_size, tail)
@@ -256,7 +256,9 @@ class Loader:
         # batches from the second.
         filler = self._make_filler(self._reader)
         # With other tails, a rank can have a smaller batch than the others, or padding of its own.
-        padded = not self._steps and self._tail != "drop" and (self.world_size == 1 or self._partition.slices > 1)
+        padded = (
+            not self._steps and self._partition.tail != "drop" and (self.world_size == 1 or self._partition.slices > 1)
+        )
         remainder = self.count % (self.batch_size * self.world_size) if padded else 0
         epoch = Epoch(filler, self._positions, remainder=remainder)
         self._filler = filler
@@ -278,8 +280,7 @@ class Loader:
             >>> loader.peek().images.shape, loader.epoch
             (torch.Size([32, 256, 256, 3]), 0)
         """
-        if (running := self._running()) and running.left:
-            raise RuntimeError(f"epoch {running.number} is running; call peek() before or after its loop")
+        self._check_between_epochs("call peek() before or after its loop")
         before = self._positions.now, self._positions.next
         try:
             return next(iter(self))
@@ -306,8 +307,7 @@ class Loader:
         """
         if self._table is None:
             raise ValueError('this Loader was created without weights=; pass weights=, for example "balanced"')
-        if (running := self._running()) and running.left:
-            raise RuntimeError(f"epoch {running.number} is running; set weights between two epochs")
+        self._check_between_epochs("set weights between two epochs")
         self._table = make_table(weights, as_store(self._root), self._chosen, self._shuffle, self._kind)
         self.__dict__.pop("_identity", None)  # it contains the digest of the weights
 
@@ -509,6 +509,10 @@ class Loader:
         """The epoch that has been started and has not ended."""
         epoch = self._filler.epoch() if self._filler else None
         return None if epoch is None or epoch.ended else epoch
+
+    def _check_between_epochs(self, advice: str) -> None:
+        if (running := self._running()) and running.left:
+            raise RuntimeError(f"epoch {running.number} is running; {advice}")
 
     def _end_epoch(self, why: str) -> None:
         if epoch := self._running():

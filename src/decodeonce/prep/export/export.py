@@ -207,7 +207,7 @@ def _unfinished_folder(dest: Path) -> Path:
         if match := re.fullmatch(rf"{re.escape(name)}\.tmp-(.+)-([0-9]+)", left, re.DOTALL):
             if match[1] != node or process_exists(int(match[2])):
                 what = f"{parent / left}: process {match[2]} on {match[1]} exports to {dest}, or was killed there"
-                advice = f"wait until it has ended, or stop it and run: rm -r {quoted(str(parent / left))}"
+                advice = f"wait until it has ended, or stop it and run: rm -r {quoted(parent / left)}"
                 raise DecodeonceError(f"{what}; {advice}")
             remove_tree(parent / left)
     return parent / f"{name}.tmp-{node}-{os.getpid()}"
