@@ -208,8 +208,8 @@ def test_trial_counts_rejects(tmp_path: Path) -> None:
     source, scratch = FolderSource(tree_with_reject(tmp_path) / "train"), tmp_path / "scratch"
     scratch.mkdir()
     found = run_trial(source, list(source.entries()), SMALL, scratch, workers=2, seconds=60)
-    assert (found.samples, found.rejects) == (37, 1)
-    assert found.first_reject == "n00000001/bad.JPEG: not an image: begins with b'no pictu'"
+    assert found.samples == 37
+    assert list(map(str, found.rejects)) == ["n00000001/bad.JPEG: not an image: begins with b'no pictu'"]
     assert found.samples_per_s > 0
     assert list(scratch.iterdir()) == []
 
@@ -242,7 +242,7 @@ def test_build_is_measured_for_every_way_to_read(name: str, tmp_path: Path) -> N
     ],
 )
 def test_limit_of_build(cold: float, busy: tuple[float, float], limit: str) -> None:
-    first, warm = Trial(37, 0, "", cold, busy[0], 10**9), Trial(37, 0, "", 1000.0, busy[1], 0)
+    first, warm = Trial(37, [], cold, busy[0], 10**9, {}), Trial(37, [], 1000.0, busy[1], 0, {})
     assert limit_of(first, warm) == limit
     assert not limit_of(first, None).startswith("reading")
 

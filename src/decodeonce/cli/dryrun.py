@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import gettempdir
@@ -49,7 +49,7 @@ from decodeonce.prep.jobs.base import Chain, clock
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source, SourceWrapper
-from decodeonce.store import StorePaths, disk
+from decodeonce.store import Reject, StorePaths, disk
 from decodeonce.store.files import remove_tree
 
 SECONDS = 2.0  # of each trial
@@ -72,8 +72,7 @@ class Trial:
 
     Attributes:
         samples: Images that were read and decoded, rejects included.
-        rejects: Number of images that cannot become rows.
-        first_reject: One of them with the reason, or "".
+        rejects: Those that cannot become rows.
         samples_per_s: Rate after the first block, so without the start of the workers.
         busy_share: Share of the cores that was busy, by these workers or other programs; 1 is one core per worker.
         read_bytes: Bytes that came from storage and not from memory, if the file system counts them.
@@ -81,12 +80,11 @@ class Trial:
     """
 
     samples: int
-    rejects: int
-    first_reject: str
+    rejects: Sequence[Reject]
     samples_per_s: float
     busy_share: float
     read_bytes: int
-    kept: Mapping[str, int] = field(default_factory=dict)
+    kept: Mapping[str, int]
 
 
 class _TimeIsUp(Exception):
@@ -158,7 +156,7 @@ def _timed(request: BuildRequest, listing: Listing, time: Time, workers: int, se
     rates = f"{first.samples_per_s:,.0f} images/s"
     rates += f" from storage and at {warm.samples_per_s:,.0f} images/s from memory" if warm else ""
     caution = "" if warm else "; a slower disk or a cold cache takes longer"
-    found = f"; {first.rejects} of them cannot be decoded, first {first.first_reject}" if first.rejects else ""
+    found = f"; {len(first.rejects)} of them cannot be decoded, first {first.rejects[0]}" if first.rejects else ""
     yield (
         f"this is an estimate: {counted(workers, 'worker')} here read and decoded {counted(first.samples, 'image')} "
         f"({part}) at {rates}{caution}{found}"
@@ -169,7 +167,7 @@ def _timed(request: BuildRequest, listing: Listing, time: Time, workers: int, se
         yield f"in this sample, {line}"
     max_bad = request.work.max_bad
     allowed = allowed_rejects(max_bad, listing.candidates)
-    rejects = len(listing.rejects) + round(first.rejects / first.samples * len(listing))
+    rejects = len(listing.rejects) + round(len(first.rejects) / first.samples * len(listing))
     if rejects > allowed:
         yield (
             f"this build would fail: about {rejects} of {listing.candidates} images would be rejected, but --max-bad "
@@ -245,12 +243,12 @@ def run_trial(
     busy = busy_share(before) * len(os.sched_getaffinity(0)) / min(workers, usable_cores())
     status = read_status(out)
     remove_tree(out)
-    rejects, (first, early), (last, late) = status.rejects, marks[1 if len(marks) > 2 else 0], marks[-1]
-    if len(rejects) >= late:
+    (first, early), (last, late) = marks[1 if len(marks) > 2 else 0], marks[-1]
+    if len(status.rejects) >= late:
         tried = counted(late, "image was", "images were")
-        raise BuildError(f"{source.root}: {tried} tried and none can be decoded, for example {rejects[0]}")
-    reject, rate = str(rejects[0]) if rejects else "", (late - early) / (last - first)
-    return Trial(late, len(rejects), reject, rate, busy, 512 * (_blocks_read() - blocks_read), status.kept)
+        raise BuildError(f"{source.root}: {tried} tried and none can be decoded, for example {status.rejects[0]}")
+    rate, read = (late - early) / (last - first), 512 * (_blocks_read() - blocks_read)
+    return Trial(late, status.rejects, rate, busy, read, status.kept)
 
 
 def _blocks_read() -> int:
