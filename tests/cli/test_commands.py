@@ -154,7 +154,7 @@ def test_info_and_verify_print_text_and_json(store: Path, tmp_path: Path) -> Non
     assert shown["recipe"].startswith("--size 24, --format npy, --exif ignore, --filter bilinear, --fit crop, ")
     assert shown["source"] == "kind imagenet, split train"
     assert not {"staged part", "decoder crashes"} & shown.keys()
-    assert not re.search("None|on_odd|_", "".join(lines).replace(str(store), ""))
+    assert not re.search("None|_", "".join(lines).replace(str(store), ""))
     info = json.loads(prep("info", store, "--json").stdout)
     assert (info["rows"], info["shape"], info["classes"]) == (15, [24, 24, 3], 3)
     intact = {"ok": True, "rows": 15, "bad_rows": [], "unknown_rows": [], "bad_files": []}
