@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from decodeonce import cli
+from decodeonce.build import Recipe, WorkSettings
 from decodeonce.cli import bench
 from decodeonce.cli.bench import build, load, machine
 from decodeonce.cli.bench.build import SampledSource, Trial, build_lines, fair_sample, measure_build, run_trial
@@ -17,8 +18,6 @@ from decodeonce.cli.bench.machine import busy_share, core_times, drop_pages, oth
 from decodeonce.cli.kinds import BuildRequest
 from decodeonce.host import is_in_memory
 from decodeonce.prep.building.plan import scan
-from decodeonce.prep.building.pool import WorkSettings
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store, part_rows, stage_store
 from tests.command import assert_fails, kill_when, prep, prep_after, prep_process

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.repair.repair import repair_store
+from decodeonce.build import Recipe, repair_store
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
 from tests.command import assert_fails, prep

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.folder import FolderSource
-from decodeonce.prep.sources.imagenet import open_imagenet
+from decodeonce.sources import FolderSource, open_imagenet
 from tests.command import prep
 from tests.forms.all_forms import PICS
 from tests.forms.folder import write_folder

@@ -28,10 +28,7 @@ from decodeonce.prep.sources.boxed import (
     parse,
     usable_box,
 )
-from decodeonce.prep.sources.folder import FolderSource
-from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.prep.sources.safe_open import Links
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.sources import FolderSource, Links, open_imagenet, open_webdataset
 from decodeonce.store import ImageClass
 from tests.forms.webdataset import sample, write_tar
 

@@ -14,15 +14,11 @@ import h5py
 import numpy as np
 import pytest
 
+from decodeonce.build import Plan, Recipe, WorkSettings, build, finish, make_plan, work
 from decodeonce.errors import BuildError
 from decodeonce.prep.building import build as build_module
-from decodeonce.prep.building.build import build, make_plan
-from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.journal import FACTS, Journal, Journals, journal_line
-from decodeonce.prep.building.plan import Plan
-from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.building.status import read_status
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.layout import ContainerName

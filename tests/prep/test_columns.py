@@ -13,21 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from decodeonce.build import BoxRules, Conversion, Recipe, Selection, WorkSettings, build, make_plan, repair_store
 from decodeonce.errors import BuildError
 from decodeonce.prep.building import plan as plan_module
-from decodeonce.prep.building.build import build, make_plan
-from decodeonce.prep.building.pool import WorkSettings
-from decodeonce.prep.convert.convert import Conversion
-from decodeonce.prep.recipe import BoxRules, Recipe
-from decodeonce.prep.repair.repair import repair_store
-from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.boxed import BoxedSource
-from decodeonce.prep.sources.file_list import open_list
-from decodeonce.prep.sources.parquet import open_parquet
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.sources import BoxedSource, Source, open_list, open_parquet, open_webdataset
 from decodeonce.store import Store, add_column, open_store, verify_store
 from decodeonce.store.manifest import DATA_OFFSET
-from decodeonce.store.select import Selection
 from tests.forms.boxed import XML
 from tests.forms.parquet import images as parquet_images
 from tests.forms.parquet import write_table

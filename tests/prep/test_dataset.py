@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from decodeonce.build import Recipe, make_plan
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.building.build import make_plan
-from decodeonce.prep.entry import Entry, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.dataset import DatasetSource, encoded, open_dataset
-from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.sources import Entry, FolderSource, Undecodable
 from decodeonce.store import open_store
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.table import read_rejects

@@ -17,8 +17,7 @@ from PIL import Image
 from decodeonce.errors import BuildError, DecodeonceError, Stopped, StoreError
 from decodeonce.prep.export.export import ExportPaths, ExportSettings, export_store
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.folder import FolderSource
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.sources import FolderSource, open_webdataset
 from decodeonce.store import Store, disk, open_store, part_rows, stage_store
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
 from tests.images import make_image, tree_bytes

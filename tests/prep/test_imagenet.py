@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.sources import files
 from decodeonce.prep.sources import imagenet as imagenet_forms
 from decodeonce.prep.sources.archives import list_tar, sort_members
-from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.holders import Holder, Member, open_holder
 from decodeonce.prep.sources.imagenet import AnySplit, open_imagenet
+from decodeonce.sources import Source, Undecodable
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
 from tests.forms import imagenet as forms

@@ -11,11 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from decodeonce.build import BoxRules, Recipe, make_plan
 from decodeonce.errors import BuildError
-from decodeonce.prep.building.build import make_plan
-from decodeonce.prep.recipe import BoxRules, Recipe
-from decodeonce.prep.sources.boxed import BoxedSource
-from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.sources import BoxedSource, FolderSource
 from decodeonce.store import Store, open_store, verify_store
 from tests.command import prep
 from tests.images import encoded, exif, reference_row

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from decodeonce.build import Recipe, repair_store
 from decodeonce.errors import BuildError
-from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.repair.repair import repair_store
 from decodeonce.prep.repair.rows import reopen_source
 from decodeonce.prep.sources import SOURCES, Registered, find_opener
 from decodeonce.store import open_store, verify_store

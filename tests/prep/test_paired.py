@@ -15,22 +15,14 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from decodeonce.build import ExportSettings, WorkSettings, build, export_store, make_plan, repair_store
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.building.build import build, make_plan
 from decodeonce.prep.building.journal import Journal
-from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.building.worker import BlockDecoder, write_block
 from decodeonce.prep.convert.convert import Conversion, convert
-from decodeonce.prep.export.export import ExportSettings, export_store
 from decodeonce.prep.processes.child import Heartbeat
 from decodeonce.prep.recipe import BoxRules, Recipe, UserMap
-from decodeonce.prep.repair.repair import repair_store
-from decodeonce.prep.sources.boxed import BoxedSource
-from decodeonce.prep.sources.dataset import open_dataset
-from decodeonce.prep.sources.folder import FolderSource
-from decodeonce.prep.sources.paired import PairedSource
-from decodeonce.prep.sources.parquet import open_parquet
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.sources import BoxedSource, FolderSource, PairedSource, open_dataset, open_parquet, open_webdataset
 from decodeonce.store import Store, add_column, open_store, stage_store, verify_store
 from decodeonce.store.table import Reject, read_rejects
 from tests.command import assert_fails, prep

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decodeonce.build import Recipe, WorkSettings, make_plan, work
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.building import free_space
-from decodeonce.prep.building.build import make_plan
 from decodeonce.prep.building.plan import (
     PLAN_VERSION,
     Plan,
@@ -25,16 +25,9 @@ from decodeonce.prep.building.plan import (
     write_facts,
     write_plan,
 )
-from decodeonce.prep.building.pool import WorkSettings, work
-from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import files
-from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.files import file_entry
-from decodeonce.prep.sources.folder import FolderSource
-from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.prep.sources.safe_open import Links
+from decodeonce.sources import Entry, FolderSource, Links, Source, file_entry, open_imagenet
 from decodeonce.store import ImageClass, StorePaths
 from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes

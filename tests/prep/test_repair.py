@@ -15,24 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decodeonce.build import BoxRules, Conversion, Recipe, Repair, Selection, find_map, is_built, repair_store
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.building import plan as plan_module
-from decodeonce.prep.building.output_dir import is_built
-from decodeonce.prep.convert.convert import Conversion
-from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.repair.reasons import COPY
-from decodeonce.prep.repair.repair import Repair, repair_store
-from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.boxed import BoxedSource
-from decodeonce.prep.sources.folder import FolderSource
-from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.sources import BoxedSource, FolderSource, Source, open_imagenet, open_webdataset
 from decodeonce.store import open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
-from decodeonce.store.select import Selection
 from decodeonce.store.writer import virtual_bytes
 from tests.forms.all_forms import FORMS, PICS
 from tests.forms.folder import write_folder

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from decodeonce import remote
-from decodeonce.errors import BuildError
+from decodeonce import BuildError, remote
 from decodeonce.prep.building.worker import read_ahead
-from decodeonce.prep.entry import Entry
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.sources import Entry, open_webdataset
 from tests.command import assert_fails, prep
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg, tree_bytes

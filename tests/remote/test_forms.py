@@ -13,10 +13,7 @@ import pytest
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources import open_source
-from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.file_list import open_list
-from decodeonce.prep.sources.folder import open_folder
-from decodeonce.prep.sources.imagenet import open_imagenet
+from decodeonce.sources import Source, open_folder, open_imagenet, open_list
 from tests.command import assert_fails, prep
 from tests.forms import folder, imagenet, listed, parquet, webdataset
 from tests.forms.all_forms import PICS, PLAIN_FORMS

@@ -15,12 +15,9 @@ from typing import Any
 
 import pytest
 
-from decodeonce import remote
-from decodeonce.errors import BuildError
-from decodeonce.prep.sources.file_list import open_list
-from decodeonce.prep.sources.parquet import open_parquet
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce import BuildError, remote
 from decodeonce.remote import read_object, stat_object
+from decodeonce.sources import open_list, open_parquet, open_webdataset
 from tests.command import prep
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decodeonce import remote
-from decodeonce.errors import StageError, StoreError
+from decodeonce import StageError, StoreError, remote
 from decodeonce.store import RemoteStore, open_store, stage_store
 from decodeonce.store.manifest import DATA_OFFSET
 from tests.command import assert_fails, prep

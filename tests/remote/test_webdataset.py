@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from decodeonce import remote
-from decodeonce.errors import BuildError
+from decodeonce import BuildError, remote
 from decodeonce.prep.sources import holders, open_source
 from decodeonce.prep.sources.holders import FEW, MANY
 from decodeonce.prep.sources.webdataset import open_webdataset

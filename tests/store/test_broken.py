@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decodeonce import open_store
-from decodeonce.errors import StoreError
+from decodeonce import StoreError, open_store
 from decodeonce.store import verify_store
 from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.hashing import MAX_SIGNED_BYTES, hexdigest

@@ -11,13 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from decodeonce import open_store
-from decodeonce.prep.convert.convert import Conversion, convert
+from decodeonce.build import Conversion, Selection, convert
 from decodeonce.store import stage_store, verify_store
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import ContainerName, StorePaths
 from decodeonce.store.manifest import DATA_OFFSET
-from decodeonce.store.select import Selection
 from decodeonce.store.writer import shard_ranges
 from tests.packages import needs_torch
 from tests.store.signing import flip

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import decodeonce
-from decodeonce import open_store
-from decodeonce.errors import StoreError
+from decodeonce import StoreError, open_store
 from decodeonce.store import add_column, stage_store, verify_store
 from tests.command import assert_fails, prep
 from tests.packages import needs_torch
