@@ -1,7 +1,5 @@
 """Figures on pages that can be computed are right, and so are the pictures that show settings of the package."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Builds from an object store with latency and failures."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from itertools import chain

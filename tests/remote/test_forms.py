@@ -1,7 +1,5 @@
 """Every form of a source in an object store: trees, lists, archives and tables."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Files in a repository of the Hugging Face Hub, which a server on the loopback imitates."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer

@@ -1,7 +1,5 @@
 """The requests for ranges: their signatures, their repetitions, and servers that need fsspec."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

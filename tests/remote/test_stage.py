@@ -1,7 +1,5 @@
 """Staging from an object store gives the parts that staging from a local store gives."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """S3 over TLS, and signed https URLs."""
 
-from __future__ import annotations
-
 import ipaddress
 import ssl
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """WebDataset shards in an object store and on a web server."""
 
-from __future__ import annotations
-
 import sys
 from itertools import chain
 from pathlib import Path

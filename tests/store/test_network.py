@@ -1,7 +1,5 @@
 """Errors that pass on network file systems, and changes by two nodes whose locks do not exclude each other."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

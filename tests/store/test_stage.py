@@ -1,7 +1,5 @@
 """A staged part holds exactly its rows, even after kills, and never returns other rows."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """A URL is refused wherever a store's folder is expected, with the command that copies the store from there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
