@@ -200,18 +200,6 @@ def test_plan_time_rejects_count_and_are_listed(tmp_path: Path) -> None:
     assert "dangling link" in reject.reason
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"nothing", "every image was rejected or left out"), (None, "no images found")]
-)
-def test_source_without_a_row_makes_no_store(tmp_path: Path, content: bytes | None, message: str) -> None:
-    (tmp_path / "src/train/n0").mkdir(parents=True)
-    if content:
-        (tmp_path / "src/train/n0/a.JPEG").write_bytes(content)
-    with pytest.raises(BuildError, match=message):
-        build(open_imagenet(tmp_path / "src"), tmp_path / "store", Recipe(), WorkSettings(max_bad="100%"))
-    assert (tmp_path / "store").exists() == bool(content)
-
-
 def test_too_little_space_is_reported_before_decoding(tree: Path, tmp_path: Path) -> None:
     with disks.small_disk(tmp_path, "16m") as disk, pytest.raises(BuildError, match=r"free, .* needed for 15 rows"):
         make_plan(open_imagenet(tree), disk / "store", Recipe(**LARGE_ROWS))

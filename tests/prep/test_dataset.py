@@ -28,6 +28,7 @@ from tests.images import jpeg, tree_bytes
 from tests.libraries import library
 from tests.packages import NOT_DEV
 from tests.prep.building import build_in_process
+from tests.store.signing import damage_rows
 from tools.libraries import define_operators
 
 RECIPE = Recipe(height=24, width=20)
@@ -343,9 +344,7 @@ def test_commands_work_with_a_dataset(write: Write, photos: Path, tmp_path: Path
     check_equal(tmp_path / "out", tmp_path / "folder", encoded=True)
     before = tree_bytes(tmp_path / "out")
     assert "already finished" in prep(*command, cwd=tmp_path).stdout
-    images = np.load(tmp_path / "out/images-00000.npy", mmap_mode="r+")
-    images[[0, 4]] ^= 1
-    images.flush()
+    damage_rows(tmp_path / "out", 0, 4)
     repaired = prep("repair", tmp_path / "out", "--from", tmp_path / name)  # from another folder
     assert "repaired 2 rows; 11 rows intact" in repaired.stdout, repaired
     assert tree_bytes(tmp_path / "out") == before

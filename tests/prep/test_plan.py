@@ -159,15 +159,6 @@ def test_build_with_done_blocks_but_no_plan_stays_unchanged(plan: Plan, tree: Pa
     assert tree_bytes(tmp_path / "out") == before
 
 
-def test_labels_follow_class_list_and_descriptions_follow_mapping(tree: Path, tmp_path: Path) -> None:
-    (tree / "LOC_synset_mapping.txt").write_text("n00000000 tench, Tinca tinca\nn00000002 goldfish\n")
-    source = open_imagenet(tree)
-    assert source.classes()[:2] == (ImageClass("n00000000", "tench, Tinca tinca"), ImageClass("n00000001", ""))
-    reversed_ = open_imagenet(tree, classes=["n00000002", "n00000009", "n00000001", "n00000000"])
-    labels = {os.fsdecode(entry.name).split("/")[1]: entry.label for entry in reversed_.entries()}
-    assert labels == {"n00000002": 0, "n00000001": 2, "n00000000": 3}
-
-
 def test_different_source_is_an_error(tmp_path: Path) -> None:
     tree, other = (make_tree(tmp_path / name, classes=classes) for name, classes in (("tree", 2), ("other", 1)))
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
