@@ -1,5 +1,7 @@
 """Sources that mix what does not belong together, or hold more than it seems."""
 
+from __future__ import annotations
+
 import gzip
 import io
 import shlex
