@@ -20,7 +20,7 @@ from decodeonce.host import is_in_memory
 from decodeonce.prep.building.plan import scan
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store, part_rows, stage_store
-from tests.command import assert_fails, kill_when, prep, prep_after, prep_process
+from tests.command import assert_fails, kill_when, prep, prep_after
 from tests.forms.all_forms import PICS, PLAIN_FORMS
 from tests.images import make_tree, tree_bytes
 from tests.stores import make_store, random_images
@@ -244,9 +244,3 @@ def test_error_is_one_line(store: Path, tree: Path, tmp_path: Path) -> None:
     refused(1, "but --expect is 3", "build", "imagenet", tree, "out", "--expect", "3")
     refused(1, "is inside the source", "build", "imagenet", tree, tree / "train/out")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_torch_that_cannot_be_imported_is_one_line(store: Path, tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')\n")
-    result = prep_process("bench", "load", store, PYTHONPATH=str(tmp_path))
-    assert_fails(result, 1, "cannot be imported: libcudart.so.13: cannot open", "run: prep doctor")
