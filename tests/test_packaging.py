@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.command import run
 from tests.disks import small_disk
 from tests.terminal import Terminal
 from tools import check_machine, lock, setup_env, setup_oldest
@@ -138,10 +139,7 @@ def test_pillow_simd_is_compiled_again_once_for_new_headers(
 def modules_after(code: str) -> set[str]:
     """Return the modules that a new Python process has loaded after running this code."""
     script = f"{code}\nimport sys\nprint(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT / "tests", capture_output=True, text=True, check=True
-    )
-    return set(done.stdout.split())
+    return set(run(sys.executable, "-c", script, cwd=ROOT / "tests").split())
 
 
 def test_importing_package_loads_no_heavy_modules() -> None:

@@ -18,14 +18,7 @@ from decodeonce.prep.entry import Box, Entry
 from decodeonce.prep.pixels.geometry import pixel_box
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources import files, open_source
-from decodeonce.prep.sources.boxed import (
-    NOT_ANNOTATED,
-    Annotation,
-    Annotations,
-    BoxedSource,
-    parse,
-    usable_box,
-)
+from decodeonce.prep.sources.boxed import NOT_ANNOTATED, Annotation, Annotations, BoxedSource, parse, usable_box
 from decodeonce.sources import FolderSource, Links, open_imagenet, open_webdataset
 from decodeonce.store import ImageClass
 from tests.forms.webdataset import sample, write_tar

@@ -3,8 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +22,7 @@ from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.layout import ContainerName
 from decodeonce.store.table import read_rejects
 from tests import disks
-from tests.command import prep
+from tests.command import prep, prep_after
 from tests.images import jpeg, make_tree, reference_row, tree_bytes
 
 # Rows of 3 MB: one row per block, two blocks per shard, so that two rejects empty a whole shard.
@@ -244,11 +242,7 @@ def test_file_size_limit_of_libhdf5_exits_with_1(tmp_path: Path) -> None:
     tree, out = make_tree(tmp_path / "src"), tmp_path / "out"
     assert prep("plan", "imagenet", tree, out, "--size", 128, "--format", "hdf5").returncode == 0
     assert prep("work", out).returncode == 0
-    code = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (99999, 99999)); "
-    code += "runpy.run_module('decodeonce.cli', run_name='__main__')"
-    failed = subprocess.run(
-        [sys.executable, "-c", code, "finish", str(out)], capture_output=True, text=True, check=False
-    )
+    failed = prep_after("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (99999, 99999))", "finish", out)
     assert failed.returncode == 1
     assert "File too large" in failed.stderr
     assert "raise `ulimit -f`" in failed.stderr

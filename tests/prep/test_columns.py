@@ -1,11 +1,11 @@
 """Numeric columns of a source: each row has the values of its own image, also with rejects and shuffling."""
 
 import csv
-import dataclasses
 import io
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,11 +215,8 @@ def test_missing_webdataset_value_is_reported(tmp_path: Path) -> None:
 
 
 def test_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> None:
-    files = [
-        *sample("j", DATA[0], cls=0, json={"x": 1}),
-        *sample("k", DATA[0]),
-        *sample("l", DATA[0], cls=0, json={"x": 3}),
-    ]
+    files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0])]
+    files += sample("l", DATA[0], cls=0, json={"x": 3})
     found = list(open_webdataset(str(write_tar(tmp_path / "a.tar", files)), column=["x"]).entries())
     assert [(entry.values, bool(entry.problem)) for entry in found] == [((1,), False), ((), True), ((3,), False)]
 
@@ -292,14 +289,12 @@ def test_every_box_of_an_image_has_its_values(tmp_path: Path) -> None:
     for number in range(COUNT):
         (tmp_path / f"boxes/{number}.xml").write_text(XML.format("0"))
     per_object = BoxedSource(source, tmp_path / "boxes", BoxRules())
-    store = open_store(
-        build_in_process(per_object, tmp_path / "objects", dataclasses.replace(RECIPE, boxes=BoxRules()))
-    )
+    store = open_store(build_in_process(per_object, tmp_path / "objects", replace(RECIPE, boxes=BoxRules())))
     objects = len(store) // (COUNT - 1)
     check_values(store, objects * (COUNT - 1))
     kept = BoxRules(keep=2)
     with_boxes = BoxedSource(source, tmp_path / "boxes", kept)
-    store = open_store(build_in_process(with_boxes, tmp_path / "with_boxes", dataclasses.replace(RECIPE, boxes=kept)))
+    store = open_store(build_in_process(with_boxes, tmp_path / "with_boxes", replace(RECIPE, boxes=kept)))
     check_values(store)
     assert {"boxes", "box_count"} <= store.columns.keys()
 

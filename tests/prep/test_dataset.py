@@ -263,9 +263,7 @@ def test_failure_of_the_file_system_or_process_stops_the_listing_and_rejects_not
     ):
         with pytest.raises(error, match=message):
             list(source_of(write, f"[{items}]").entries())
-    crashing = (
-        "class Crashing(Dataset):\n    def __getitem__(self, index): return os._exit(9) if index else (b'0', 0)\n"
-    )
+    crashing = "class Crashing(Dataset):\n    def __getitem__(self, i): return os._exit(9) if i else (b'0', 0)\n"
     source = DatasetSource(f"{write(f'{DATASET}{crashing}def make(): return Crashing([0, 1])')}:make")
     with pytest.raises(BuildError, match=r":make: a process that lists the dataset crashed \(exit status 9\); see the"):
         list(source.entries())

@@ -16,15 +16,7 @@ from hypothesis import strategies as st
 from decodeonce.build import Recipe, WorkSettings, make_plan, work
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.building import free_space
-from decodeonce.prep.building.plan import (
-    PLAN_VERSION,
-    Plan,
-    plan_facts,
-    scan,
-    shuffled,
-    write_facts,
-    write_plan,
-)
+from decodeonce.prep.building.plan import PLAN_VERSION, Plan, plan_facts, scan, shuffled, write_facts, write_plan
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.sources import files
 from decodeonce.sources import Entry, FolderSource, Links, Source, file_entry, open_imagenet

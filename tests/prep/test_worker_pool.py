@@ -13,14 +13,7 @@ from decodeonce.build import Recipe, finish, make_plan
 from decodeonce.errors import Stopped
 from decodeonce.prep.building import pool as pool_module
 from decodeonce.prep.building.journal import Journal, Journals
-from decodeonce.prep.building.pool import (
-    BlockQueue,
-    UnitQueue,
-    Worker,
-    WorkerPool,
-    WorkSettings,
-    work,
-)
+from decodeonce.prep.building.pool import BlockQueue, UnitQueue, Worker, WorkerPool, WorkSettings, work
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.processes.child import Child, Parent, run_workers
 from decodeonce.sources import open_imagenet, open_webdataset

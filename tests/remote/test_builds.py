@@ -75,9 +75,7 @@ def test_bucket_that_vanishes_is_named(s3: Any) -> None:
     first, *_, last = source.entries()
     source.read(first)
     s3.delete_object(Bucket="images", Key="a.tar")
-    with pytest.raises(
-        BuildError, match=r"^s3://images/a\.tar: no such object or bucket; look for it with `aws s3 ls "
-    ):
+    with pytest.raises(BuildError, match=r"^s3://images/a\.tar: no such object or bucket; look for it with `aws s3 ls"):
         source.read(last)
 
 

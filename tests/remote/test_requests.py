@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 from http.server import ThreadingHTTPServer
@@ -16,7 +15,7 @@ import pytest
 from decodeonce import BuildError, remote
 from decodeonce.remote import read_object, stat_object
 from decodeonce.sources import open_list, open_parquet, open_webdataset
-from tests.command import prep
+from tests.command import prep, run
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
 from tests.remote.conftest import Handler, Proxy, serving
@@ -58,10 +57,7 @@ def test_other_process_reads_without_s3fs(s3: Any, proxy: Proxy) -> None:
         f"data = read_object('s3://images/a.jpg', ObjectFacts(*{tuple(facts)}), 5, 10);"
         "print(data.hex(), sorted({'s3fs', 'fsspec', 'botocore'} & sys.modules.keys()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(remote.shared())], check=True, capture_output=True, text=True
-    )
-    assert done.stdout == f"{WHOLE[5:15].hex()} []\n"
+    assert run(sys.executable, "-c", code, json.dumps(remote.shared())) == f"{WHOLE[5:15].hex()} []\n"
 
 
 def test_expired_signature_is_renewed(s3: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,9 +128,7 @@ def test_object_replaced_meanwhile_is_noticed(tmp_path: Path, s3: Any, whole: Pa
     stage_store(opened, tmp_path / "part", rows=range(5))
     flip_row(whole, 45)
     upload(s3, whole)
-    with pytest.raises(
-        StageError, match=rf"^{URL}/images-00001\.npy: changed while the store was being staged; run the"
-    ):
+    with pytest.raises(StageError, match=rf"^{URL}/images-00001\.npy: changed while the store was being staged; run"):
         stage_store(opened, tmp_path / "other", rows=HELD)
     stage_store(RemoteStore(URL), tmp_path / "other", rows=HELD)  # does not hold that row
     assert tree_bytes(tmp_path / "other") == stage_locally(whole)
@@ -140,9 +138,7 @@ def test_store_replaced_meanwhile_is_refused(tmp_path: Path, s3: Any, whole: Pat
     opened = RemoteStore(URL)
     resign(whole, lambda facts: facts.update({"source": {"kind": "other"}}))
     upload(s3, whole)
-    with pytest.raises(
-        StageError, match=rf"^{URL}: the store was replaced while it was being staged; remove .*part and"
-    ):
+    with pytest.raises(StageError, match=rf"^{URL}: the store was replaced while it was being staged; remove .*part"):
         stage_store(opened, tmp_path / "part", rows=HELD)
     with pytest.raises(StageError, match=r"part: an unfinished part, not of this store"):
         stage_store(RemoteStore(URL), tmp_path / "part", rows=HELD)

@@ -270,9 +270,7 @@ def test_damaged_source_row_stops_stage_until_repaired(large: Path, unfinished: 
 def test_damaged_small_file_stops_stage(whole: Path, tmp_path: Path, name: str) -> None:
     source = Path(shutil.copytree(whole, tmp_path / "s"))
     flip(source / name, 150)
-    with pytest.raises(
-        StoreError, match=rf"{name}: damaged: its contents do not match store.json; run `prep verify .*s`"
-    ):
+    with pytest.raises(StoreError, match=rf"{name}: damaged: its contents do not match store.json; run `prep verify"):
         stage_store(open_store(source), tmp_path / "p", rows=HELD)
     assert not (tmp_path / "p/store.json").exists()
     assert not (tmp_path / "p" / name).exists()
@@ -333,9 +331,7 @@ def test_damaged_finished_part_is_refused(part: Path, whole: Path, tmp_path: Pat
     with pytest.raises(StageError, match=r"p: a damaged store or part: .*5096 bytes, expected 7696; remove it, or "):
         stage_store(open_store(whole), copy, rows=HELD)
     (copy / "stage.json").write_bytes(b"{}")
-    with pytest.raises(
-        StageError, match=r'stage.json: not .*: "format" is not "decodeonce-part"; remove it, or choose'
-    ):
+    with pytest.raises(StageError, match=r'stage.json: not .*: "format" is not "decodeonce-part"; remove it, or'):
         stage_store(open_store(whole), copy, rows=HELD)
 
 
@@ -366,9 +362,7 @@ def test_other_files_and_stores_are_not_touched(whole: Path, part: Path, tmp_pat
 
 
 def test_unfinished_part_of_other_rows_is_refused(large: Path, unfinished: Path, whole: Path) -> None:
-    with pytest.raises(
-        StageError, match=r"an unfinished part, rows 3\.\.22, expected rows 3\.\.23; stage rows 3\.\.22"
-    ):
+    with pytest.raises(StageError, match=r"an unfinished part, rows 3\.\.22, expected rows 3\.\.23; stage rows 3"):
         stage_store(open_store(large), unfinished, rows=range(3, 24))
     with pytest.raises(StageError, match="an unfinished part, not of this store"):
         stage_store(open_store(whole), unfinished, rows=HELD)
