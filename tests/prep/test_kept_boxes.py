@@ -189,6 +189,7 @@ def test_store_without_usable_boxes_has_no_box_classes(with_boxes: Path) -> None
 def test_margin_enlarges_crop_and_image_without_box_is_whole(with_boxes: Path) -> None:
     store = built(with_boxes, BoxRules(margin=0.25), shuffle_seed=None)
     assert [sample.box for sample in store.samples] == ["10,2,70,48", "0,0,38,64", "63,22,96,64", "34,5,70,35", ""]
+    assert {(sample.width, sample.height) for sample in store.samples} == {(96, 64)}
     cut = Image.open(with_boxes / "src/thing/a.png").crop((10, 2, 70, 48))
     np.testing.assert_array_equal(store.images[0], reference_row(encoded(cut, "PNG"), 48, 48))
     whole = (with_boxes / "src/thing/c.png").read_bytes()
