@@ -19,7 +19,7 @@ from decodeonce.sources import Entry, FolderSource, Undecodable
 from decodeonce.store import open_store
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.table import read_rejects
-from tests.command import prep
+from tests.command import prep, printed
 from tests.docs.pages import ROOT, blocks
 from tests.forms.all_forms import PICS
 from tests.forms.folder import write_folder
@@ -346,8 +346,7 @@ def test_commands_work_with_a_dataset(write: Write, photos: Path, tmp_path: Path
     repaired = prep("repair", tmp_path / "out", "--from", tmp_path / name)  # from another folder
     assert "repaired 2 rows; 11 rows intact" in repaired.stdout, repaired
     assert tree_bytes(tmp_path / "out") == before
-    written = prep("submit", "slurm", "build", "dataset", name, "jobs", "--tasks", 2, "--cpus", 2, cwd=tmp_path)
-    assert written.returncode == 0, written
+    printed("submit", "slurm", "build", "dataset", name, "jobs", "--tasks", 2, "--cpus", 2, cwd=tmp_path)
     assert f"plan dataset {name} jobs" in (tmp_path / "jobs.jobs/plan.slurm").read_text()
 
 
