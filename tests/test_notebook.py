@@ -77,7 +77,8 @@ def test_notebook_builds_a_store_and_plots_it(python: Path, tmp_path: Path) -> N
     run(python.with_name("jupyter-execute"), "--inplace", notebook, cwd=tmp_path, MPLBACKEND="", STORE="")
     assert (tmp_path / "sample.store" / "store.json").is_file()
     outputs = [output for cell in json.loads(notebook.read_text())["cells"] for output in cell.get("outputs", ())]
-    assert not [output for output in outputs if output.get("name") == "stderr"]
+    errors = [line for output in outputs if output.get("name") == "stderr" for line in output["text"]]
+    assert [line for line in errors if " images/s, " not in line] == []  # a slow machine sees progress
     figures = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
     assert len(figures) == 3
     assert all(base64.b64decode(figure).startswith(b"\x89PNG") for figure in figures)

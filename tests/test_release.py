@@ -221,8 +221,13 @@ def new_venv(folder: Path) -> Path:
 
 
 def install(python: Path, *what: object) -> None:
-    """Run `pip install` in the environment of this Python."""
-    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *what, cwd=python.parent)
+    """Run `pip install` with the pinned packages in the environment of this Python."""
+    pins = str(ROOT / "constraints.txt")
+    run(
+        *(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *what),
+        cwd=python.parent,
+        PIP_CONSTRAINT=pins,
+    )
 
 
 def check_install(python: Path, scratch: Path) -> None:
@@ -271,7 +276,7 @@ def test_example_package_adds_a_source_to_the_installed_wheel(built: Built, tmp_
     (own / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     prep = python.with_name("prep")
     assert "lmdb" not in run(prep, "build", "--help", cwd=tmp_path)
-    install(python, "-c", ROOT / "constraints.txt", built.tree / "examples" / "lmdb_source")
+    install(python, built.tree / "examples" / "lmdb_source")
     assert "Read LMDB databases of images" in " ".join(run(prep, "build", "--help", cwd=tmp_path).split())
     run(python, "-c", LSUN, cwd=tmp_path)
     run(prep, "build", "lmdb", "lsun", "train.store", "--size", 9, "--shuffle-seed", "none", cwd=tmp_path)
@@ -287,7 +292,7 @@ def test_example_package_adds_a_source_to_the_installed_wheel(built: Built, tmp_
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_archive_installs_with_dependencies_and_builds_store(built: Built, tmp_path: Path, kind: str) -> None:
     python = new_venv(tmp_path / "venv")
-    install(python, "-c", ROOT / "constraints.txt", f"decodeonce[prep,parquet] @ {getattr(built, kind).as_uri()}")
+    install(python, f"decodeonce[prep,parquet] @ {getattr(built, kind).as_uri()}")
     check_install(python, tmp_path)
     check_types(python, tmp_path)
     prep = python.with_name("prep")
