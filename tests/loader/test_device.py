@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -122,23 +121,8 @@ def test_failing_transform_gives_its_slot_back(store: Path) -> None:
         assert loader.stats()["memory"]["slots"] == STREAM_SLOTS
 
 
-def test_torch_gets_the_arguments_with_which_copies_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda:0")
-    device, tensor, stream, made = Device(cuda), Mock(device=cuda), Mock(), Mock()
-    device.upload(tensor)
-    tensor.to.assert_called_once_with(cuda, non_blocking=True, copy=True)
-    assert device.pin(tensor) is tensor.pin_memory()
-    device.keep(tensor, stream)
-    tensor.record_stream.assert_called_once_with(stream)
-    device.keep(torch.ones(1), stream)  # on the host, where a tensor has no streams
-    monkeypatch.setattr(torch.accelerator, "current_stream", {cuda: stream}.get)
-    assert device.record() is stream.record_event()
-    for owner, name in ((torch, "empty"), (torch, "Stream"), (torch.accelerator, "set_stream")):
-        monkeypatch.setattr(owner, name, made)
-    device.pinned((2, 3))
-    device.stream()
-    device.set_stream(stream)
-    assert made.mock_calls == [call((2, 3), dtype=torch.uint8, pin_memory=True), call(device=cuda), call(stream)]
+def test_keep_ignores_tensors_on_the_host() -> None:
+    Device(torch.device("cuda:0")).keep(torch.ones(1), None)
 
 
 def test_missing_device_index_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
