@@ -1,6 +1,8 @@
 """Each wait of the side stream is necessary, as shown with a device that works as late as possible."""
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.utils import backend_registration
 
 from decodeonce import Batch, Loader
 from decodeonce.loader.delivery import STREAM_SLOTS, CachedDelivery, Device, HostDevice, StreamDelivery, find_device
@@ -246,3 +249,27 @@ def test_invalid_caches_are_rejected(store: Path) -> None:
         Loader(store, batch_size=BATCH, cache=unknown)
     with pytest.raises(ValueError, match="cache='device' needs partition=\"range\": with"):
         Loader(store, batch_size=BATCH, cache="device", rank=0, world_size=2)
+
+
+REACHED = """\
+device toy:0
+streams toy:0 True
+event Event toy
+synchronize: Backend doesn't support synchronizing events.
+pinned: You should register `PrivateUse1HooksInterface`by `RegisterPrivateUse1HooksInterface` and implement \
+`getPinnedMemoryAllocator` at the same time for PrivateUse1.
+pin: You should register `PrivateUse1HooksInterface`by `RegisterPrivateUse1HooksInterface` and implement \
+`getPinnedMemoryAllocator` at the same time for PrivateUse1.
+tensors toy:0 (3, 2)
+calls empty, copy of cpu memory, non_blocking=True, copy of cpu memory, non_blocking=True, index_copy_, index_select, \
+record_stream of Stream
+"""
+
+
+def test_every_call_reaches_the_accelerator() -> None:
+    """The accelerator is written in Python. It has streams and events, but can neither wait for one nor pin memory."""
+    if torch.accelerator.is_available() or not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch has an accelerator, or cannot register one that is written in Python")
+    command = [sys.executable, "-m", "tests.loader.python_accelerator"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, REACHED), done.stderr
