@@ -6,18 +6,15 @@ from typing import Any
 
 import pytest
 
+from decodeonce.build import Recipe, WorkSettings, build, make_plan
 from decodeonce.cli import dryrun
 from decodeonce.cli.dryrun import dry_run, time_here, time_in_jobs
 from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.host import usable_cores
-from decodeonce.prep.building.build import build, make_plan
 from decodeonce.prep.building.free_space import Need
-from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.jobs.base import Chain
-from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.sources import FolderSource, Source
 from tests.command import prep
 from tests.images import make_tree, tree_bytes
 from tests.prep.building import build_in_process

@@ -11,17 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from decodeonce.build import Recipe, make_plan
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.building.build import make_plan
-from decodeonce.prep.entry import Entry, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.dataset import DatasetSource, encoded, open_dataset
-from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.sources import Entry, FolderSource, Undecodable
 from decodeonce.store import open_store
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.table import read_rejects
-from tests.command import prep
+from tests.command import prep, printed
 from tests.docs.pages import ROOT, blocks
 from tests.forms.all_forms import PICS
 from tests.forms.folder import write_folder
@@ -30,6 +28,7 @@ from tests.images import jpeg, tree_bytes
 from tests.libraries import library
 from tests.packages import NOT_DEV
 from tests.prep.building import build_in_process
+from tests.store.signing import damage_rows
 from tools.libraries import define_operators
 
 RECIPE = Recipe(height=24, width=20)
@@ -264,9 +263,7 @@ def test_failure_of_the_file_system_or_process_stops_the_listing_and_rejects_not
     ):
         with pytest.raises(error, match=message):
             list(source_of(write, f"[{items}]").entries())
-    crashing = (
-        "class Crashing(Dataset):\n    def __getitem__(self, index): return os._exit(9) if index else (b'0', 0)\n"
-    )
+    crashing = "class Crashing(Dataset):\n    def __getitem__(self, i): return os._exit(9) if i else (b'0', 0)\n"
     source = DatasetSource(f"{write(f'{DATASET}{crashing}def make(): return Crashing([0, 1])')}:make")
     with pytest.raises(BuildError, match=r":make: a process that lists the dataset crashed \(exit status 9\); see the"):
         list(source.entries())
@@ -345,14 +342,11 @@ def test_commands_work_with_a_dataset(write: Write, photos: Path, tmp_path: Path
     check_equal(tmp_path / "out", tmp_path / "folder", encoded=True)
     before = tree_bytes(tmp_path / "out")
     assert "already finished" in prep(*command, cwd=tmp_path).stdout
-    images = np.load(tmp_path / "out/images-00000.npy", mmap_mode="r+")
-    images[[0, 4]] ^= 1
-    images.flush()
+    damage_rows(tmp_path / "out", 0, 4)
     repaired = prep("repair", tmp_path / "out", "--from", tmp_path / name)  # from another folder
     assert "repaired 2 rows; 11 rows intact" in repaired.stdout, repaired
     assert tree_bytes(tmp_path / "out") == before
-    written = prep("submit", "slurm", "build", "dataset", name, "jobs", "--tasks", 2, "--cpus", 2, cwd=tmp_path)
-    assert written.returncode == 0, written
+    printed("submit", "slurm", "build", "dataset", name, "jobs", "--tasks", 2, "--cpus", 2, cwd=tmp_path)
     assert f"plan dataset {name} jobs" in (tmp_path / "jobs.jobs/plan.slurm").read_text()
 
 
