@@ -23,10 +23,10 @@ from decodeonce.prep.entry import Entry, Undecodable
 from decodeonce.prep.pixels.user_map import import_function
 from decodeonce.prep.processes.child import Parent, run_workers
 from decodeonce.prep.sources.files import size_problem
-from decodeonce.prep.sources.folder import ClassList, check_no_duplicates
+from decodeonce.prep.sources.folder import ClassList, NoLabels, check_no_duplicates, check_unlabeled
 from decodeonce.prep.sources.labels import LabelledSource
 from decodeonce.prep.sources.parquet import class_names as names_in_schema
-from decodeonce.prep.sources.parquet import column, find_columns
+from decodeonce.prep.sources.parquet import column, describe_labels, find_columns
 from decodeonce.remote import check_url
 from decodeonce.store.layout import Paired
 
@@ -56,6 +56,8 @@ class Sample(NamedTuple):
 class IndexedDataset:
     """A dataset whose samples are (image, label) or (image, label, {"column": numbers, "mask": mask}).
 
+    With `no_labels`, labels may be anything, and a sample may be its image alone.
+
     Attributes:
         class_names: The dataset's `classes`; None if it has none.
         fingerprint: A text that changes with the dataset; "" if only reading all samples tells.
@@ -65,10 +67,12 @@ class IndexedDataset:
     samples_at_once = SAMPLES_AT_ONCE
     fingerprint = ""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, no_labels: bool = False) -> None:
         self._dataset = dataset
+        self._no_labels = no_labels
         self.class_names = _texts(getattr(dataset, "classes", None))
-        self.description = f"{counted(len(dataset), 'sample')}, which are read once to list them and once for the rows"
+        samples = counted(len(dataset), "sample") + (" without labels" if no_labels else "")
+        self.description = f"{samples}, which are read once to list them and once for the rows"
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -79,9 +83,14 @@ class IndexedDataset:
         Raise Undecodable if it is not a sample, or whatever the dataset raises.
         """
         item = self._dataset[index]
+        if self._no_labels and not isinstance(item, tuple | list):
+            item = (item, None)
         if not isinstance(item, tuple | list) or len(item) not in (2, 3):
             found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
-            raise Undecodable(f"found a {found}, expected (image, label) or (image, label, {{'column': numbers}})")
+            expected = (
+                "expected (image, label) or (image, label, {'column': numbers}); without labels, pass --no-labels"
+            )
+            raise Undecodable(f"found a {found}, {expected}")
         image, label, others = (*item, {})[:3]
         if not isinstance(others, Mapping):
             raise Undecodable(f"third value is a {type(others).__name__}, expected {{'column': numbers}}")
@@ -89,7 +98,8 @@ class IndexedDataset:
         data = encoded(image)
         paired = {name: mask for name, value in others.items() if (mask := _encoded_mask(name, value))}
         numbers = {name: value for name, value in others.items() if name not in paired}
-        return Sample(data, _label_text(label), json.loads(json.dumps(numbers, default=_plain)), paired)
+        text = None if self._no_labels else _label_text(label)
+        return Sample(data, text, json.loads(json.dumps(numbers, default=_plain)), paired)
 
 
 class HuggingFaceDataset:
@@ -110,11 +120,11 @@ class HuggingFaceDataset:
         self._chosen = find_columns(name, dataset.features.arrow_schema, **asked)
         image, _, label, numbers = self._chosen
         self._images = dataset.select_columns([image.partition(".")[0]]).with_format("arrow")
-        self._others = dataset.select_columns([label, *numbers]).with_format("arrow")
+        self._others = dataset.select_columns([*filter(None, [label]), *numbers]).with_format("arrow")
         self.columns = list(numbers)
         self.class_names = names_in_schema(dataset.features.arrow_schema, label)
         self.fingerprint = str(dataset._fingerprint)
-        self.description = f"{counted(len(dataset), 'sample')}, images from {image}, labels from {label}"
+        self.description = f"{counted(len(dataset), 'sample')}, images from {image}, {describe_labels(label)}"
 
     def __len__(self) -> int:
         return len(self._images)
@@ -132,7 +142,9 @@ class HuggingFaceDataset:
     def listed(self, first: int, last: int) -> Iterator[Sample]:
         """Yield the samples [first, last) without their images."""
         rows = self._others[first:last]
-        labels, *numbers = (column(rows, name).to_pylist() for name in (self._chosen.label, *self.columns))
+        numbers = [column(rows, name).to_pylist() for name in self.columns]
+        of_label = self._chosen.label
+        labels = column(rows, of_label).to_pylist() if of_label else [None] * (last - first)
         for label, *values in zip(labels, *numbers, strict=True):
             text = None if label is None else str(label)
             yield Sample(b"", text, dict(zip(self.columns, values, strict=True)))
@@ -155,6 +167,7 @@ class DatasetSource(LabelledSource):
             a Hugging Face dataset.
         image_column: Name of a Hugging Face dataset's column of images; default "": the only one.
         label_column: Name of a Hugging Face dataset's column of labels; default "": the only one.
+        no_labels: Whether to ignore labels: all samples are of one class; default False.
         length: Number of samples when the source was made; default None: it is made now.
         fingerprint: The fingerprint of the Hugging Face dataset at that time.
         paired: The masks ("mask") and second images ("target:rgb") at that time.
@@ -178,12 +191,15 @@ class DatasetSource(LabelledSource):
         column: Sequence[str] | None = None,
         image_column: str = "",
         label_column: str = "",
+        no_labels: bool = False,
         length: int | None = None,
         fingerprint: str = "",
         paired: Sequence[str] = (),
     ) -> None:
         self._made_from, self._name = Path(root), Path(root).name
-        self._asked = {"image_column": image_column, "label_column": label_column}
+        check_unlabeled(no_labels, label_column=label_column)
+        unlabeled = {"no_labels": True} if no_labels else {}
+        self._asked = {"image_column": image_column, "label_column": label_column, **unlabeled}
         self._length, self._fingerprint = length, fingerprint
         self._options = {**self._asked, **({} if column is None else {"column": list(column)})}
         self._wanted = column
@@ -194,10 +210,10 @@ class DatasetSource(LabelledSource):
             self.paired = tuple(one for one in found if column is None or one.name in column)
             paired = [one.name for one in self.paired]
             column = columns if column is None else [name for name in column if name not in paired]
-            if classes is None and (names := self._dataset.class_names) is not None:
+            if classes is None and not no_labels and (names := self._dataset.class_names) is not None:
                 classes = ClassList(names, f"the classes of {self._name}")
                 check_no_duplicates(classes)
-        super().__init__(Path(root), classes, column)
+        super().__init__(Path(root), classes, column, no_labels=no_labels)
         self._wanted = [*self.column_names, *(one.name for one in self.paired)]
 
     @property
@@ -364,8 +380,9 @@ class DatasetSource(LabelledSource):
             raise BuildError(f"{self._name}: returned a {type(dataset).__name__}; {EXPECTED_DATASET}")
         if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
             asked = {"image": self._asked["image_column"], "label": self._asked["label_column"]}
-            return HuggingFaceDataset(dataset, self._name, **asked, numbers=self._wanted or ())
-        return IndexedDataset(dataset)
+            unlabeled = bool(self._asked.get("no_labels"))
+            return HuggingFaceDataset(dataset, self._name, **asked, numbers=self._wanted or (), no_labels=unlabeled)
+        return IndexedDataset(dataset, no_labels=bool(self._asked.get("no_labels")))
 
 
 def open_dataset(
@@ -383,6 +400,7 @@ def open_dataset(
         "(default: those of the first readable sample; for a Hugging Face dataset, none)",
         "NAME",
     ] = None,
+    no_labels: NoLabels = False,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> DatasetSource:
@@ -394,6 +412,8 @@ def open_dataset(
         label_column: Name of a Hugging Face dataset's column of labels; default "": the only one.
         column: Names of columns of numbers to keep. Default None: those of the first readable sample; for a Hugging
             Face dataset, none.
+        no_labels: Whether to ignore labels: all samples are of one class; default False. A sample may then be its image
+            alone.
         classes: Class names in label order. Default None: those of the dataset, or they follow from the labels.
         follow_links: Has no effect, because the dataset reads its own files.
 
@@ -406,7 +426,14 @@ def open_dataset(
         10
     """
     check_url(str(src))
-    return DatasetSource(src, classes=classes, column=column, image_column=image_column, label_column=label_column)
+    return DatasetSource(
+        src,
+        classes=classes,
+        column=column,
+        image_column=image_column,
+        label_column=label_column,
+        no_labels=no_labels,
+    )
 
 
 def encoded(image: object) -> bytes:

@@ -18,7 +18,7 @@ import xxhash
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.files import named_entries, read_file, stat_entries
-from decodeonce.prep.sources.folder import IMAGE_SUFFIXES
+from decodeonce.prep.sources.folder import IMAGE_SUFFIXES, NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder
 from decodeonce.prep.sources.labels import LabelledSource, parse_value
 from decodeonce.prep.sources.safe_open import Links, expecting
@@ -93,7 +93,7 @@ class ListSource(LabelledSource):
 
     def options(self) -> Json:
         chosen = {"image_column": self._columns.image, "label_column": self._columns.label, "suffix": self._suffix}
-        return {name: value for name, value in chosen.items() if value}
+        return {**super().options(), **{name: value for name, value in chosen.items() if value}}
 
     def entries(self) -> Iterator[Entry]:
         """Yield every sample, in the order of the list."""
@@ -108,7 +108,8 @@ class ListSource(LabelledSource):
 
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}
-        labelled = False
+        labelled, layout = False, find_layout(self.file, self._columns)
+        self._keeps_labels = layout.label in layout.others and not self._columns.label
         for line, name in self._lines():
             labelled = line.label is not None
             if label := self._label(line, name):
@@ -175,7 +176,7 @@ def open_list(  # noqa: PLR0913 - the flags of the command
     image_column: Annotated[str, "Read paths from the column that has this name in the header line.", "NAME"] = "",
     label_column: Annotated[str, "Read labels from the column that has this name in the header line.", "NAME"] = "",
     suffix: Annotated[str, "Append this to each path, such as .jpg if the list has ids.", "TEXT"] = "",
-    no_labels: Annotated[bool, "Ignore labels and folders: all images get the label 0."] = False,
+    no_labels: NoLabels = False,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ListSource:
@@ -186,7 +187,8 @@ def open_list(  # noqa: PLR0913 - the flags of the command
         root: The folder that relative paths start from; default None: the list's folder. Absolute paths must be below
             it. If the first line has a URL outside the list's folder, the default is its scheme, such as s3://.
         column: Names of columns of numbers, or of JSON lists of numbers, to keep in the store; default None: none. The
-            list then needs a header line.
+            list then needs a header line. If it has neither labels nor folders, or its labels are numbers such as 0.5
+            in one of these columns, all images are of one class.
         image_column: Name of the column of paths in the header line; default "": one of PATH_COLUMNS.
         label_column: Name of the column of labels in the header line; default "": one of LABEL_COLUMNS.
         suffix: Text to append to each path, such as ".jpg" if the list has ids; default "".
@@ -212,10 +214,10 @@ def open_list(  # noqa: PLR0913 - the flags of the command
     if given is not None and not is_url(given) and not os.path.isdir(given):
         raise BuildError(f"{root}: no such folder; expected the folder that the paths in {file} start from")
     top = as_path(absolute(given)) if given else file if file.is_dir() else file.parent
-    if no_labels and label_column:
-        raise BuildError("--no-labels ignores labels; omit --label-column")
+    check_unlabeled(no_labels, label_column=label_column)
     columns = Columns(image_column, label_column, tuple(column or ()), no_labels=no_labels)
     with suppress(BuildError):  # listing raises it again
+        no_labels = no_labels or (classes is None and find_layout(file, columns).no_labels)
         first = next(read_list(file, columns), None) if given is None else None
         if first and is_url(first.path) and path_below(str(top), first.path) is None:
             top = as_path(f"{first.path.partition('://')[0]}://")
@@ -292,11 +294,15 @@ def find_layout(file: Path, columns: Columns = Columns()) -> Layout:
     separator = _separator(file, line)
     fields = [field.strip() for field in _split(file, number, line, separator)]
     path = _position(file, fields, columns.image, "--image-column", PATH_COLUMNS)
-    label = None if columns.no_labels else _position(file, fields, columns.label, "--label-column", LABEL_COLUMNS)
+    kept = {name.lower() for name in columns.numbers}
+    known = (*(name for name in LABEL_COLUMNS if name not in kept), *LABEL_COLUMNS)
+    label = None if columns.no_labels else _position(file, fields, columns.label, "--label-column", known)
     is_header = path is not None and (label is not None or columns.no_labels or len(fields) == 1 + len(columns.numbers))
     if is_header:
         others = tuple(_position(file, fields, name, "--column", ()) or 0 for name in columns.numbers)
-        return Layout(separator, path or 0, label, header=True, others=others, no_labels=columns.no_labels)
+        first = _split(file, rows[-1][0], rows[-1][1][0], separator)[path or 0 :][:1]
+        no_labels = columns.no_labels or bool(others and label is None and first and "/" not in first[0])
+        return Layout(separator, path or 0, label, header=True, others=others, no_labels=no_labels)
     if columns.numbers and path is None:
         raise BuildError(
             f"{file}: no header line, but --column {columns.numbers[0]} needs one; expected a first line with "

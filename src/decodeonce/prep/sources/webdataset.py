@@ -25,6 +25,7 @@ from decodeonce.prep.entry import Entry, Value, name_bytes, name_text
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
 from decodeonce.prep.sources.files import STAT_THREADS, parallel_map
+from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import (
     GZIP_MAGIC,
     FileFacts,
@@ -98,8 +99,8 @@ class WebdatasetSource(LabelledSource):
         no_labels: bool = False,
     ) -> None:
         super().__init__(root, classes, column, no_labels=no_labels)
-        if no_labels and label_suffix:
-            raise BuildError("--no-labels ignores labels; omit --label-suffix")
+        check_unlabeled(no_labels, label_suffix=label_suffix)
+        self._keeps_labels = not set(LABEL_KEYS).isdisjoint(self.column_names)
         self._suffixes = dict(paired or {})
         chosen = {"image_suffix": image_suffix, "label_suffix": label_suffix, "last_dot": last_dot}
         self._chosen = {name: value for name, value in chosen.items() if value}
@@ -117,6 +118,7 @@ class WebdatasetSource(LabelledSource):
         self._files = SourceFiles(root, files)
         self._gzipped = frozenset(gzipped)
         self._stream: tuple[int, GzipStream] | None = None
+        self._asked = self.options()  # listing may find out that labels are to be ignored
 
     @property
     def top(self) -> Path:
@@ -139,12 +141,11 @@ class WebdatasetSource(LabelledSource):
         return {**super().facts(), "files": self._files.facts(), **own, **self._chosen}
 
     def fingerprint(self) -> object:
-        labels = ["no labels"] if self.no_labels else []
-        own = [*self.column_names, *labels, *filter(None, [self.options()])]
+        own = [*self.column_names, *filter(None, [self._asked])]
         return [self._files.facts(), sorted(self._gzipped), self._requested, *own]
 
     def options(self) -> Json:
-        return {**({"paired": self._suffixes} if self._suffixes else {}), **self._chosen}
+        return {**super().options(), **({"paired": self._suffixes} if self._suffixes else {}), **self._chosen}
 
     def entries(self) -> Iterator[Entry]:
         """Yield every sample in the order of shards and members, after all shards have been indexed."""
@@ -253,7 +254,7 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
         "Keep this key of each sample's json as a column of numbers. Repeat the flag for more columns.",
         "NAME",
     ] = None,
-    no_labels: Annotated[bool, "Ignore labels: all images get the label 0."] = False,
+    no_labels: NoLabels = False,
     paired: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
