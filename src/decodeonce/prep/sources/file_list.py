@@ -24,7 +24,7 @@ from decodeonce.prep.sources.folder import IMAGE_SUFFIXES, NoLabels, check_unlab
 from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder
 from decodeonce.prep.sources.labels import LabelledSource, parse_value
 from decodeonce.prep.sources.safe_open import Links, expecting
-from decodeonce.remote import absolute, as_path, check_url, is_url, source_path
+from decodeonce.remote import absolute, as_path, check_scheme, check_url, is_url, scheme_of, source_path
 from decodeonce.store.layout import Json
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
@@ -137,6 +137,7 @@ class ListSource(LabelledSource):
         root = name_text(os.fsencode(self.root))
         for line in read_list(self.file, self._columns):
             path, where = line.path + self._suffix, f"{self.file}: line {line.number}: {line.path!r}"
+            self._check_place(path, where)
             name = path_below(root, path)
             if name is None and self._slashes and path.startswith("/"):
                 if os.path.lexists(path):
@@ -149,6 +150,16 @@ class ListSource(LabelledSource):
             if is_url(self.root):
                 check_url(str(self.root / name))
             yield line, name_bytes(name)
+
+    def _check_place(self, path: str, where: str) -> None:
+        """Raise BuildError if a path is local and others are URLs, or the other way round."""
+        root, scheme = str(self.root), scheme_of(path)
+        if scheme:
+            check_scheme(path, f"{where}: ")
+        relative = not scheme and not root.endswith("://") and (self._slashes or not path.startswith("/"))
+        if scheme != scheme_of(root) and not relative:
+            kind, advice = f"a URL of {scheme}://" if scheme else "a local path", "list those in a file of their own"
+            raise BuildError(f"{where} is {kind}, but the paths of this list start from {root}; {advice}")
 
     def _with_cause(self, entry: Entry) -> Entry:
         """Return the entry, with the likely cause if its file is missing."""
