@@ -3,6 +3,7 @@
 import gzip
 import os
 import random
+import tarfile
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,29 @@ def test_damaged_gzipped_shard_is_named(tmp_path: Path) -> None:
         damage(path)
         with pytest.raises(BuildError, match=rf"a\.tgz: {message}"):
             list(open_webdataset(str(path)).entries())
+
+
+def test_tar_without_end_is_read_and_a_cut_one_is_refused(tmp_path: Path) -> None:
+    parts = [sample("0", b"x" * 700, cls=1), sample("1", b"x" * 1024, cls=0), sample("l" * 150, b"x" * 512, cls=0)]
+    whole = Path(shard(tmp_path, *parts)).read_bytes()
+    with tarfile.open(tmp_path / "a-0.tar") as tar:
+        members = list(tar)
+        end = tar.offset
+    ends = {member.offset: number for number, member in enumerate(members)} | {end: len(members)}
+    assert len(ends) == 7
+    for at in sorted({*range(0, end + 1, 128), *(end - 1 for end in ends), *(end + 1 for end in ends)} - {-1, 0}):
+        for name, data in (("a-0.tar", whole[:at]), ("a-0.tgz", gzip.compress(whole[:at], 1))):
+            (tmp_path / name).write_bytes(data)
+            source = open_webdataset(str(tmp_path / name), no_labels=True)
+            if at in ends:
+                read = [(entry.name, entry.size) for entry in source.entries() if not entry.problem]
+                images = [member for member in members[: ends[at]] if member.name.endswith("jpg")]
+                assert read == [(f"{name}/{member.name}".encode(), member.size) for member in images]
+                message = f"1 shard without the empty blocks that end a tar (first {name}): all members are whole, but"
+                assert source.warnings(1)[-1].startswith(message)
+            else:
+                with pytest.raises(BuildError, match=rf"{name}: (truncated: ends at byte {at}|not a tar)"):
+                    list(source.entries())
 
 
 def test_stream_that_cannot_be_read_stops_task(tmp_path: Path) -> None:

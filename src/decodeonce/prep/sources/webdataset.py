@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from decodeonce.errors import BuildError, Stopped
+from decodeonce.formatting import counted
 from decodeonce.host import network_file_system, usable_cores
 from decodeonce.prep.entry import Entry, Value, name_bytes, name_text
 from decodeonce.prep.sources import SOURCES
@@ -118,6 +119,7 @@ class WebdatasetSource(LabelledSource):
         self._files = SourceFiles(root, files)
         self._gzipped = frozenset(gzipped)
         self._stream: tuple[int, GzipStream] | None = None
+        self._without_end = set[str]()  # names of the tars that lack the empty blocks at the end
         self._asked = self.options()  # listing may find out that labels are to be ignored
 
     @property
@@ -135,6 +137,12 @@ class WebdatasetSource(LabelledSource):
             none = "no labels in the first shard; name their files with --label-suffix, or pass --no-labels"
             labels = f"labels from {label_from}" if label_from else none
         return f"{describe_files([file.name for file in self._files.files], 'shard')}, {labels}"
+
+    def warnings(self, samples: int) -> list[str]:
+        first = min(self._without_end, default="")
+        found = f"{counted(len(self._without_end), 'shard')} without the empty blocks that end a tar (first {first})"
+        warning = f"{found}: all members are whole, but others may be missing; if you downloaded it, check its size"
+        return [*super().warnings(samples), *([warning] if first else [])]
 
     def facts(self) -> Json:
         own = {"gzipped": sorted(self._gzipped), "column": list(self.column_names), "paired": self._suffixes}
@@ -231,7 +239,8 @@ class WebdatasetSource(LabelledSource):
         """Yield the samples of one shard."""
         with self._files.opened(number) as file:
             tar = GzipStream(file, BuildError) if number in self._gzipped else file
-            yield from read_samples(tar, self.column_names, naming)
+            no_end = partial(self._without_end.add, self._files.files[number].name)
+            yield from read_samples(tar, self.column_names, naming, no_end)
             tar.read_to_end()
 
 
@@ -352,10 +361,15 @@ class TarSample(NamedTuple):
 FIRST_DOT = Naming()
 
 
-def read_samples(tar: Holder, columns: Sequence[str] = (), naming: Naming = FIRST_DOT) -> Iterator[TarSample]:
+def read_samples(
+    tar: Holder,
+    columns: Sequence[str] = (),
+    naming: Naming = FIRST_DOT,
+    no_end: Callable[[], object] | None = None,
+) -> Iterator[TarSample]:
     """Group the members of a tar into samples, in their order. A gzip stream is only read forward."""
     pattern = _PARTS_AT_LAST_DOT if naming.last_dot else _PARTS
-    parts = ((match[1], match[2].lower(), m) for m in list_tar(tar) if (match := pattern.fullmatch(m.name)))
+    parts = ((match[1], match[2].lower(), m) for m in list_tar(tar, no_end) if (match := pattern.fullmatch(m.name)))
     for _, sample in groupby(parts, itemgetter(0)):
         yield from _sample(((suffix, member) for _, suffix, member in sample), tar, columns, naming)
 
