@@ -301,6 +301,24 @@ def test_first_sample_that_can_be_read_names_the_columns(write: Write) -> None:
         source_of(write, "[KeyError(n) for n in range(8)] + [(grey(1), 0)]")
 
 
+@pytest.mark.parametrize("more", ["'age': 7", "'mask': grey(1)"])
+def test_column_or_mask_that_the_first_sample_lacks_is_an_error(write: Write, tmp_path: Path, more: str) -> None:
+    items = f"[{SCORED}, (grey(2), 1, {{'score': 2, {more}}})]"
+    name = more.split("'")[1]
+    with pytest.raises(
+        BuildError, match=rf"make\[1\]: has '{name}', which the first sample lacks; .* with --column NAME"
+    ):
+        list(source_of(write, items).entries())
+    chosen = source_of(write, items, column=["score"])
+    assert [(entry.values, entry.problem) for entry in chosen.entries()] == [((1,), ""), ((2,), "")]
+    module = write(f"{DATASET}def make(): return Dataset(eval(open(__file__ + '.items').read()))")
+    Path(f"{module}.py.items").write_text(f"[{SCORED}, {SCORED}]")
+    plan = make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", Recipe(height=8, width=8))
+    Path(f"{module}.py.items").write_text(items)  # a worker notices it, too
+    with pytest.raises(BuildError, match="which the first sample lacks"):
+        plan.source().read(plan.samples.entry(1))
+
+
 def test_columns_and_labels(write: Write, tmp_path: Path) -> None:
     items = """[(grey(n), name, {"score": np.float32(n / 2), "tokens": np.array([n, n]), "other": 1})
                 for n, name in enumerate(["cat", "dog", "cat"])]"""

@@ -169,6 +169,7 @@ class DatasetSource(LabelledSource):
         label_column: Name of a Hugging Face dataset's column of labels; default "": the only one.
         no_labels: Whether to ignore labels: all samples are of one class; default False.
         length: Number of samples when the source was made; default None: it is made now.
+        all_columns: Whether a sample with a column or mask that the first one lacks is an error; default False.
         fingerprint: The fingerprint of the Hugging Face dataset at that time.
         paired: The masks ("mask") and second images ("target:rgb") at that time.
 
@@ -193,6 +194,7 @@ class DatasetSource(LabelledSource):
         label_column: str = "",
         no_labels: bool = False,
         length: int | None = None,
+        all_columns: bool = False,
         fingerprint: str = "",
         paired: Sequence[str] = (),
     ) -> None:
@@ -203,10 +205,12 @@ class DatasetSource(LabelledSource):
         self._length, self._fingerprint = length, fingerprint
         self._options = {**self._asked, **({} if column is None else {"column": list(column)})}
         self._wanted = column
+        self._all_columns = all_columns
         self.paired = tuple(map(Paired.parse, paired))
         if length is None:
             self._length, self._fingerprint = len(self._dataset), self._dataset.fingerprint
             columns, found = self._of_first_sample()
+            self._all_columns = column is None
             self.paired = tuple(one for one in found if column is None or one.name in column)
             paired = [one.name for one in self.paired]
             column = columns if column is None else [name for name in column if name not in paired]
@@ -226,7 +230,7 @@ class DatasetSource(LabelledSource):
     def _own_facts(self) -> dict[str, Any]:
         own = {"column": list(self.column_names), "length": self._length, "fingerprint": self._fingerprint}
         paired = {"paired": [one.text for one in self.paired]} if self.paired else {}
-        return {**self._asked, **own, **paired, "classes": self._requested}
+        return {**self._asked, **own, **paired, "all_columns": self._all_columns, "classes": self._requested}
 
     def fingerprint(self) -> Any:
         return self._own_facts() if self._fingerprint else None
@@ -298,7 +302,7 @@ class DatasetSource(LabelledSource):
     def _sample(self, index: int) -> Sample:
         """Return a sample; raise Undecodable if the dataset raises an exception that may be the sample's fault."""
         try:
-            sample = self._dataset.read(index, self._wanted)
+            sample = self._dataset.read(index, None if self._all_columns else self._wanted)
             problem = size_problem(len(sample.data))
         except (DecodeonceError, Undecodable, MemoryError):
             raise
@@ -306,6 +310,10 @@ class DatasetSource(LabelledSource):
             if isinstance(error, OSError):
                 raise_file_system_failure(error, f"{self._name}[{index}]")
             raise Undecodable(f"{type(error).__name__}: {error}") from None
+        expected = {*sample.numbers, *sample.paired} if self._wanted is None else {*self._wanted}
+        if others := sorted({*sample.numbers, *sample.paired} - expected):
+            advice = "give every sample the same names, or choose columns with --column NAME"
+            raise BuildError(f"{self._name}[{index}]: has {others[0]!r:.80}, which the first sample lacks; {advice}")
         if missing := [one.name for one in self.paired if one.name not in sample.paired]:
             problem = f"{missing[0]} is missing, or is not an image as in the first sample"
         if problem:
