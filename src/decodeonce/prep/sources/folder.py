@@ -30,11 +30,11 @@ from decodeonce.remote import CONNECTIONS, is_url, list_folder, source_path
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif")
 SUFFIXES = tuple(map(str.encode, IMAGE_SUFFIXES))
 # Suffixes of images that are read, or that are rejected by name.
 READ_SUFFIXES = frozenset((*SUFFIXES, b".jpe", b".jfif", b".apng", b".pnm", b".pfm"))
-READ_SUFFIXES |= {b".heic", b".heif", b".avif", b".jp2", b".jxl", b".psd", b".svg"}
+READ_SUFFIXES |= {b".heic", b".heif", b".jp2", b".jxl", b".psd", b".svg"}
 MAX_DEPTH = 64  # levels below a class folder; a folder deeper than this is rejected
 SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
 SPLIT_WORD = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?![a-z])", re.IGNORECASE)

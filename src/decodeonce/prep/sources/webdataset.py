@@ -45,7 +45,7 @@ from decodeonce.store.layout import Json, Paired
 
 SUFFIXES = SOURCES["webdataset"].suffixes
 # The first one that a sample has is its image.
-IMAGE_SUFFIXES = (b"jpg", b"jpeg", b"png", b"webp", b"gif", b"bmp", b"tif", b"tiff", b"ppm", b"pgm", b"pbm")
+IMAGE_SUFFIXES = (b"jpg", b"jpeg", b"png", b"webp", b"gif", b"bmp", b"tif", b"tiff", b"ppm", b"pgm", b"pbm", b"avif")
 JSON = b"json"
 LABELS = (b"cls", b"txt", JSON)  # the first one that a sample has gives its label
 LABEL_KEYS = ("label", "cls", "class")
