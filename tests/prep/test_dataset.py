@@ -155,6 +155,17 @@ def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, m
     check_equal(out, wanted, encoded=True)
     assert open_store(out).columns["score"].tolist() == list(range(len(paths)))
 
+    alone = datasets.Dataset.from_dict({"image": images, "score": [0.5] * len(images)})
+    alone.cast_column("image", datasets.Image()).save_to_disk(tmp_path / "alone")
+    (tmp_path / "alone.py").write_text(
+        "def f():\n    from datasets import load_from_disk\n    return load_from_disk('alone')"
+    )
+    for options in ({"column": ["score"]}, {"no_labels": True}):
+        unlabeled = open_dataset(f"{tmp_path}/alone:f", **options)
+        assert unlabeled.found == f"{len(images)} samples, images from image.bytes, without labels"
+        out = build_in_process(unlabeled, tmp_path / next(iter(options)), RECIPE)
+        assert open_store(out).labels.tolist() == [0] * len(images)
+
     plan = make_plan(open_dataset(f"{module}:hugging_face"), tmp_path / "plan", RECIPE)
     columns["score"][0] = 7
     datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "photos-hf")

@@ -69,7 +69,7 @@ class IndexedDataset:
 
     def __init__(self, dataset: Any, *, no_labels: bool = False) -> None:
         self._dataset = dataset
-        self._no_labels = no_labels
+        self.no_labels = no_labels
         self.class_names = _texts(getattr(dataset, "classes", None))
         samples = counted(len(dataset), "sample") + (" without labels" if no_labels else "")
         self.description = f"{samples}, which are read once to list them and once for the rows"
@@ -83,7 +83,7 @@ class IndexedDataset:
         Raise Undecodable if it is not a sample, or whatever the dataset raises.
         """
         item = self._dataset[index]
-        if self._no_labels and not isinstance(item, tuple | list):
+        if self.no_labels and not isinstance(item, tuple | list):
             item = (item, None)
         if not isinstance(item, tuple | list) or len(item) not in (2, 3):
             found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
@@ -98,7 +98,7 @@ class IndexedDataset:
         data = encoded(image)
         paired = {name: mask for name, value in others.items() if (mask := _encoded_mask(name, value))}
         numbers = {name: value for name, value in others.items() if name not in paired}
-        text = None if self._no_labels else _label_text(label)
+        text = None if self.no_labels else _label_text(label)
         return Sample(data, text, json.loads(json.dumps(numbers, default=_plain)), paired)
 
 
@@ -121,7 +121,7 @@ class HuggingFaceDataset:
         image, _, label, numbers = self._chosen
         self._images = dataset.select_columns([image.partition(".")[0]]).with_format("arrow")
         self._others = dataset.select_columns([*filter(None, [label]), *numbers]).with_format("arrow")
-        self.columns = list(numbers)
+        self.columns, self.no_labels = list(numbers), not label
         self.class_names = names_in_schema(dataset.features.arrow_schema, label)
         self.fingerprint = str(dataset._fingerprint)
         self.description = f"{counted(len(dataset), 'sample')}, images from {image}, {describe_labels(label)}"
@@ -200,14 +200,15 @@ class DatasetSource(LabelledSource):
     ) -> None:
         self._made_from, self._name = Path(root), Path(root).name
         check_unlabeled(no_labels, label_column=label_column)
-        unlabeled = {"no_labels": True} if no_labels else {}
-        self._asked = {"image_column": image_column, "label_column": label_column, **unlabeled}
+        self._asked: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
+        self._unlabeled = {"no_labels": no_labels, "optional": classes is None}
         self._length, self._fingerprint = length, fingerprint
         self._options = {**self._asked, **({} if column is None else {"column": list(column)})}
         self._wanted = column
         self._all_columns = all_columns
         self.paired = tuple(map(Paired.parse, paired))
         if length is None:
+            no_labels = self._dataset.no_labels
             self._length, self._fingerprint = len(self._dataset), self._dataset.fingerprint
             columns, found = self._of_first_sample()
             self._all_columns = column is None
@@ -218,6 +219,7 @@ class DatasetSource(LabelledSource):
                 classes = ClassList(names, f"the classes of {self._name}")
                 check_no_duplicates(classes)
         super().__init__(Path(root), classes, column, no_labels=no_labels)
+        self._asked |= super().options()
         self._wanted = [*self.column_names, *(one.name for one in self.paired)]
 
     @property
@@ -236,7 +238,7 @@ class DatasetSource(LabelledSource):
         return self._own_facts() if self._fingerprint else None
 
     def options(self) -> dict[str, Any]:
-        return {name: value for name, value in self._options.items() if value != ""}
+        return {**super().options(), **{name: value for name, value in self._options.items() if value != ""}}
 
     def entries(self) -> Iterator[Entry]:
         """Yield every sample in the order of the indices, after all of them have been listed."""
@@ -388,9 +390,8 @@ class DatasetSource(LabelledSource):
             raise BuildError(f"{self._name}: returned a {type(dataset).__name__}; {EXPECTED_DATASET}")
         if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
             asked = {"image": self._asked["image_column"], "label": self._asked["label_column"]}
-            unlabeled = bool(self._asked.get("no_labels"))
-            return HuggingFaceDataset(dataset, self._name, **asked, numbers=self._wanted or (), no_labels=unlabeled)
-        return IndexedDataset(dataset, no_labels=bool(self._asked.get("no_labels")))
+            return HuggingFaceDataset(dataset, self._name, **asked, **self._unlabeled, numbers=self._wanted or ())
+        return IndexedDataset(dataset, no_labels=self._unlabeled["no_labels"])
 
 
 def open_dataset(
@@ -419,7 +420,8 @@ def open_dataset(
         image_column: Name of a Hugging Face dataset's column of images; default "": the only one.
         label_column: Name of a Hugging Face dataset's column of labels; default "": the only one.
         column: Names of columns of numbers to keep. Default None: those of the first readable sample; for a Hugging
-            Face dataset, none.
+            Face dataset, none. If no other column of a Hugging Face dataset could hold labels, all samples are of one
+            class.
         no_labels: Whether to ignore labels: all samples are of one class; default False. A sample may then be its image
             alone.
         classes: Class names in label order. Default None: those of the dataset, or they follow from the labels.
