@@ -385,6 +385,8 @@ def _file_system(scheme: str) -> Any:
         package = PACKAGES.get(scheme)
         advice = f"{package}; run: pip install {package}" if package else f"another package: {error}"
         raise BuildError(f"reading {scheme}:// requires {advice}") from None
+    except (OSError, TypeError, ValueError) as error:
+        raise BuildError(f"{scheme}://: fsspec cannot read it: {error}; check its settings, or update fsspec") from None
     if scheme == "s3":
         system.retries = 1
     return system

@@ -346,13 +346,21 @@ def _opened(data: bytes, *, check: bool = True) -> Iterator[Image.Image]:
     """Open an image with Pillow, without its warnings, and check its size and kind unless only the header is read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        more = ("AVIF",) if data[4:8] == b"ftyp" and reads_avif() else ()
-        image: Image.Image = Image.open(io.BytesIO(data), formats=(*FORMATS, *more))
+        is_avif = data[4:8] == b"ftyp" and reads_avif()
+        image: Image.Image = Image.open(io.BytesIO(data), formats=_with_avif() if is_avif else FORMATS)
         if check:
             _check_size(*image.size)
             if image.format == "JPEG" and is_lossless(data):
                 raise OSError("libjpeg-turbo 3 reads some of these and 2 none: a store must not depend on Pillow's")
         yield image
+
+
+def _with_avif() -> tuple[str, ...]:
+    """Return the formats and AVIF. Let Pillow decode AVIF in one thread, because each core has a worker."""
+    from PIL import AvifImagePlugin  # older ones lack it
+
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    return (*FORMATS, "AVIF")
 
 
 def _decode_with_pillow(data: bytes, convert: Callable[[Image.Image], DecodedImage]) -> DecodedImage:

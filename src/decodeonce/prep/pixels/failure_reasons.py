@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import struct
 import warnings
-from functools import cache
 
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError, features
 
@@ -92,15 +91,9 @@ def _brands(data: bytes) -> list[bytes]:
     return [data[8:12], *(data[at : at + 4] for at in range(16, end, 4))]
 
 
-@cache
 def reads_avif() -> bool:
-    """Return whether the installed PIL reads AVIF, and let it use one thread, because each core has a worker."""
-    if "avif" not in features.modules or not features.check("avif"):
-        return False
-    from PIL import AvifImagePlugin
-
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
-    return True
+    """Return whether the installed PIL reads AVIF. Older ones do not know this feature."""
+    return "avif" in features.modules and bool(features.check("avif"))
 
 
 def _unread(data: bytes) -> str:

@@ -388,8 +388,9 @@ def _sample(
     main = next((member for image in naming.images for suffix, member in members if suffix == image), None)
     if main is None:
         longer = [member for suffix, member in members if _ends_like(suffix, IMAGE_SUFFIXES)]
+        problem = _no_image(suffixes, naming)
         for member in longer or [members[0][1]]:
-            yield TarSample(member._replace(problem=_no_image(suffixes, naming)), "", "")
+            yield TarSample(member._replace(problem=problem), "", "")
         return
     label_from = next((suffix for suffix in naming.labels if suffix in texts), b"")
     label = _label(label_from, texts.get(label_from, b""))
