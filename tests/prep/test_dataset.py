@@ -312,6 +312,12 @@ def test_first_sample_that_can_be_read_names_the_columns(write: Write) -> None:
         source_of(write, "[KeyError(n) for n in range(8)] + [(grey(1), 0)]")
 
 
+def test_labels_of_any_kind_can_be_ignored(write: Write) -> None:
+    items = "[grey(1), (grey(2),), (grey(3), {'boxes': []}), (grey(4), -1), (grey(5), 'cat', {'score': 1})]"
+    source = source_of(write, items, no_labels=True, column=[])
+    assert [(entry.label, entry.problem) for entry in source.entries()] == [(0, "")] * 5
+
+
 @pytest.mark.parametrize("more", ["'age': 7", "'mask': grey(1)"])
 def test_column_or_mask_that_the_first_sample_lacks_is_an_error(write: Write, tmp_path: Path, more: str) -> None:
     items = f"[{SCORED}, (grey(2), 1, {{'score': 2, {more}}})]"

@@ -72,6 +72,7 @@ def test_numbers_to_predict_are_a_column(root: Path) -> None:
 def test_column_alone_is_enough_if_nothing_else_is_a_label(root: Path) -> None:
     for table, labels, said in (
         ("path,target\n0000.jpg,3\n0001.jpg,2.5\n", [0, 0], "the labels are numbers to predict, which the column"),
+        ('path,target\n0000.jpg,"[1, 0]"\n0001.jpg,"[1, 1]"\n', [0, 0], "the labels are numbers to predict, which"),
         ("path,age\n0000.jpg,3\n0001.jpg,2.5\n", [0, 0], "CSV, without labels"),
         ("path,target,category\n0000.jpg,3,1\n0001.jpg,2.5,0\n", [1, 0], "CSV, with labels"),
         ("path,age\nphotos/0000.jpg,3\nphotos/0001.jpg,2.5\n", [0, 0], "CSV, classes from folder names"),
@@ -83,7 +84,8 @@ def test_column_alone_is_enough_if_nothing_else_is_a_label(root: Path) -> None:
         done = prep("build", "list", root / "table.csv", out, "--root", top, "--column", name, *FLAGS)
         assert (done.returncode, said in done.stdout + done.stderr) == (0, True), done
         store = open_store(out)
-        assert (store.labels.tolist(), store.columns[name].tolist()) == (labels, [3, 2.5])
+        kept = [[1, 0], [1, 1]] if "[" in table else [3, 2.5]
+        assert (store.labels.tolist(), store.columns[name].tolist()) == (labels, kept)
     failed = build_list(root, "path,breed,age\n0000.jpg,pug,3\n", "--column", "age")
     assert_fails(failed, 1, "pass --image-column NAME and --label-column NAME, or --no-labels")
 

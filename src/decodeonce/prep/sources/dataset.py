@@ -83,8 +83,8 @@ class IndexedDataset:
         Raise Undecodable if it is not a sample, or whatever the dataset raises.
         """
         item = self._dataset[index]
-        if self.no_labels and not isinstance(item, tuple | list):
-            item = (item, None)
+        if self.no_labels and not (isinstance(item, tuple | list) and len(item) > 1):
+            item = (item[0] if isinstance(item, tuple) else item, None)
         if not isinstance(item, tuple | list) or len(item) not in (2, 3):
             found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
             expected = (

@@ -88,7 +88,8 @@ class LabelledSource(Source):
 
         If all labels are whole numbers, they are the class numbers; a negative one has no class. Otherwise they are
         names, in the order of the given classes, or sorted by their bytes. Without given classes, other numbers are
-        refused, unless a column keeps them: they would become names, and 10.5 would come before 2.5.
+        refused: they would become names, and 10.5 would come before 2.5. If a column keeps such numbers, or lists, all
+        labels are ignored.
 
         Args:
             seen: Each label, with the place where it was seen first, for messages.
@@ -105,10 +106,10 @@ class LabelledSource(Source):
         if not texts:
             self._learn_numbers({label: int(label.partition(".")[0]) for label in seen}, seen)
             return
+        if numbered and self._given is None and self._keeps_labels and all(map(_is_to_predict, seen)):
+            self.no_labels, self._names = True, [UNLABELED]
+            return
         if numbered and self._given is None and _are_fractions(seen):
-            if self._keeps_labels:
-                self.no_labels, self._names = True, [UNLABELED]
-                return
             raise BuildError(
                 f"{seen[texts[0]]}: label {texts[0]} is not a whole number; to predict such numbers, pass --no-labels "
                 "and keep them with --column NAME; to classify them, list all as class names with --classes FILE"
@@ -214,6 +215,11 @@ def _is_number(value: object) -> bool:
 def _are_fractions(labels: Iterable[str]) -> bool:
     """Return whether all labels are numbers, and some of them have a point or an exponent, or are "nan"."""
     return all(map(_NUMBER.fullmatch, labels)) and not all(map(str.isdecimal, labels))
+
+
+def _is_to_predict(label: str) -> bool:
+    """Return whether a label that a column keeps is a number or a list of numbers, as in multi-label classification."""
+    return label.startswith("[") or bool(_NUMBER.fullmatch(label))
 
 
 def number_columns(names: Sequence[str]) -> list[NumberColumn]:
