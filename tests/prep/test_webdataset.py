@@ -99,6 +99,8 @@ def test_suffixes_can_be_named(tmp_path: Path) -> None:
         assert [found.place for found in open_webdataset(path, **source.options()).find([entry.name])] == [entry.place]
         assert entry.values == ((7,) if "column" in flags else ())
     problems = {entry.problem for entry in open_webdataset(path, image_suffix="jpg").entries()}
+    unlabeled = open_webdataset(path, label_suffix="meta.json", no_labels=True, column=["age"])
+    assert [(entry.label, entry.values) for entry in unlabeled.entries()] == [(0, (7,))]
     dots = "if the names of samples contain dots, pass --last-dot"
     assert problems == {f"{NO_IMAGE}input.jpg, meta.json, png; expected jpg; {dots}"}
     same: list[dict[str, Any]] = [{"label_suffix": ".PNG"}, {"paired": {"mask": "png"}}]

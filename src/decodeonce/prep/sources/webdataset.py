@@ -75,7 +75,8 @@ class WebdatasetSource(LabelledSource):
         no_labels: Whether to ignore labels: all samples are of one class; default False.
 
     Raises:
-        BuildError: If a suffix is given twice, or there are both `label_suffix` and `no_labels`.
+        BuildError: If a suffix is given twice, or there are both `label_suffix` and `no_labels`, unless it names the
+            file with the columns.
 
     Example:
         >>> source = open_webdataset("shards/shard-000000.tar")
@@ -100,7 +101,9 @@ class WebdatasetSource(LabelledSource):
         no_labels: bool = False,
     ) -> None:
         super().__init__(root, classes, column, no_labels=no_labels)
-        check_unlabeled(no_labels, label_suffix=label_suffix)
+        label = _member_suffix(label_suffix)
+        has_columns = bool(column) and label.endswith(JSON)
+        check_unlabeled(no_labels, label_suffix="" if has_columns else label_suffix)
         self._keeps_labels = not set(LABEL_KEYS).isdisjoint(self.column_names)
         self._suffixes = dict(paired or {})
         chosen = {"image_suffix": image_suffix, "label_suffix": label_suffix, "last_dot": last_dot}
@@ -112,8 +115,8 @@ class WebdatasetSource(LabelledSource):
         of_pairs = tuple(map(_member_suffix, self._suffixes.values()))
         known = tuple(suffix for suffix in IMAGE_SUFFIXES if suffix not in of_pairs)
         images = (_member_suffix(image_suffix),) if image_suffix else known
-        labels = (_member_suffix(label_suffix),) if label_suffix else () if no_labels else LABELS
-        self._naming = Naming(images, labels, of_pairs, last_dot)
+        labels = () if no_labels else (label,) if label else LABELS
+        self._naming = Naming(images, labels, label if has_columns else JSON, of_pairs, last_dot)
         self.paired = tuple(map(Paired.parse, self._suffixes))
         self.read_unit = "gzip stream" if gzipped else ""
         self._files = SourceFiles(root, files)
@@ -275,8 +278,8 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
     Args:
         src: A folder of tars, a tar, or a pattern with braces or wildcards. Tars may be gzipped.
         image_suffix: Suffix of each sample's image, such as "input.jpg"; default "": the first known one of a sample.
-        label_suffix: Suffix of each sample's label, such as "target.cls"; default "": cls, txt or json. A label in a
-            file whose suffix ends with "json" is the value of the key `label`, `cls` or `class`.
+        label_suffix: Suffix of each sample's label, such as "target.cls"; default "": cls, txt or json. If it ends with
+            "json", the label is the value of the key `label`, `cls` or `class`, and the file has the columns, too.
         last_dot: Whether a suffix begins at the last dot of a name; default False: at the first.
         column: Keys of each sample's json to keep as columns of numbers; default None: none.
         paired: The suffix, such as "mask.png", of each mask ("mask") or image of three channels ("target:rgb") of a
@@ -325,19 +328,16 @@ class Naming(NamedTuple):
     Attributes:
         images: Suffixes of images. The first one that a sample has is its image.
         labels: Suffixes of labels. The first one that a sample has gives its label. () if labels are not needed.
+        json: Suffix of the file with the columns.
         paired: Suffixes of the members that belong to an image.
         last_dot: Whether a suffix begins at the last dot of a name.
     """
 
     images: tuple[bytes, ...] = IMAGE_SUFFIXES
     labels: tuple[bytes, ...] = LABELS
+    json: bytes = JSON
     paired: tuple[bytes, ...] = ()
     last_dot: bool = False
-
-    @property
-    def json(self) -> bytes:
-        """The suffix of the file with the columns."""
-        return next((label for label in self.labels if label.endswith(JSON)), JSON)
 
 
 class TarSample(NamedTuple):
