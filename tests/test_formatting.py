@@ -1,6 +1,7 @@
 """Sizes, durations and counts in messages, and quoted names in commands."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,15 @@ def test_quoted_name_survives_shell() -> None:
     assert all(word.isprintable() for word in words)
     done = subprocess.run(["bash", "-c", f"printf '%s\\0' {' '.join(words)}"], capture_output=True, check=True)
     assert done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] == names
+
+
+def test_quoted_path_is_no_option() -> None:
+    assert [quoted(Path(name)) for name in ("-dash.store", "./-a b", "/-c", "d")] == [
+        "./-dash.store",
+        "'./-a b'",
+        "/-c",
+        "d",
+    ]
 
 
 @pytest.mark.parametrize(

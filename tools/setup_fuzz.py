@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 
-from tools.setup_env import LOG, ROOT, SetupError, pip, say
+from tools.setup_env import ROOT, SetupError, pip, say
 
 ATHERIS = "atheris==3.0.0"
 FOLDER = ROOT / "build" / "fuzz" / "atheris"
@@ -26,7 +26,7 @@ def main() -> int:
     except SetupError:
         here = f"Python {platform.python_version()} on {sys.platform}, {platform.machine()}"
         other = "or try another Python: make PYTHON=python3.11 fuzz"
-        print(f"setup: error: could not install {ATHERIS} for {here}; see {LOG}, {other}", file=sys.stderr)
+        print(f"setup: error: could not install {ATHERIS} for {here}; {other}", file=sys.stderr)
         return 1
     return 0
 

@@ -28,7 +28,7 @@ def make_venv() -> None:
     say(f"creating {VENV.relative_to(ROOT)}; it takes half a minute")
     shutil.rmtree(VENV, ignore_errors=True)
     VENV.mkdir(parents=True)
-    run(sys.executable, "-m", "venv", VENV, venv=VENV)
+    run(sys.executable, "-m", "venv", VENV)
     pip("install", *PACKAGES, venv=VENV, PIP_CONSTRAINT=" ".join(map(str, PINS)))
 
 

@@ -38,7 +38,7 @@ def make_venv() -> None:
     say(f"creating {VENV.relative_to(ROOT)}; it takes minutes: torch with CUDA is 3 GB, and pillow-simd is compiled")
     shutil.rmtree(VENV, ignore_errors=True)
     VENV.mkdir(parents=True)
-    run(python, "-m", "venv", VENV, venv=VENV)
+    run(python, "-m", "venv", VENV)
     # pip's cache is not used, because it may have a pillow-simd that was compiled for another CPU.
     options = ("--no-cache-dir", "--no-binary", "pillow-simd", "-e", ".[test,prep]")
     pip("install", *options, venv=VENV, PIP_CONSTRAINT=str(PINS), CC=shlex.join(compiler()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from pathlib import Path
 
 UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
 
@@ -30,11 +31,23 @@ def counted(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def quoted(text: str) -> str:
-    """Quote text as one bash word that users can paste; characters that a terminal would not show are escaped.
+def no_option(path: Path) -> str:
+    """Return a path as text that no command mistakes for an option.
 
-    The result has no line breaks, because a batch system could read a second line of a script as a directive.
+    Example:
+        >>> no_option(Path("-x"))
+        './-x'
     """
+    return f"./{path}" if str(path).startswith("-") else str(path)
+
+
+def quoted(text: str | Path) -> str:
+    """Quote a text, or a path as `no_option` returns it, as one bash word that users can paste.
+
+    Characters that a terminal would not show are escaped. The result has no line breaks, because a batch system could
+    read a second line of a script as a directive.
+    """
+    text = no_option(text) if isinstance(text, Path) else text
     if text.isprintable():
         return shlex.quote(text)
     return f"$'{''.join(map(_escaped, text))}'"

@@ -104,8 +104,8 @@ ARRAYS = (
 
 # If LaunchParameters has use_interactive_step, the shell that salloc opens is step 0xfffffffa (slurm.h).
 SLURM_RESERVED_STEPS = 0xFFFFFFF0
-# The variables with the id of a job: Slurm, PBS, LSF, Flux, AWS Batch, Grid Engine.
-JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "AWS_BATCH_JOB_ID", "JOB_ID")
+# The variables with the id of a job or its array: Slurm (2), PBS, LSF, Flux, AWS Batch, Grid Engine.
+JOB_IDS = ("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "AWS_BATCH_JOB_ID", "JOB_ID")
 # pbsdsh gives each process the index of its node, starting at 0, and a hexadecimal number that is unique in the job. No
 # variable gives the number of processes on a node or in the job, so these do not determine the task of a process.
 PBS_PROCESS, PBS_NODE, PBS_SCRIPT = "PBS_TASKNUM", "PBS_NODENUM", "1"

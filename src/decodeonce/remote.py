@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import io
 import logging
 import os
 import random
@@ -22,7 +23,7 @@ from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import xxhash
 
@@ -202,8 +203,7 @@ def list_folder(url: str) -> list[tuple[str, bool]]:
     """Return the names in a folder, and whether each is a folder; raise BuildError if it is missing."""
     system, path = _opened(url)
     listed = attempt(url, partial(system.ls, path, detail=True))
-    # A page of links may have links to itself in another order, such as "?C=N;O=D".
-    found = [(item["name"], item["type"] == "directory") for item in listed if "/?" not in item["name"]]
+    found = [(item["name"], item["type"] == "directory") for item in listed if _is_below(item["name"])]
     # An object whose name ends with a slash marks an empty folder.
     return [(name.rstrip("/").rpartition("/")[2], folder) for name, folder in found if folder or name[-1] != "/"]
 
@@ -212,7 +212,7 @@ def list_objects(url: str) -> Iterator[tuple[str, ObjectFacts]]:
     """Yield the objects below a folder: their paths in it, and their facts. Most stores list 1,000 per request."""
     system, path = _opened(url)
     for name, facts in attempt(url, partial(system.find, path, detail=True)).items():
-        if (inner := name[len(path) + 1 :]) and inner[-1] != "/" and "/?" not in name:
+        if (inner := name[len(path) + 1 :]) and inner[-1] != "/" and _is_below(name):
             known = facts.get("size") is not None
             yield inner, ObjectFacts(facts["size"], _version(facts)) if known else stat_object(f"{url}/{inner}")
 
@@ -229,10 +229,18 @@ def find_objects(url: str, suffixes: tuple[str, ...], *, deep: bool) -> list[str
         names = attempt(url, partial(system.find, path, maxdepth=None if deep else 1))
         if not names:  # `find` does not raise an error for a bucket that is missing
             attempt(url, partial(system.info, path))
-    found = [name if is_url(name) else f"{scheme_of(url)}://{name.lstrip('/')}" for name in names if "/?" not in name]
+    found = [name if is_url(name) else f"{scheme_of(url)}://{name.lstrip('/')}" for name in names if _is_below(name)]
     for name in found:
         check_url(name)  # a page of links may repeat the query of its own address
     return sorted((name for name in found if name.endswith(suffixes)), key=os.fsencode)
+
+
+def _is_below(name: str) -> bool:
+    """Whether a listed name is one of an object or folder below the listed one.
+
+    A page may have links to itself in another order, such as "?C=N;O=D", and to folders above, such as "%2e%2e".
+    """
+    return "/?" not in name and not {".", ".."} & {*unquote(name).split("/")}
 
 
 def attempt(url: str, function: Callable[[], Result]) -> Result:
@@ -285,7 +293,7 @@ def _failure(url: str, error: BaseException) -> BuildError | Stopped:
     found = without_secrets(" ".join(f"{type(error).__name__}: {error}".split()))
     text = f"HTTP status {status}" if status else found[:200].rstrip(".")
     lasting = isinstance(error, _loaded(LASTING)) and not isinstance(error, _loaded(PASSING))
-    lasting |= isinstance(error, ValueError)  # a malformed URL
+    lasting |= isinstance(error, ValueError) or found.startswith("TooManyRedirects")  # the former: a malformed URL
     if status not in PASSING_STATUS and (status or lasting or "CERTIFICATE_VERIFY_FAILED" in found):
         return BuildError(f"{url}: {text}; test the URL and your credentials with `{check}`, then {again}")
     return Stopped(f"{url}: {text}, {len(PAUSES) + 1} times; the server may be down or its address wrong; {again}")
@@ -298,7 +306,7 @@ def _status(error: BaseException) -> int:
         answer = getattr(cause, "response", None)
         found = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
         found = found or getattr(answer, "status_code", None) or getattr(cause, "status", None)
-        found = found or getattr(cause, "code", None)  # gcsfs
+        found = found or (None if hasattr(cause, "status") else getattr(cause, "code", None))  # the latter: gcsfs
         if isinstance(found, int):
             return found
         cause = cause.__cause__
@@ -553,6 +561,21 @@ def _connect(origin: str) -> _Connection | None:
         raise
 
 
+class _TimedSocket(socket.SocketIO):
+    """Reads from a socket until a deadline, however many reads that takes."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        super().__init__(connected, "r")
+        self._connected, self.deadline = connected, 0.0
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the server was too slow")
+        self._connected.settimeout(left)
+        return super().readinto(buffer)
+
+
 class _Connection:
     """A connection to a server, for one request at a time. http.client takes three times the processor time."""
 
@@ -564,7 +587,8 @@ class _Connection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls:
             self._socket = _tls(origin).wrap_socket(self._socket, server_hostname=host)
-        self._file = self._socket.makefile("rb")
+        self._raw = _TimedSocket(self._socket)
+        self._file = io.BufferedReader(self._raw)
         self.stays_open = True
 
     def ask(self, target: str, offset: int, size: int) -> tuple[int, ObjectFacts | None, int]:
@@ -572,6 +596,7 @@ class _Connection:
 
         The facts are None if the server does not send the range or the whole object.
         """
+        self._raw.deadline = time.monotonic() + SECONDS + size * SECONDS_PER_BYTE
         asked = f"GET {target} HTTP/1.1\r\nHost: {self._host}\r\nRange: bytes={offset}-{offset + size - 1}\r\n"
         self._socket.sendall(f"{asked}Accept-Encoding: identity\r\nUser-Agent: decodeonce\r\n\r\n".encode())
         version, _, text = self._file.readline(MAX_LINE).partition(b" ")

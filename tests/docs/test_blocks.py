@@ -85,7 +85,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(scenes, root / "scenes.store", Recipe(shuffle_seed=0), WorkSettings(workers=1))
     count, rng = rows_of["train"], np.random.default_rng(0)
     add_column(root / "train.store", "weight", np.ones(count, np.float32))
-    add_column(root / "train.store", "attributes", rng.integers(0, 2, (count, 5)).astype(np.float32))
+    add_column(root / "train.store", "attributes", rng.integers(0, 2, (count, 5)))  # int64, as from a table
     add_column(root / "train.store", "mask", rng.integers(0, 2, (count, 256, 256), np.uint8))
     stage_store(open_store(root / "train.store"), root / "part", rows=range(count))
     return root

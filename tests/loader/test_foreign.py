@@ -197,12 +197,14 @@ def global_states() -> list[Any]:
 
 def test_all_draws_are_seeded_and_change_no_global_generator() -> None:
     before, seeded = global_states(), Seeded()
+    functions = {**vars(random)}, {**vars(np.random)}
     drawn = []
     for seed in (5, 5, -6, 2**63):
         seeded.seed(seed)
         with seeded:
             drawn.append(draw_everything())
     assert global_states() == before
+    assert ({**vars(random)}, {**vars(np.random)}) == functions
     assert drawn[0] == drawn[1]
     for first, second in itertools.combinations(drawn[1:], 2):
         assert first[0] != second[0]
@@ -234,9 +236,9 @@ def test_other_threads_draw_as_if_nothing_ran() -> None:
 
 
 def test_functions_of_random_can_be_pickled() -> None:
-    PerImage(torch_jitter)
-    for function in (random.random, random.choice, np.random.rand):
-        assert pickle.loads(pickle.dumps(function)) is function
+    with Seeded():
+        for function in (random.random, random.choice, np.random.rand):
+            assert pickle.loads(pickle.dumps(function)) is function
 
 
 def test_images_are_transformed_with_one_core_per_thread() -> None:

@@ -25,9 +25,10 @@ from torch.profiler import ProfilerActivity, profile
 from decodeonce import Batch, Loader, StoreError, open_store
 from decodeonce.loader.buffers import Slots, page_aligned_slot
 from decodeonce.loader.delivery import make_delivery
-from decodeonce.loader.epoch import Epoch, Filler, LoaderThread, Positions
+from decodeonce.loader.epoch import Epoch, Filler, LoaderThread
 from decodeonce.loader.meter import Meter, timed
-from decodeonce.loader.partition import StepRows
+from decodeonce.loader.partition import StepRows, make_partition
+from decodeonce.loader.position import Positions
 from decodeonce.loader.readers import Call, MmapReader, Reader, ReaderName
 from decodeonce.store import add_column
 from tests.conftest import COUNT
@@ -179,9 +180,8 @@ def make_filler(store: Path, steps: Iterable[StepRows], calls: Callable[..., lis
         vars(reader)["calls"] = calls
     delivery = make_delivery(torch.device("cpu"), (4, 8, 6, 3), 3, None, None)
     filler = Filler(steps, reader, delivery, Meter(), prefetch=3)
-    vars(filler)["kept"] = epoch = Epoch(
-        filler, Positions(), steps=1, stride=4, remainder=0
-    )  # a filler whose epoch is gone ends
+    positions = Positions(make_partition("global", range(4), 4, 0, 1, "drop"), None)
+    vars(filler)["kept"] = epoch = Epoch(filler, positions, remainder=0)  # a filler whose epoch is gone ends
     filler.start(epoch)
     return filler
 
@@ -437,6 +437,8 @@ def test_invalid_arguments_are_rejected(store: Path) -> None:
         ({"tail": "last"}, "tail is 'last', expected one of 'drop', 'pad', 'keep'"),
         ({"reader": "aio"}, "reader is 'aio', expected one of 'auto', 'pread', 'mmap'"),
         ({"batch_size": 0}, "batch_size is 0, expected a whole number of 1 or more"),
+        ({"threads": 10**6}, "threads is 1000000, expected a whole number from 1 to 1000"),
+        ({"prefetch": 10**9}, "prefetch is 1000000000, expected a whole number from 1 to 1000"),
         ({"prefetch": 0}, "prefetch is 0"),
         ({"threads": -1}, "threads is -1"),
         ({"seed": "x"}, "seed is 'x', expected a whole number"),

@@ -87,7 +87,8 @@ def test_epoch_and_steps_left_are_counted_and_restored(store: Path) -> None:
         assert [epoch for epoch in range(resumed.epoch, 3) for _ in resumed] == [1] * 9 + [2] * 9
         assert resumed.epoch == 3
         next(iter(resumed))  # an unfinished epoch
-        assert (resumed.epoch, resumed.steps_left, resumed.state_dict()["epoch"]) == (4, 9, 3)
+        assert (resumed.epoch, resumed.steps_left, resumed.state_dict()["epoch"]) == (3, 8, 3)
+        assert [batch.epoch for batch in resumed] == [4] * 9
 
 
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
@@ -278,3 +279,69 @@ def test_epoch_that_is_set_after_the_last_batch_does_not_run(store: Path) -> Non
             if not loader.steps_left:
                 loader.set_epoch(loader.epoch + 5)
         assert (seen, loader.epoch) == (len(loader), 5)
+
+
+Steps = list[tuple[int, int, list[int]]]
+
+
+def steps_of(loader: Loader, epochs: int) -> Steps:
+    return [(batch.epoch, batch.valid, batch.rows.tolist()) for _ in range(loader.epoch, epochs) for batch in loader]
+
+
+@pytest.mark.parametrize("tail", ["drop", "keep"])
+@pytest.mark.parametrize(("steps", "epochs"), [(1, 20), (4, 5), (8, 3), (20, 2)])
+def test_epochs_of_some_steps_continue_through_the_passes(store: Path, steps: int, epochs: int, tail: str) -> None:
+    with loader_of(store, tail=tail) as plain:
+        passes = [batch for _, *batch in steps_of(plain, 6)]
+    expected = [(number // steps, *batch) for number, batch in enumerate(passes[: steps * epochs])]
+    with loader_of(store, tail=tail, steps=steps) as loader:
+        assert (len(loader), loader.steps_left) == (steps, steps)
+        states, seen = [loader.state_dict()], []
+        for epoch in range(epochs):
+            for batch in loader:
+                seen.append((batch.epoch, batch.valid, batch.rows.tolist()))
+                states.append(json.loads(json.dumps(loader.state_dict())))
+                assert loader.epoch == epoch
+                assert loader.steps_left == steps - 1 - (len(seen) - 1) % steps
+        assert seen == expected
+    for done in range(0, len(states), 3):
+        with loader_of(store, tail=tail, steps=steps) as resumed:
+            resumed.load_state_dict(states[done])
+            assert (resumed.epoch, resumed.steps_left) == (done // steps, steps - done % steps)
+            assert steps_of(resumed, epochs) == expected[done:]
+    with loader_of(store, tail=tail, steps=steps) as loader:
+        loader.set_epoch(epochs - 1)
+        assert steps_of(loader, epochs) == expected[-steps:]
+
+
+def test_rows_that_repeat_within_an_epoch_have_numbers_of_their_own(store: Path) -> None:
+    with loader_of(store, steps=20) as loader:
+        batches = [batch for _ in range(2) for batch in loader]
+    positions = torch.cat([batch.positions for batch in batches if batch.positions is not None]).tolist()
+    assert sorted(positions) == list(range(len(positions)))
+
+
+def test_epoch_of_some_steps_resumes_with_a_different_world_size(store: Path) -> None:
+    settings = {"tail": "drop", "batch_size": 5, "steps": 4}  # of 10 rows
+    with loader_of(store, rank=0, world_size=2, **settings) as loader:
+        epoch = [batch.rows.tolist() for _ in range(2) for batch in loader]
+        loader.set_epoch(1)
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+    with loader_of(store, **{**settings, "steps": 8}) as alone:
+        alone.load_state_dict(state)
+        assert alone.steps_left == 6
+        assert [batch.rows.tolist() for batch in alone][::2] == epoch[5:]
+
+
+def test_states_with_and_without_steps_do_not_mix(store: Path) -> None:
+    with loader_of(store) as plain, loader_of(store, steps=4) as loader:
+        with pytest.raises(ValueError, match="is from a Loader without steps=, and this one was created with it"):
+            loader.load_state_dict(plain.state_dict())
+        with pytest.raises(ValueError, match="is from a Loader with steps=, and this one was created without it"):
+            plain.load_state_dict(loader.state_dict())
+        with pytest.raises(ValueError, match="epoch_rows is None"):
+            loader.load_state_dict({**loader.state_dict(), "epoch_rows": None})
+    with pytest.raises(ValueError, match="steps is 0"):
+        loader_of(store, steps=0)

@@ -85,7 +85,7 @@ def rank_plan(
 ) -> list[StepRows]:
     """The steps of one rank after the first `consumed` draws."""
     partition = make_partition("global", range(table.count), batch_size, rank, world, tail)
-    return list(plan_steps(WeightedOrder(table, derive_key(7, epoch)), partition, consumed, epoch))
+    return list(plan_steps(WeightedOrder(table, derive_key(7, epoch)), partition, consumed, epoch, 0))
 
 
 def drawn(plans: list[list[StepRows]]) -> dict[int, int]:

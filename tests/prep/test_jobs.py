@@ -18,7 +18,7 @@ from decodeonce.prep.jobs.pbs import PBS as PBSCommands
 from decodeonce.prep.jobs.pbs import current_umask
 from decodeonce.prep.jobs.site import Site, parse_site, read_site, site_names
 from decodeonce.prep.jobs.slurm import Slurm
-from tests.command import prep
+from tests.command import assert_fails, prep
 from tests.images import make_tree, tree_bytes
 from tests.packages import NOT_DEV
 
@@ -167,7 +167,8 @@ def test_failed_submission_cancels_the_chain(tmp_path: Path) -> None:
     print_id = f'echo "$@" >> {log_}; echo "$(wc -l < {log_});far"'
     refuse_finish = f'case "$*" in *finish*) exit 1;; esac; {print_id}'
     log_call = f'echo "$SLURM_CLUSTERS $(basename $0) $*" >> {log_}'
-    done = submit_with(sbatch=print_id, scancel=log_call, scontrol=log_call)
+    gone = 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
+    done = submit_with(sbatch=print_id, scancel=log_call, scontrol=log_call, squeue=gone)
     assert (done.returncode, done.stdout) == (0, "1 2 3\n")
     shown = [f"far scontrol show job {job}" for job in (1, 2, 3)]
     assert log.read_text().splitlines()[3:] == [*shown, "far scontrol release 1"]
@@ -183,10 +184,108 @@ def test_failed_submission_cancels_the_chain(tmp_path: Path) -> None:
     assert log.read_text().splitlines()[-3:] == [f"far scancel {job}" for job in (3, 2, 1)]
 
 
+def test_queue_that_does_not_answer_is_not_a_sign_that_the_chain_ended(tmp_path: Path) -> None:
+    submit = write_scripts(tmp_path / "OUT", SLURM, Chain(tasks=2, cpus=1), COMMANDS, tmp_path)
+    (submit.parent / "submitted").write_text("plan\t7\tslurm\t\n")
+    for name, body in {"squeue": "echo 'Socket timed out' >&2; exit 1", "sbatch": "echo 8"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", submit], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("plan 7 may still be in the queue: Socket timed out; run this again when")
+
+
+def test_scripts_of_queued_jobs_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(tasks: int) -> None:
+        write_scripts(tmp_path / "OUT", SLURM, Chain(tasks=tasks, cpus=1), COMMANDS, tmp_path)
+
+    write(2)
+    (tmp_path / "OUT.jobs/submitted").write_text("plan\t7\tslurm\t\narray\t8\tslurm\t\n")
+    (tmp_path / "squeue").write_text("#!/bin/sh\n[ $6 = 7 ] || echo PENDING,Priority\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    write(2)  # the same scripts
+    with pytest.raises(BuildError, match=r"array 8 of another submission is in the queue \(pending \(Priority"):
+        write(3)
+    (tmp_path / "squeue").write_text("#!/bin/sh\n")
+    write(3)
+
+
+def test_status_and_logs_tell_how_jobs_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_scripts(tmp_path / "OUT", SLURM, Chain(tasks=2, cpus=1), COMMANDS, tmp_path)
+    jobs = tmp_path / "OUT.jobs"
+    (jobs / "submitted").write_text("".join(f"{line}\tslurm\t\n" for line in ("plan\t7", "array\t8", "finish\t9")))
+    (tmp_path / "squeue").write_text("#!/bin/sh\n")
+    (tmp_path / "squeue").chmod(0o755)
+    for folder in (tmp_path / "src", jobs / "logs"):
+        folder.mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for number, words in {"7": ["plan", "folder", "src", "OUT"], "9": ["finish", "OUT"]}.items():
+        done = prep(*words, "--log", f"{jobs}/logs/{number}.jsonl", cwd=tmp_path, SLURM_JOB_ID=number)
+        (jobs / f"{words[0]}-{number}.log").write_text(done.stderr)
+        assert done.returncode == 1
+    (jobs / "array-8_1.log").write_text("starts\nslurmstepd: error: *** JOB 8 CANCELLED DUE TO TIME LIMIT ***\n\n")
+    printed = prep("status", "OUT", cwd=tmp_path).stdout
+    assert printed.startswith("state  ended\n")
+    assert "plan 7: failed: prep: error: src: " in printed
+    assert "array 8: ended without a log: slurmstepd: error: *** JOB 8 CANCELLED DUE TO TIME LIMIT ***; " in printed
+    assert "finish 9: failed: prep: error: OUT: no plan here" in printed
+    shown = prep("logs", "OUT", "--lines", 1, cwd=tmp_path).stdout.splitlines()
+    assert (len(shown), shown[0], shown[3]) == (6, f"==> {jobs}/plan-7.log <==", "")
+    assert_fails(prep("logs", "elsewhere", cwd=tmp_path), 1, "elsewhere.jobs: this build was not submitted with")
+
+
+@pytest.mark.parametrize("name", ["submitted", "logs"])
+def test_links_in_the_folder_of_the_jobs_are_refused(tmp_path: Path, name: str) -> None:
+    submit = write_scripts(tmp_path / "OUT", SLURM, Chain(tasks=1, cpus=1), COMMANDS, tmp_path)
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    (submit.parent / name).symlink_to(precious)
+    with pytest.raises(BuildError, match=f"{name}: is a link, through which the jobs would write elsewhere; remove it"):
+        write_scripts(tmp_path / "OUT", SLURM, Chain(tasks=1, cpus=1), COMMANDS, tmp_path)
+    if name == "submitted":
+        done = subprocess.run(["/bin/bash", submit], env={"PATH": "/none"}, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (1, "")
+    assert precious.read_text() == "kept"
+
+
+@pytest.mark.parametrize("line", ["plan\t--user=root\tslurm\t", "plan\t7\tcron\t", "plan\t7\tslurm"])
+def test_changed_record_of_a_submission_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "OUT.jobs").mkdir()
+    (tmp_path / "OUT.jobs/submitted").write_text(f"{line}\n")
+    for command in ("cancel", "status"):
+        done = prep(command, tmp_path / "OUT")
+        assert (done.returncode, "submitted: damaged; see the jobs in your queue" in done.stderr) == (1, True)
+
+
+def test_directives_of_the_user_are_in_every_script(tmp_path: Path) -> None:
+    chain = Chain(tasks=2, cpus=1, directives=("--reservation=mine", "--comment='a b'"))
+    scripts = written_scripts(tmp_path, SLURM, chain)
+    for name in ("plan", "array", "finish"):
+        assert {"#SBATCH --reservation=mine", "#SBATCH --comment='a b'"} < set(scripts[f"{name}.slurm"])
+    with pytest.raises(ValueError, match="expected an option of the batch system on a single line"):
+        Chain(tasks=2, cpus=1, directives=("--x\nrm -r",))
+
+
+def test_submission_from_an_allocation_passes_none_of_its_variables(tmp_path: Path) -> None:
+    """Slurm refuses a step whose job has both SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE."""
+    submit = write_scripts(tmp_path / "OUT", SLURM, Chain(tasks=2, cpus=1), COMMANDS, tmp_path)
+    for name, body in {"sbatch": f"env >> {tmp_path}/seen; echo 7", "scontrol": "exit 0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    own = {"SLURM_JOB_ID": "5", "SLURM_MEM_PER_CPU": "64", "SLURM_CONF": "here", "SBATCH_ACCOUNT": "mine"}
+    environ = {**os.environ, **own, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert subprocess.run(["bash", submit], env=environ, capture_output=True, check=False).returncode == 0
+    seen = (tmp_path / "seen").read_text()
+    found = {name for name in own if f"{name}=" in seen}
+    assert found == {"SLURM_CONF", "SBATCH_ACCOUNT"}
+
+
 def test_states_that_squeue_and_qstat_print() -> None:
     reason = "ReqNodeNotAvail, UnavailableNodes:node[1-2]"
     squeue = f"PENDING,{reason}\nPENDING,Dependency\nRUNNING,None\nCOMPLETING,None\n"
-    assert Slurm().parse_states(squeue) == ["pending", "waiting", "running", "completing"]
+    assert Slurm().parse_states(squeue) == [f"pending ({reason})", "waiting", "running", "completing"]
     head = "Job id   Name   User   Time Use S Queue\n-------- ------ ------ -------- - -----\n"
     states = [f"1[{index}].pbs  array  me  00:00:01 {letter} workq\n" for index, letter in enumerate("BXRQ")]
     assert PBSCommands().parse_states(head + "".join(states)) == ["running", "pending"]

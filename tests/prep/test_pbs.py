@@ -136,7 +136,9 @@ def test_queued_chain_is_shown_and_not_submitted_again_until_it_is_cancelled(tmp
     ]
     assert pbs.queued(tmp_path / "pbs") == []
     assert run("cancel", "OUT").stdout == "OUT: all jobs have ended\n"
-    assert "no plan here" in run("status", "OUT").stderr
+    assert "plan 1.pbs: ended without a log; array 2[].pbs: " in (ended := run("status", "OUT").stdout)
+    assert ended.startswith("state  ended\n")
+    assert "next" in ended
     assert not (tmp_path / "ran").exists()
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import PIL
 import pytest
 import simplejpeg
-from PIL import Image, ImageOps, features
+from PIL import Image, ImageFile, ImageOps, features
 
 from decodeonce.prep.building.build import build
 from decodeonce.prep.building.pool import WorkSettings
@@ -597,6 +597,20 @@ def test_jpeg_that_is_filled_with_zeros_is_truncated(share: int, quality: int) -
     whole = jpeg(64, 48, quality=quality)
     data = whole[: len(whole) * share // 100]
     assert_rejected(data + bytes(len(whole) - len(data)), "truncated")
+
+
+@pytest.mark.parametrize("format_", ["JPEG", "PNG"])
+def test_truncated_image_can_be_kept_as_pillow_reads_it(format_: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(make_image(64, 64), format_)
+    data = data[: len(data) * 7 // 10] + b"the trailer of a phone"
+    with pytest.raises(Undecodable, match="truncated"):
+        decode(data)
+    row = decode(data, on_damaged="keep-truncated")
+    assert row.unusual.startswith("truncated: ")
+    with pytest.raises(Undecodable, match="truncated"):  # in the same process
+        decode(data)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    np.testing.assert_array_equal(pixels(row), reference_row(data, 32, 32))
 
 
 @pytest.mark.parametrize("length", range(4, 9))

@@ -1,5 +1,6 @@
-"""No exit status of a user's code is the status of a build, and no sample is lost if that code ends a process."""
+"""Code of a user changes neither the status of a build, nor its folders, output or end."""
 
+import time
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -65,3 +66,66 @@ def test_map_that_exits_rejects_its_image(tmp_path: Path) -> None:
     done = prep_process("build", "imagenet", "src", "out", *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "maps:once: SystemExit: 3\trejected" in (tmp_path / "out/rejects.tsv").read_text()
+
+
+def test_dataset_may_change_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere/deep").mkdir(parents=True)
+    (tmp_path / "elsewhere/deep/image.jpg").write_bytes(jpeg(30, 20))
+    sample = "os.chdir('deep') if Path('deep').exists() else os.chdir('../..')"
+    done = build(tmp_path, at_import="os.chdir('elsewhere')", at_call="os.chdir('deep')", at_sample=sample)
+    assert (done.returncode, "300 rows" in done.stdout) == (0, True), done.stderr
+    assert (tmp_path / "out/store.json").exists()
+
+
+def test_what_a_dataset_prints_is_no_output_of_the_command(tmp_path: Path) -> None:
+    noise = "print('noise')"
+    done = build(tmp_path, at_import=noise, at_call=noise, at_sample=noise)
+    assert ("noise" in done.stdout, "noise" in done.stderr, "300 rows" in done.stdout) == (False, True, True)
+
+
+LEFT = {
+    "process": "import time; os.fork() or (os.closerange(0, 3), time.sleep(60), os._exit(0))",
+    "thread": "import threading, time; threading.Thread(target=time.sleep, args=[60]).start()",
+}
+
+
+@pytest.mark.parametrize("where", ["at_call", "at_sample"])
+@pytest.mark.parametrize("left", LEFT)
+def test_what_a_dataset_leaves_running_is_not_waited_for(tmp_path: Path, where: str, left: str) -> None:
+    before = time.monotonic()
+    done = build(tmp_path, **{where: LEFT[left]})
+    assert (done.returncode, "300 rows" in done.stdout) == (0, True), done.stderr
+    assert time.monotonic() - before < 40
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        ("raise ValueError('x' * 100_000)", f"ValueError: {'x' * 500}..."),
+        ("raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})()", "its text raised ZeroDivisionError"),
+        ("raise ValueError('\\udcff')", r"ValueError: \\udcff"),
+    ],
+)
+def test_exception_of_a_dataset_has_a_readable_text(tmp_path: Path, raised: str, text: str) -> None:
+    done = build(tmp_path, at_sample=raised)
+    assert (done.returncode, "299 rows" in done.stdout) == (0, True), done.stderr
+    assert f"{text}\trejected\n" in (tmp_path / "out/rejects.tsv").read_text()
+
+
+def test_lack_of_memory_while_listing_stops_the_build(tmp_path: Path) -> None:
+    done = build(tmp_path, at_sample="raise MemoryError")
+    assert (done.returncode, done.stderr.count("\n")) == (75, 1)
+    assert done.stderr.startswith("prep: stopped: out of memory; run the same command again")
+
+
+def test_dataset_of_too_many_samples_is_refused(tmp_path: Path) -> None:
+    done = build(tmp_path, at_call="Images.__len__ = lambda self: 1 << 40")
+    assert_fails(done, 1, "mine:images: len() is 1,099,511,627,776, expected at most 1,000,000,000")
+
+
+def test_names_that_are_not_unicode_are_refused(tmp_path: Path) -> None:
+    done = build(tmp_path, at_sample=r"return Path('image.jpg').read_bytes(), 'a\ud800'")
+    assert done.returncode == 0, done.stderr
+    assert "which is not valid Unicode\trejected\n" in (tmp_path / "out/rejects.tsv").read_text()
+    done = build(tmp_path, at_call=r"Images.classes = ['a\ud800']")
+    assert_fails(done, 1, r"the classes of mine:images: 'a\ud800' is not valid Unicode; correct it")

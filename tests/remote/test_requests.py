@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from itertools import repeat
 from pathlib import Path
@@ -16,11 +17,11 @@ from typing import Any
 import pytest
 
 from decodeonce import remote
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.sources.file_list import open_list
 from decodeonce.prep.sources.parquet import open_parquet
 from decodeonce.prep.sources.webdataset import open_webdataset
-from decodeonce.remote import read_object, stat_object
+from decodeonce.remote import ObjectFacts, read_object, stat_object
 from tests.command import prep
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
@@ -109,6 +110,49 @@ class Web(Handler):
             self.answer(302, b"", Location="/b")
         else:
             self.answer(200, WHOLE, ETag='"1"')
+
+
+PAGE = b'<a href="in.jpg">x</a> <a href="sub/">x</a> <a href="%2e%2e/out.jpg">x</a> <a href="%2e%2e/">x</a>'
+
+
+class Odd(Handler):
+    """Sends the body of /slow a byte at a time, redirects /loop to itself, and answers others with a page of links."""
+
+    def do_GET(self) -> None:
+        if self.path == "/loop":
+            self.answer(302, b"", Location="/loop")
+        elif self.path == "/slow":
+            self.answer(206, b"", Content_Length="100", Content_Range="bytes 0-99/100", ETag='"1"')
+            with suppress(ConnectionError):  # the client gives up
+                for _ in range(100):
+                    self.wfile.write(b"x")
+                    time.sleep(0.05)  # the pace of a slow server, not a wait for an event
+        else:
+            self.answer(200, PAGE, Content_Type="text/html")
+
+
+def test_request_ends_at_its_deadline_however_many_bytes_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "SECONDS", 0.5)
+    monkeypatch.setattr(remote, "PAUSES", (0.0,))
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Odd)) as address:
+        before = time.monotonic()
+        with pytest.raises(Stopped, match=r"/slow: TimeoutError: .*, 2 times; the server may be down"):
+            read_object(f"{address}/slow", ObjectFacts(100, remote._version({"ETag": '"1"'})), 0, 100)
+        assert time.monotonic() - before < 4
+
+
+def test_redirect_loop_is_an_error_that_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "PAUSES", (0.0,))
+    message = r"/loop: TooManyRedirects: .*; test the URL and your credentials with"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
+    with serving(server) as address, pytest.raises(BuildError, match=message):
+        stat_object(f"{address}/loop")
+
+
+def test_page_of_links_cannot_lead_out_of_the_folder() -> None:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Odd)) as address:
+        assert sorted(remote.list_folder(f"{address}/photos")) == [("in.jpg", False), ("sub", True)]
+        assert remote.find_objects(f"{address}/photos", (".jpg",), deep=False) == [f"{address}/photos/in.jpg"]
 
 
 def test_server_that_ignores_ranges_sends_only_whole_objects() -> None:

@@ -101,11 +101,9 @@ def apt_install(packages: list[str]) -> None:
     Raises:
         SetupError: If that fails.
     """
-    log = PLACE / "apt"
-    log.mkdir(parents=True, exist_ok=True)
     _say(f"apt-get install {' '.join(packages)}")
-    run("apt-get", "update", "-q", venv=log)
-    run("apt-get", "install", "-qy", "--no-install-recommends", *packages, venv=log, DEBIAN_FRONTEND="noninteractive")
+    run("apt-get", "update", "-q")
+    run("apt-get", "install", "-qy", "--no-install-recommends", *packages, DEBIAN_FRONTEND="noninteractive")
 
 
 def _stamp(venv: Path) -> Path:
@@ -125,13 +123,13 @@ def _begin(venv: Path) -> None:
     shutil.rmtree(venv, ignore_errors=True)
     venv.mkdir(parents=True)
     # Without pip: this Python's pip installs the packages, which saves seconds.
-    run(sys.executable, "-m", "venv", "--without-pip", venv, venv=venv)
+    run(sys.executable, "-m", "venv", "--without-pip", venv)
 
 
 def _install(venv: Path, *what: str, constraints: str) -> None:
     options = ("--python", venv / PYTHON, "--disable-pip-version-check", "--no-input")
     pins = {"PIP_CONSTRAINT": constraints, "PIP_BUILD_CONSTRAINT": "constraints.txt"}
-    run(sys.executable, "-m", "pip", *options, "install", *what, venv=venv, **pins)
+    run(sys.executable, "-m", "pip", *options, "install", *what, **pins)
 
 
 def _end(venv: Path, inputs: str) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
@@ -46,8 +47,22 @@ def main() -> None:
             signal.signal(number, signal.SIG_IGN)
         if json_log:
             json_log.end(code or 0)
+    _end_threads_of_users(code or 0)
     gc.freeze()  # otherwise Python scans all imported objects again before it exits: 50 ms
     sys.exit(code)
+
+
+def _end_threads_of_users(code: int) -> None:
+    """End the process if code of the user, such as a dataset, left threads running; Python would wait for them."""
+    threads = [
+        thread for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon
+    ]
+    if threads:
+        write_error(
+            f"prep: {len(threads)} threads of imported code are still running and were ended: {threads[0].name}"
+        )
+        sys.stdout.flush()
+        os._exit(code)
 
 
 def program() -> str:

@@ -26,6 +26,7 @@ COMMANDS = {
     "submit": ("submit", "app"),
     "bench": ("bench", "app"),
     "status": ("inspect", "status"),
+    "logs": ("inspect", "logs"),
     "cancel": ("cancel", "cancel"),
     "info": ("inspect", "info"),
     "verify": ("inspect", "verify"),
@@ -40,7 +41,7 @@ COMMANDS = {
     "sample": ("sample", "sample"),
     "doctor": ("doctor", "doctor"),
 }
-WITHOUT_LOG = {"status", "info", "ls", "doctor"}  # commands without --quiet and --log
+WITHOUT_LOG = {"status", "logs", "info", "ls", "doctor"}  # commands without --quiet and --log
 
 
 def _print_version(ctx: typer.Context, wanted: bool) -> None:

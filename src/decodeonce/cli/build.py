@@ -71,7 +71,7 @@ def run_plan(request: BuildRequest) -> None:
         return say_built(request.out)
     found = f"{counted(plan.candidates, 'image')} found in {counted(len(plan.classes), 'class', 'classes')}"
     planned = f"{counted(plan.count, 'row')} in {counted(len(plan.blocks), 'block')}"
-    say(f"{request.out}: {found}, {planned} planned; next: prep work {quoted(str(request.out))}")
+    say(f"{request.out}: {found}, {planned} planned; next: prep work {quoted(request.out)}")
 
 
 build = kinds_app(run_build, "Build a store from images: plan, decode and finish in one command.")
@@ -136,7 +136,7 @@ def _say_finished(out: Path, manifest: Manifest, speed: str = "") -> None:
         say(f"{out}: {rejects_text(listed, manifest.count)}; see rejects.tsv")
     for line in advice_on({reason: count for (action, reason), count in found.items() if action == "kept"}):
         say(f"{out}: {line}")
-    say(f"{out}: {rows}, {size}, written{speed}; next: prep info {quoted(str(out))}")
+    say(f"{out}: {rows}, {size}, written{speed}; next: prep info {quoted(out)}")
 
 
 def work(
@@ -172,7 +172,7 @@ def work(
         patient_if_there(out, pool.work, out, how, progress)
     if StorePaths(out).manifest.exists():
         return say_built(out)
-    say(f"{out}: task {share.task} of {share.tasks} is done; after all tasks, run: prep finish {quoted(str(out))}")
+    say(f"{out}: task {share.task} of {share.tasks} is done; after all tasks, run: prep finish {quoted(out)}")
 
 
 def _share(task: int | None, tasks: int | None) -> Task:

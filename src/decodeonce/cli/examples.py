@@ -21,6 +21,7 @@ prep submit slurm build folder images images.store --tasks 4 --site perlmutter -
 prep submit pbs build imagenet /data/imagenet train.store --tasks 8 --cpus 64 --time 2:00:00
 prep submit kubernetes build imagenet /data/imagenet /data/train.store --tasks 8 --cpus 16 --image IMAGE --claim CLAIM
 prep status train.store
+prep logs train.store
 prep cancel train.store
 prep info train.store
 prep verify train.store

@@ -1,10 +1,10 @@
-"""`prep info`, `status`, `verify`, `ls` and `show`: inspect and check a store."""
+"""`prep info`, `status`, `logs`, `verify`, `ls` and `show`: inspect and check a store."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -27,6 +27,7 @@ CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 if TYPE_CHECKING:
     from decodeonce.prep.building.status import Status, TaskStatus
+    from decodeonce.prep.jobs.submitted import JobStates
     from decodeonce.store import Store
 
 
@@ -126,14 +127,21 @@ def status(
     from decodeonce.prep.jobs.submitted import job_states
 
     jobs = job_states(out)
+    shown = {name: {**states.queued, **states.ended} for name, states in jobs.items()}
     try:
         status = read_status(out)
     except BuildError:
-        if not any(jobs.values()):
+        if not jobs:
             raise
-        return show_facts({"state": "submitted", "jobs": jobs if as_json else _jobs_text(jobs)}, as_json=as_json)
+        state = "submitted" if any(states.queued for states in jobs.values()) else "ended"
+        facts = {
+            "state": state,
+            "jobs": shown if as_json else _jobs_text(jobs),
+            "next": f"prep logs {quoted(out)}",
+        }
+        return show_facts(facts, as_json=as_json)
     if as_json:
-        return show_facts({**asdict(status), "jobs": jobs}, as_json=True)
+        return show_facts({**asdict(status), "jobs": shown}, as_json=True)
     facts = _status_facts(out, status)
     show_facts({**facts, "jobs": _jobs_text(jobs)} if jobs else facts, as_json=False)
     undone = sorted((task for task in status.tasks if task.state != "done"), key=lambda task: task.state)
@@ -141,20 +149,40 @@ def status(
     _say_first(20, list(map(str, status.rejects)), "")
 
 
-def _jobs_text(jobs: Mapping[str, Mapping[str, int]]) -> str:
+def _jobs_text(jobs: Mapping[str, JobStates]) -> str:
     texts = []
     for name, states in jobs.items():
-        number = sum(states.values())
-        counts = [f"{count} of {number} {state}" if number > 1 else state for state, count in states.items()]
-        texts.append(f"{name}: {', '.join(counts) or 'ended'}")
+        counts = states.queued or states.ended
+        number = sum(counts.values())
+        parts = [f"{count} of {number} {state}" if number > 1 else state for state, count in counts.items()]
+        texts.append(f"{name}: {', '.join(parts)}")
     return "; ".join(texts)
+
+
+def logs(
+    out: Annotated[Path, typer.Argument(help="Build whose jobs `prep submit` wrote.", metavar="OUT")],
+    lines: Annotated[int, option("Print up to N lines of each log.", "N", min=1)] = 20,
+) -> None:
+    """Print the last lines of what the jobs of a build have printed."""
+    from decodeonce.prep.jobs.submitted import submitted_jobs
+    from decodeonce.store import StorePaths
+
+    jobs = submitted_jobs(out)
+    paths = [path for job in jobs for path in job.printed(out)]
+    if not paths:
+        what = "no job has printed anything yet" if jobs else "this build was not submitted with `prep submit`"
+        raise BuildError(f"{StorePaths(out).jobs}: {what}")
+    for path in paths:
+        with path.open(encoding="utf-8", errors="backslashreplace") as file:
+            last = deque(file, lines)
+        print(f"==> {printable(str(path))} <==", *(printable(line.rstrip("\n")) for line in last), sep="\n")
 
 
 def _status_facts(out: Path, status: Status) -> Json:
     """Return the facts to print about a build or store, with the command to run next."""
     rejects = {"rejects": len(status.rejects)}
     if status.finished:
-        return {"state": "finished", "rows": f"{status.rows:,}", **rejects, "next": f"prep info {quoted(str(out))}"}
+        return {"state": "finished", "rows": f"{status.rows:,}", **rejects, "next": f"prep info {quoted(out)}"}
     facts: Json = {
         "state": status.state,
         "rows_done": f"{status.rows_done:,} of {status.rows:,}",
@@ -171,7 +199,7 @@ def _status_facts(out: Path, status: Status) -> Json:
     # With too many rejects, `work` and `finish` fail unless --max-bad allows them.
     too_many = len(status.rejects) > allowed_rejects(WorkSettings().max_bad, status.rows)
     flag = f" --max-bad {len(status.rejects)}" if too_many else ""
-    work, finish = f"prep work {quoted(str(out))}{flag}", f"prep finish {quoted(str(out))}{flag}"
+    work, finish = f"prep work {quoted(out)}{flag}", f"prep finish {quoted(out)}{flag}"
     again = f"the same command again{flag and f' with{flag}'}, or {work} and then {finish}"
     advice = {"decoded": finish, "planned": work}.get(status.state, again)
     return {**facts, "next": f"{advice}, if you accept these rejects" if too_many else advice}
@@ -286,7 +314,7 @@ def show(
     chosen = draw_rows(found, random, seed or 0) if random else list(islice(found, count or 64))
     if not chosen:
         raise StoreError(
-            f"{store}: no row is selected; to list rows, classes and sources, run: prep ls {quoted(str(store))}"
+            f"{store}: no row is selected; to list rows, classes and sources, run: prep ls {quoted(store)}"
         )
     checked = CheckedRows(opened)
     shown = list(shown_rows(opened, chosen, checked))

@@ -104,7 +104,7 @@ class BuildOptions:
         OnDamaged,
         option(
             "Choose what to do with a damaged image that can be decoded. keep: keep it and list it in rejects.tsv; "
-            "reject: skip it and list it."
+            "reject: skip it and list it; keep-truncated: also keep truncated images, whose missing part is one color."
         ),
     ] = Recipe.on_damaged
     scaled_decode: Annotated[

@@ -53,7 +53,7 @@ def stage(
         staged = patient(dest, stage_store, opened, dest, rows=rows, threads=threads, progress=update)
     seconds = max(time.monotonic() - started, 1e-3)
     if staged.finished:  # jobs start with this command, so it does not read the rows again
-        verify = f"prep verify {quoted(str(dest))}"
+        verify = f"prep verify {quoted(dest)}"
         return say(
             f"{dest}: already staged: names, sizes and headers of its files match; to check its rows, run: {verify}"
         )

@@ -83,6 +83,13 @@ class JobOptions:
         Path | None,
         option("Run this job script, with STORE set to OUT, after the build has succeeded. (default: none)", "FILE"),
     ] = None
+    directive: Annotated[
+        list[str] | None,
+        option(
+            "Add this option of the batch system to each job, such as --reservation=x. Repeat the flag for more.",
+            "TEXT",
+        ),
+    ] = None
     submit: Annotated[bool, option("Submit the jobs instead of only writing them.", flag="--submit")] = False
 
     def profile(self, scheduler: str) -> Site:
@@ -107,13 +114,14 @@ class JobOptions:
             raise typer.BadParameter(f"--{flag} is required ({site.name}), as in {_example(site.scheduler)}")
         if self.then is not None and not self.then.is_file():
             raise typer.BadParameter(f"--then {self.then}: no such file; expected a job script")
+        settings["directives"] = tuple(settings.pop("directive", ()))
         settings |= {"seconds": _seconds(settings.get("time")), "mem": _memory(settings.get("mem"))}
         with parse.usage_errors():
             return Chain(**{name: value for name, value in settings.items() if name not in ("time", "site", "submit")})
 
 
 def _submit_to_kubernetes(words: BuildCommand, options: Pods) -> None:
-    from decodeonce.prep.jobs.base import no_option
+    from decodeonce.formatting import no_option
 
     words = _build_words(words, "kubernetes")
     flags = parsed_build(words)
@@ -125,7 +133,7 @@ def _submit_to_kubernetes(words: BuildCommand, options: Pods) -> None:
     path = Path(f"{Path(flags['out']).name}.yaml")  # a str with typer 0.19
     commands = [["prep", "plan", *words], work, ["prep", "finish", out, *allowed]]
     write_out(path, build_jobs(out, options, commands).encode("utf-8", "surrogateescape"))
-    start = f"kubectl apply -f {quoted(str(path))}"
+    start = f"kubectl apply -f {quoted(path)}"
     say(f"{path}: wrote plan, an Indexed Job of {options.tasks} and finish; to submit them, run: {start}")
 
 
@@ -201,16 +209,14 @@ def _write(request: BuildRequest, words: Sequence[str], site: Site, chain: Chain
     jobs = f"plan, array of {chain.tasks} (round 1 of {chain.rounds}) and finish"
     say(f"{script.parent}: wrote scripts for {jobs}; logs will be here, too")
     if submit:
-        say(
-            f"submitted: {_run_submit_script(script)}; to see its progress, run: prep status {quoted(str(request.out))}"
-        )
+        say(f"submitted: {_run_submit_script(script)}; to see its progress, run: prep status {quoted(request.out)}")
     else:
-        say(f"to submit them, run: bash {quoted(str(script))}")
+        say(f"to submit them, run: bash {quoted(script)}")
 
 
 def _commands(request: BuildRequest, words: Sequence[str], chain: Chain) -> list[list[str]]:
     """Return the commands of plan, array and finish."""
-    from decodeonce.prep.jobs.base import no_option
+    from decodeonce.formatting import no_option
 
     prep, out = _program_command(), no_option(request.out)
     log = ["--log", f"{StorePaths(request.out).jobs}/logs/"]
@@ -247,7 +253,7 @@ def _run_submit_script(script: Path) -> str:
     if running.returncode == STOPPED_SCRIPT:
         raise Stopped(f"{script}: {problem}; run the same command again")
     if running.returncode:
-        raise BuildError(f"{script}: not submitted: {problem}; fix this and run: bash {quoted(str(script))}")
+        raise BuildError(f"{script}: not submitted: {problem}; fix this and run: bash {quoted(script)}")
     return output.strip()
 
 

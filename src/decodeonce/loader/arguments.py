@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Callable
@@ -63,12 +64,13 @@ def check_probability(p: float) -> None:
         raise ValueError(f"p is {p!r}, expected a probability, 0 to 1")
 
 
-def whole(name: str, value: Any, least: int | None = None) -> int:
-    """Return a whole number of any type as an int. ValueError unless it is one, of `least` or more if that is given."""
+def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """Return a whole number of any type as an int. ValueError unless it is one, from `least` to `most` if given."""
     number = None
     with suppress(TypeError):  # not a number, or an array or tensor that is not a single whole number
         number = operator.index(value)
-    if number is None or isinstance(value, bool | np.bool_) or (least is not None and number < least):
-        bound = "" if least is None else f" of {least} or more"
+    low, high = -math.inf if least is None else least, math.inf if most is None else most
+    if number is None or isinstance(value, bool | np.bool_) or not low <= number <= high:
+        bound = "" if least is None else f" of {least} or more" if most is None else f" from {least} to {most}"
         raise ValueError(f"{name} is {value!r}, expected a whole number{bound}")
     return number

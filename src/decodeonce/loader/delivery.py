@@ -45,8 +45,9 @@ class Batch:
         columns: The store's other numeric columns by name, each (B, ...), and its paired masks, uint8 (B, H, W), and
             images, uint8 (B, H, W, 3).
         views: After ``Views``: the images of each view, like `images` after ``Augment``. Otherwise empty.
-        positions: With ``Loader(weights=...)``, int64 (B,): the position in the epoch at which each row was drawn.
-            Derive random numbers from it instead of from `rows`, as ``Augment`` does. Otherwise None.
+        positions: With ``Loader(weights=...)`` or ``Loader(steps=...)``, int64 (B,): a number of its own for each row
+            of the epoch, where the same row can occur several times. Derive random numbers from it instead of from
+            `rows`, as ``Augment`` does. Otherwise None.
 
     Example:
         >>> batch = next(iter(Loader("train.store", batch_size=16)))

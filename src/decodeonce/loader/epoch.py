@@ -19,7 +19,6 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from decodeonce.loader import gradient_state
@@ -27,6 +26,7 @@ from decodeonce.loader.buffers import refuse_to_copy
 from decodeonce.loader.delivery import Batch, Delivery, Filled, Result
 from decodeonce.loader.meter import Meter, mark, timed
 from decodeonce.loader.partition import StepRows
+from decodeonce.loader.position import Positions
 from decodeonce.loader.readers import Call, Reader
 
 # The user's thread waits with a timeout. A signal that another thread receives, or that arrives just before a wait
@@ -36,41 +36,20 @@ POLL_SECONDS = 0.2
 BATCHES_IN_PROGRESS = 2
 
 
-@dataclass(frozen=True)
-class Position:
-    """A point in training: the epoch, and its consumed rows as the partition counts them."""
-
-    epoch: int
-    rows_consumed: int
-
-
-class Positions:
-    """The position of training (`now`), and the position where the next `for` loop starts (`next`)."""
-
-    def __init__(self) -> None:
-        self.now = self.next = Position(0, 0)
-
-    def advance(self, rows: int, *, last: bool) -> None:
-        """Count a batch of `rows` rows as yielded. The last batch of an epoch moves to the start of the next epoch."""
-        if self.next == self.now:
-            self.next = Position(self.now.epoch + 1, 0)
-        self.now = self.next if last else Position(self.now.epoch, self.now.rows_consumed + rows)
-
-
 class Epoch(Iterator[Batch]):
-    """Iterate over the `steps` batches of an epoch, `stride` rows each.
+    """Iterate over the batches of the epoch at the current position.
 
     Its threads start when the filler is started. They end when the epoch is over or is garbage-collected.
     """
 
-    def __init__(self, filler: Filler, positions: Positions, *, steps: int, stride: int, remainder: int) -> None:
+    def __init__(self, filler: Filler, positions: Positions, *, remainder: int) -> None:
         self._filler, self._positions, self._meter = filler, positions, filler.meter
-        self.number, self.left, self._stride = positions.now.epoch, steps, stride
+        self.number, self.left = positions.now.epoch, positions.left(positions.now)
         self.remainder = remainder  # the rows that count in the last global batch, if some do not; for accelerate
         self.ended = ""  # the reason why it yields no more batches; the next request raises an error with it
         self._since = time.perf_counter()
-        if not steps:
-            positions.advance(0, last=True)
+        if not self.left:
+            positions.advance()
 
     __reduce__ = refuse_to_copy
 
@@ -79,9 +58,10 @@ class Epoch(Iterator[Batch]):
         """Whether the last batch has been yielded; accelerate asks for it."""
         return not self.left
 
-    def restart(self, filler: Filler, steps: int) -> None:
-        """Yield the `steps` batches of another epoch instead, from a filler that has not been started."""
-        self._filler, self.number, self.left = filler, self._positions.now.epoch, steps
+    def restart(self, filler: Filler) -> None:
+        """Yield the batches of another epoch instead, from a filler that has not been started."""
+        now = self._positions.now
+        self._filler, self.number, self.left = filler, now.epoch, self._positions.left(now)
         filler.start(self)
 
     def __next__(self) -> Batch:
@@ -127,7 +107,7 @@ class Epoch(Iterator[Batch]):
         self._filler.allowances.put(None)
         batch = self._filler.delivery.receive(sent)
         self.left -= 1
-        self._positions.advance(self._stride, last=not self.left)
+        self._positions.advance()
         gradient_state.enter(self)
         meter, now = self._meter, time.perf_counter()
         meter.batches += 1

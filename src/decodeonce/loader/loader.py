@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
+from itertools import chain, islice, starmap
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
@@ -19,7 +19,7 @@ from decodeonce.loader.augment.augment import Augment
 from decodeonce.loader.buffers import refuse_to_copy
 from decodeonce.loader.dataset import StoreDataset
 from decodeonce.loader.delivery import Batch, Transform, find_device, make_delivery
-from decodeonce.loader.epoch import Epoch, Filler, Position, Positions
+from decodeonce.loader.epoch import Epoch, Filler
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.order import Rows, Shuffle, derive_key, make_order
 from decodeonce.loader.partition import (
@@ -32,6 +32,7 @@ from decodeonce.loader.partition import (
     plan_steps,
     read_ahead,
 )
+from decodeonce.loader.position import Positions
 from decodeonce.loader.readers import Reader, ReaderName, make_reader
 from decodeonce.store import Store
 from decodeonce.store.hashing import hexdigest
@@ -49,6 +50,7 @@ CHOICES: dict[str, object] = {
 
 # In our measurements, two threads copied as fast as two cores can. A rank should use only a few cores for loading.
 MOST_THREADS = 4
+MOST = 1000  # threads, and batches prepared ahead; a larger number is a mistake
 GIVEN = "given"  # the source of a rank that the user passed
 
 
@@ -63,7 +65,8 @@ class Loader:
         batch_size: Rows per batch on each rank, at least 1.
         rows: Load only these rows of the store: distinct row numbers in any order, or a mask with a boolean per row.
             Such a subset is shuffled, partitioned and resumed like a store with only these rows, in their stored order.
-            Default: all rows.
+            For other rows in a later phase of training, create a new Loader and call ``set_epoch()``; otherwise it
+            starts at epoch 0. Default: all rows.
         device: Device that receives the batches, such as "cuda". Default: "cpu".
         shuffle: Order of an epoch. "full" (default): any row may appear anywhere. "window": blocks are shuffled, then
             rows within groups of 32 blocks; best on storage that is slow at random reads. "none": stored order.
@@ -82,10 +85,13 @@ class Loader:
             with rows from the start of the epoch; ``Batch.valid`` is the number of rows that count. "keep": split them
             evenly into smaller batches; a rank without rows gets one row of padding. Default: "keep" with
             ``shuffle="none"``, which is for evaluation, otherwise "drop".
-        prefetch: Batches prepared ahead, at least 1. Default: 3. On a CPU, the Loader uses host memory for about
+        steps: Steps per epoch, at least 1. Each epoch continues where the previous one ended; where too few rows for a
+            batch are left, the next pass through the rows begins. Such a run resumes exactly, unlike one that leaves
+            each epoch with ``break``. Default: None, an epoch is one pass.
+        prefetch: Batches prepared ahead, 1 to 1,000. Default: 3. On a CPU, the Loader uses host memory for about
             ``prefetch + 2`` batches. With another device, it uses pinned host memory for 3 batches, and device memory
             for about ``prefetch + 2`` batches.
-        threads: Threads that copy rows. Default: the number of usable cores, at most 4.
+        threads: Threads that copy rows, 1 to 1,000. Default: the number of usable cores, at most 4.
         reader: How to read. "auto" (default): choose by file system and memory; ``stats()`` shows the choice and the
             reason. "pread": one read per run of consecutive rows. "mmap": copy from mapped files; network file systems
             are still read with pread.
@@ -141,6 +147,7 @@ class Loader:
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
+        steps: int | None = None,
         prefetch: int = 3,
         threads: int | None = None,
         reader: ReaderName = "auto",
@@ -155,9 +162,9 @@ class Loader:
         for name, value in zip(CHOICES, (shuffle, partition, tail, reader, cache), strict=True):
             if value not in (choices := get_args(CHOICES[name])):
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
-        self.batch_size, self._prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1)
+        self.batch_size, self._prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1, MOST)
         self._seed, self._shuffle, self._kind = whole("seed", seed), shuffle, partition
-        threads = min(MOST_THREADS, usable_cores()) if threads is None else whole("threads", threads, 1)
+        threads = min(MOST_THREADS, usable_cores()) if threads is None else whole("threads", threads, 1, MOST)
         found = find_rank() if rank is None and world_size is None else _given_rank(rank, world_size)
         self.rank, self.world_size, self._found = found.rank, found.world_size, found
         target, opened = find_device(device), as_store(store)
@@ -165,7 +172,6 @@ class Loader:
         if isinstance(transform, Augment):
             transform.check_store(self._manifest)
 
-        self._tail = tail
         self._chosen = range(len(opened)) if rows is None else find_rows(rows, len(opened))
         self.count = len(self._chosen)
         self._partition = make_partition(partition, self._chosen, self.batch_size, self.rank, self.world_size, tail)
@@ -181,11 +187,12 @@ class Loader:
         shape = (self.batch_size, *self._manifest.row_shape)
         parts = self._manifest.parts if self._manifest.paired else None
         self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None, parts)
+        self._steps = None if steps is None else whole("steps", steps, 1)
+        self._positions = Positions(self._partition, self._steps)
         made, why = make_reader(opened, reader, threads, verify=verify)
         self._reader: Reader | None = made
         self._choice: dict[str, Any] = {"name": made.name, "why": why, "threads": threads}
         self._meter = Meter()
-        self._positions = Positions()
         self._filler: Filler | None = None  # of the last epoch; its threads may outlive the epoch
 
     def __repr__(self) -> str:
@@ -200,7 +207,7 @@ class Loader:
         For a progress bar that starts where training resumes, use
         ``tqdm(loader, initial=len(loader) - loader.steps_left)``.
         """
-        return self._partition.steps()
+        return len(self._positions)
 
     @cached_property
     def dataset(self) -> StoreDataset | Subset[tuple[Any, ...]]:
@@ -212,19 +219,21 @@ class Loader:
     def epoch(self) -> int:
         """Number of the running epoch; between two ``for`` loops, the number of the next epoch.
 
-        ``for epoch in range(loader.epoch, epochs)`` runs the remaining epochs, also after ``load_state_dict()``.
+        ``for epoch in range(loader.epoch, epochs)`` runs the remaining epochs, also after ``load_state_dict()``. After
+        ``break``, it is still the number of the epoch that was left, like the epoch of ``state_dict()``.
         """
         running = self._running()
-        return running.number if running else self._positions.next.epoch
+        return running.number if running else self._positions.now.epoch
 
     @property
     def steps_left(self) -> int:
         """Number of batches left in the running epoch, which is 0 at its last batch.
 
-        Between two ``for`` loops, it is the number of batches left in the next epoch.
+        Between two ``for`` loops, it is the number of batches left in the next epoch, or after ``break`` in the epoch
+        that was left.
         """
         running = self._running()
-        return running.left if running else self._partition.steps(self._positions.next.rows_consumed)
+        return running.left if running else self._positions.left(self._positions.now)
 
     def __iter__(self) -> Iterator[Batch]:
         """Start the next epoch or, after ``load_state_dict()``, the rest of the restored epoch.
@@ -245,11 +254,13 @@ class Loader:
         self._check_rank()
         # Until this epoch yields a batch, it is also the next one: Lightning creates two iterators in a row and takes
         # batches from the second.
-        filler, steps = self._make_filler(self._reader)
+        filler = self._make_filler(self._reader)
         # With other tails, a rank can have a smaller batch than the others, or padding of its own.
-        padded = self._tail != "drop" and (self.world_size == 1 or self._partition.slices > 1)
+        padded = (
+            not self._steps and self._partition.tail != "drop" and (self.world_size == 1 or self._partition.slices > 1)
+        )
         remainder = self.count % (self.batch_size * self.world_size) if padded else 0
-        epoch = Epoch(filler, self._positions, steps=steps, stride=self._partition.stride, remainder=remainder)
+        epoch = Epoch(filler, self._positions, remainder=remainder)
         self._filler = filler
         filler.start(epoch)  # last: from here on, close() and the end of the epoch end its threads
         return epoch
@@ -269,8 +280,7 @@ class Loader:
             >>> loader.peek().images.shape, loader.epoch
             (torch.Size([32, 256, 256, 3]), 0)
         """
-        if (running := self._running()) and running.left:
-            raise RuntimeError(f"epoch {running.number} is running; call peek() before or after its loop")
+        self._check_between_epochs("call peek() before or after its loop")
         before = self._positions.now, self._positions.next
         try:
             return next(iter(self))
@@ -297,27 +307,34 @@ class Loader:
         """
         if self._table is None:
             raise ValueError('this Loader was created without weights=; pass weights=, for example "balanced"')
-        if (running := self._running()) and running.left:
-            raise RuntimeError(f"epoch {running.number} is running; set weights between two epochs")
+        self._check_between_epochs("set weights between two epochs")
         self._table = make_table(weights, as_store(self._root), self._chosen, self._shuffle, self._kind)
         self.__dict__.pop("_identity", None)  # it contains the digest of the weights
 
-    def _make_filler(self, reader: Reader) -> tuple[Filler, int]:
-        """Move to the start of the next epoch, and return the filler for its steps with their number."""
-        start = self._positions.now = self._positions.next
+    def _make_filler(self, reader: Reader) -> Filler:
+        """Move to the start of the next epoch, and return the filler for its steps."""
+        self._positions.now = self._positions.next
         self._delivery.begin()
-        filler = Filler(self._steps(start), reader, self._delivery, self._meter, self._prefetch)
-        return filler, self._partition.steps(start.rows_consumed)
+        return Filler(self._make_steps(), reader, self._delivery, self._meter, self._prefetch)
 
-    def _steps(self, start: Position) -> Iterator[StepRows]:
-        """The rows of each step that this rank has left in an epoch, and the rows to read ahead when it begins."""
-        partition, manifest, consumed = self._partition, self._manifest, start.rows_consumed
+    def _make_steps(self) -> Iterator[StepRows]:
+        """The rows of each step that this rank has left in the epoch, and the rows to read ahead when it begins."""
+        partition, manifest, now = self._partition, self._manifest, self._positions.now
+        seed, shuffle, table, has_steps = self._seed, self._shuffle, self._table, self._steps is not None
         # Without the rank, ranges of equal size would get the same order.
         words = [self.world_size, self.rank] if self._kind == "range" else []
-        key = derive_key(self._seed, start.epoch, *words)
-        order = make_order(self._shuffle, len(partition.rows), manifest.block_rows, key, self._table)
-        steps = plan_steps(order, partition, consumed, start.epoch)
-        return read_ahead(steps, order, partition, consumed, manifest.row_bytes)
+        count = len(partition.rows)
+
+        def make_pass(number: int, consumed: int) -> Iterator[StepRows]:  # without self, which its thread would keep
+            key = derive_key(seed, number, *words)
+            order = make_order(shuffle, count, manifest.block_rows, key, table)
+            # Rows repeat within an epoch if they are drawn, or if it contains the end of a pass.
+            first = number * count if has_steps else 0 if table else None
+            steps = plan_steps(order, partition, consumed, now.epoch, first)
+            return read_ahead(steps, order, partition, consumed, manifest.row_bytes)
+
+        passes = starmap(make_pass, self._positions.passes(now))
+        return islice(chain.from_iterable(passes), self._positions.left(now))
 
     def __enter__(self) -> Loader:
         return self
@@ -345,12 +362,12 @@ class Loader:
         epoch, running = whole("epoch", epoch, 0), self._running()
         if epoch != self._positions.next.epoch:
             is_fresh = self._positions.now == self._positions.next
-            self._positions.next = Position(epoch, 0)
+            self._positions.next = self._positions.start(epoch)
             if running and running.left and is_fresh and self._reader:
                 assert self._filler
                 self._filler.stop()
-                self._filler, steps = self._make_filler(self._reader)
-                running.restart(self._filler, steps)
+                self._filler = self._make_filler(self._reader)
+                running.restart(self._filler)
         if running is None or not running.left:
             self._positions.now = self._positions.next
 
@@ -370,9 +387,10 @@ class Loader:
 
         Returns:
             dict[str, Any]: A small dict of numbers and strings, the same on every rank. "rows_consumed" counts rows of
-            all ranks with ``partition="global"``, and of each rank with "range".
+            all ranks with ``partition="global"``, and of each rank with "range". With ``steps=``, it counts those of
+            the pass number "pass", and "epoch_rows" those of the epoch.
         """
-        return {**asdict(self._positions.now), **self._identity, "world_size": self.world_size}
+        return {**self._positions.state(), **self._identity, "world_size": self.world_size}
 
     def load_state_dict(self, state: Mapping[str, Any], *, other_store: bool = False) -> None:
         """Resume where `state` was taken: the next ``for`` loop yields exactly the rest of its epoch.
@@ -386,8 +404,8 @@ class Loader:
 
         Raises:
             ValueError: If `state` is not the state of a Loader, or if store, rows, seed, shuffle, weights, partition or
-                count differ, or the world size with "range", or the rows per block with "window". The message names
-                what differs.
+                count differ, or the world size with "range", or the rows per block with "window", or if only one of
+                both Loaders has ``steps=``. The message names what differs.
 
         Example:
             >>> loader = Loader("train.store", batch_size=16)
@@ -412,11 +430,14 @@ class Loader:
         if state["store"] != store and not other_store:
             found = f"its rows have digest {state['store']!r}, those of {self._root} have {store!r}"
             raise ValueError(f"the state is from a different store: {found}; to resume anyway, pass other_store=True")
-        position = Position(*(whole(name, state[name], 0) for name in ("epoch", "rows_consumed")))
-        if position.rows_consumed > (count := len(self._partition.rows)):
-            raise ValueError(f"rows_consumed is {position.rows_consumed}, expected at most {count}")
+        if ("pass" in state) != ("pass" in self._positions.state()):
+            this, other = ("with", "without")[:: 1 if "pass" in state else -1]
+            raise ValueError(f"the state is from a Loader {this} steps=, and this one was created {other} it")
+        numbers = {name: whole(name, state.get(name), 0) for name in self._positions.state()}
+        if numbers["rows_consumed"] > (count := len(self._partition.rows)):
+            raise ValueError(f"rows_consumed is {numbers['rows_consumed']}, expected at most {count}")
         self._end_epoch("load_state_dict() was called")
-        self._positions.now = self._positions.next = position
+        self._positions.restore(numbers)
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """Return the choices of the Loader and its counts since it was created. Fractions have three decimals.
@@ -488,6 +509,10 @@ class Loader:
         """The epoch that has been started and has not ended."""
         epoch = self._filler.epoch() if self._filler else None
         return None if epoch is None or epoch.ended else epoch
+
+    def _check_between_epochs(self, advice: str) -> None:
+        if (running := self._running()) and running.left:
+            raise RuntimeError(f"epoch {running.number} is running; {advice}")
 
     def _end_epoch(self, why: str) -> None:
         if epoch := self._running():

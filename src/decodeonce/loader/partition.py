@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from decodeonce.host import available_memory
-from decodeonce.loader.order import WINDOW_BLOCKS, AliasTable, Order, Rows, Shuffle, WeightedOrder, WindowOrder
+from decodeonce.loader.order import WINDOW_BLOCKS, AliasTable, Order, Rows, Shuffle, WindowOrder
 from decodeonce.store import Store, part_rows
 
 PartitionKind = Literal["global", "range"]
@@ -32,7 +32,7 @@ class StepRows:
     """The rows of one batch: the valid ones in ascending order, then the padding in ascending order.
 
     hints: rows of this and later steps to read ahead when this step begins.
-    positions: where in the order each row is. Only with a weighted order, because its rows repeat.
+    positions: a number of its own for each row, if rows can repeat within an epoch.
     """
 
     rows: Rows
@@ -163,8 +163,10 @@ def _own_range(whole: Partition) -> Partition:
     return replace(whole, rows=rows, fewest=fewest, most=most, slice_=0, slices=1)
 
 
-def plan_steps(order: Order, partition: Partition, consumed: int, epoch: int) -> Iterator[StepRows]:
-    """Yield the steps of an epoch after its first `consumed` rows."""
+def plan_steps(
+    order: Order, partition: Partition, consumed: int, epoch: int, first: int | None = None
+) -> Iterator[StepRows]:
+    """Yield the steps of a pass after its first `consumed` rows. If `first` is given, number the rows from there."""
     steps = range(partition.steps(consumed))
     group = max(1, GROUP_ROWS // partition.batch_size)
     for start in steps[::group]:
@@ -174,9 +176,9 @@ def plan_steps(order: Order, partition: Partition, consumed: int, epoch: int) ->
             own, rows = np.split(rows, [len(positions)])
             drawn = None
             # In ascending order, reads go forward and consecutive rows are read together.
-            if isinstance(order, WeightedOrder):
+            if first is not None:
                 places = np.lexsort((own, np.arange(len(own)) >= valid))
-                own, drawn = own[places], positions[places]
+                own, drawn = own[places], first + positions[places]
             else:
                 own[:valid].sort()
                 own[valid:].sort()

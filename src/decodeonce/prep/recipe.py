@@ -14,7 +14,7 @@ from decodeonce.store.layout import NOT_PAIRED, ContainerName, Json, Paired
 Fit = Literal["crop", "stretch", "pad"]
 Filter = Literal["bilinear", "bicubic", "lanczos", "box"]
 Exif = Literal["ignore", "apply"]
-OnDamaged = Literal["keep", "reject"]
+OnDamaged = Literal["keep", "reject", "keep-truncated"]
 WithoutBox = Literal["keep", "skip"]
 # The choices below belong to commands, not to the recipe. They are here because their own modules import NumPy.
 OnBad = Literal["reject", "fail"]
@@ -98,7 +98,8 @@ class Recipe:
         exif: EXIF rotation. "ignore" (default): keep pixels as stored; "apply": rotate images upright.
         levels: How gray of 12 or 16 bits becomes 8 bits. None (default): keep the upper 8 bits. "LOW:HIGH", such as
             "0:4095": LOW becomes black and HIGH white. "auto": the lowest and highest value of each image do.
-        on_damaged: Whether to "keep" (default) or "reject" a garbled JPEG that can still be decoded.
+        on_damaged: Whether to "keep" (default) or "reject" a garbled JPEG that can still be decoded. "keep-truncated"
+            also keeps truncated images, as Pillow's ``LOAD_TRUNCATED_IMAGES`` does.
         scaled_decode: Let libjpeg-turbo decode large JPEGs at reduced size. Faster, but gives different pixels.
             Default: False.
         boxes: How to treat annotated boxes. None (default): ignore them.

@@ -121,7 +121,7 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[np.gener
                     raise StoreError(f"{paths.root}: {problem}; choose another name")
                 taken = is_new and (file in manifest.files or name in (column.name for column in manifest.columns))
                 if taken or existing not in (None, written):
-                    remove = f"prep column remove {quoted(str(paths.root))} {quoted(name)}"
+                    remove = f"prep column remove {quoted(paths.root)} {quoted(name)}"
                     advice = f"remove it first (`{remove}`, or `rm`), or choose another name"
                     raise StoreError(f"{paths.root}: already has a different column or file {file!r}; {advice}")
                 disk.replace(prepared, target)
@@ -161,7 +161,7 @@ def remove_column(path: str | os.PathLike[str], name: str) -> None:
                 message = f"{paths.root}: no column {name!r}, expected one of its columns: {names}"
                 file = paths.root / f"{name}.npy"
                 if file.name not in manifest.files and os.path.lexists(file):
-                    message += f"; {file.name} is not part of the store; to delete it, run: rm {quoted(str(file))}"
+                    message += f"; {file.name} is not part of the store; to delete it, run: rm {quoted(file)}"
                 raise StoreError(message)
             facts["columns"] = [column for column in facts["columns"] if column["name"] != name]
             del facts["files"][files[0]]

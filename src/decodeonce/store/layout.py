@@ -133,7 +133,7 @@ def _url_error(url: str) -> StoreError:
 
 def verify_command(root: Path) -> str:
     """The command that finds all damage in the store or staged part at `root`."""
-    return f"`prep verify {quoted(str(root))}`"
+    return f"`prep verify {quoted(root)}`"
 
 
 def damaged(path: Path, what: str) -> StoreError:

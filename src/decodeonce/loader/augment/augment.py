@@ -385,7 +385,7 @@ class Draws:
 
     Args:
         key: 64-bit key, derived from seed, epoch and the number of the step.
-        rows: int64 (B,), row numbers in the store or, with ``Loader(weights=...)``, positions in the epoch.
+        rows: int64 (B,), row numbers in the store, or the positions of the batch if it has some.
         epoch: Epoch of the batch. Default: 0.
 
     Example:

@@ -31,6 +31,7 @@ class _Own(threading.local):
 
 
 _own = _Own()
+_lock, _threads = threading.Lock(), 0
 
 
 class Seeded(TorchDispatchMode):
@@ -41,7 +42,6 @@ class Seeded(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        follow_threads()
         self._seed = 0
         self._python, self._numpy = random.Random(0), np.random.RandomState(0)
         self._torch: dict[torch.device, torch.Generator] = {}
@@ -55,12 +55,14 @@ class Seeded(TorchDispatchMode):
             generator.manual_seed(self._seed)
 
     def __enter__(self) -> Any:
+        _follow_threads(1)
         _own.python, _own.numpy = self._python, self._numpy
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
         _own.python = _own.numpy = None
+        _follow_threads(-1)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -90,16 +92,31 @@ def _with_generator(func: Any) -> Any:
     return getattr(func.overloadpacket, name, None)
 
 
-def follow_threads() -> None:
-    """Let the functions of `random` and `numpy.random` use the generators of their thread, if it has its own.
+def _follow_threads(change: int) -> None:
+    """Count the threads that draw from generators of their own, and replace the functions of both modules meanwhile.
 
-    Both modules offer the methods of a hidden generator as functions. There is no other way to replace it in a thread.
-    In other threads, the functions do what they did before. Any thread can call this, and again.
+    `random` and `numpy.random` offer the methods of a hidden generator as functions. There is no other way to replace
+    it in a thread. In other threads, the functions do what they did before.
     """
-    for module, hidden, kind in ((random, random._inst, "python"), (np.random, np.random.mtrand._rand, "numpy")):
-        for name, function in list(vars(module).items()):
-            if getattr(function, "__self__", None) is hidden:
-                setattr(module, name, _by_thread(module, name, function, kind))
+    global _threads
+    with _lock:
+        before, _threads = _threads, _threads + change
+        if 0 in (before, _threads):
+            for module, name, function, by_thread in _functions():
+                old, new = (function, by_thread) if _threads else (by_thread, function)
+                if getattr(module, name) is old:
+                    setattr(module, name, new)
+
+
+@cache
+def _functions() -> list[tuple[ModuleType, str, Callable[..., Any], Callable[..., Any]]]:
+    """The functions of both modules: module, name, the function, and what replaces it."""
+    return [
+        (module, name, function, _by_thread(module, name, function, kind))
+        for module, hidden, kind in ((random, random._inst, "python"), (np.random, np.random.mtrand._rand, "numpy"))
+        for name, function in list(vars(module).items())
+        if getattr(function, "__self__", None) is hidden
+    ]
 
 
 def _by_thread(module: ModuleType, name: str, function: Callable[..., Any], kind: str) -> Callable[..., Any]:

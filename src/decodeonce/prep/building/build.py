@@ -93,7 +93,7 @@ def _stamped_plan(paths: StorePaths, source: Source, recipe: Json) -> Plan | Non
 
 def _new_plan(paths: StorePaths, listing: Listing, facts: Json) -> Plan:
     if paths.journals.is_dir() and any(paths.journals.iterdir()):  # a plan is written before any journal
-        advice = f"{missing_advice(paths.build)}remove {quoted(str(paths.root))} and build again"
+        advice = f"{missing_advice(paths.build)}remove {quoted(paths.root)} and build again"
         what = f"{paths.plan}: missing, although blocks of this build are done; {advice}"
         raise BuildError(what) from missing_error(paths.plan)
     plan = Plan(paths, facts)

@@ -82,8 +82,8 @@ def _finish_planned(paths: StorePaths, max_bad: str) -> Manifest:
     plan, journals = read_plan(paths), Journals(paths.journals)
     missing = [block for block in range(len(plan.blocks)) if block not in journals.lines]
     if missing:
-        out = quoted(str(paths.root))
-        submitted = f"bash {quoted(str(paths.submit))}" if paths.submit.exists() else ""
+        out = quoted(paths.root)
+        submitted = f"bash {quoted(paths.submit)}" if paths.submit.exists() else ""
         raise BuildError(
             f"{paths.root}: {len(missing)} of {len(plan.blocks)} blocks are not done (first {missing[0]}); "
             f"run: {submitted or f'prep work {out} && prep finish {out}'}"
@@ -126,7 +126,7 @@ class _Finisher:
         rejects = [reject for reject in self._listed if reject.action == "rejected"]
         plan.check_rejects(len(rejects), next(iter(rejects), ""), max_bad)
         if not self._count:
-            command = f"prep status {quoted(str(paths.root))}"
+            command = f"prep status {quoted(paths.root)}"
             raise BuildError(f"{paths.root}: every image was rejected or left out; list them with: {command}")
         if holes := np.flatnonzero(self._planned != np.arange(self._count)).tolist():
             self._fill_holes(holes)

@@ -103,7 +103,7 @@ def stripe_advice(out: Path, storage: Storage) -> str | None:
     layout = _output("lfs", "getstripe", "-d", str(storage.place))
     if not layout or "lcm_" in layout:  # progressive layouts stripe large files automatically
         return None
-    folder = quoted(str(out))
+    folder = quoted(out)
     return (
         f"on Lustre, spread each shard over several servers before you build: mkdir -p {folder} && "
         f"lfs setstripe -c {STRIPES} -S {STRIPE_SIZE} {folder}"

@@ -134,8 +134,8 @@ def check_shard(plan: Plan, index: int) -> None:
         root = str(plan.paths.root)
         raise BuildError(
             f"{path}: {found} bytes, expected {size}: it was cut after decoding began, so rows are lost; remove {root} "
-            f"and build again, or rebuild only the lost rows: run `truncate -s {size} {quoted(str(path))}`, finish "
-            f"the build, then run `prep repair {quoted(root)} --from SRC`"
+            f"and build again, or rebuild only the lost rows: run `truncate -s {size} {quoted(path)}`, finish "
+            f"the build, then run `prep repair {quoted(plan.paths.root)} --from SRC`"
         )
 
 

@@ -360,7 +360,7 @@ class Plan:
         return array
 
     def _damaged(self, path: Path) -> BuildError:
-        return BuildError(f"{path}: damaged; remove {quoted(str(self.paths.root))} and build again")
+        return BuildError(f"{path}: damaged; remove {quoted(self.paths.root)} and build again")
 
     def rejects_of(self, listed: Iterable[tuple[int, str, str]]) -> list[Reject]:
         """Return the lines of rejects.tsv for these (planned row, reason, action)."""
@@ -384,7 +384,7 @@ class Plan:
             )
             raise BuildError(
                 f"{found}, --max-bad {max_bad} allows {allowed}; first {first}; list them with "
-                f"`prep status {quoted(str(self.paths.root))}`; to continue, run the same command with a higher "
+                f"`prep status {quoted(self.paths.root)}`; to continue, run the same command with a higher "
                 "--max-bad: completed blocks are kept"
             )
 

@@ -417,7 +417,7 @@ class WorkerPool:
         Returns:
             Whether the worker died unexpectedly.
         """
-        row, status = worker.row, worker.child.process.wait()
+        row, status = worker.row, worker.child.exit_status()
         if status in READER_CRASHES and row is None:
             row = worker.child.heartbeat.reading
         worker.child.end()

@@ -27,6 +27,7 @@ class Chain:
         mem: Memory per node, such as "64G"; None uses the default of the batch system.
         mail: Address that gets a mail when the plan fails, or when `prep finish` ends.
         then: Job script of the user to run after `prep finish` succeeds.
+        directives: Options for every job script, after those of the site.
 
     Raises:
         ValueError: If a value is invalid.
@@ -43,12 +44,15 @@ class Chain:
     mem: str | None = None
     mail: str | None = None
     then: Path | None = None
+    directives: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("account", "queue", "mail"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[\w.:,@/+-]+", value):
                 raise ValueError(f"{name} is {value!r}, expected a name without spaces or special characters")
+        if wrong := [directive for directive in self.directives if not directive.isprintable()]:
+            raise ValueError(f"directive is {wrong[0]!r}, expected an option of the batch system on a single line")
         if self.seconds is not None and self.seconds < 60:
             raise ValueError(f"time is {self.seconds} s, expected at least 60 s")
 
@@ -73,16 +77,6 @@ class Job:
     nodes: int
     cpus: int
     array: bool = False
-
-
-def no_option(path: Path) -> str:
-    """Return a path as text that no command mistakes for an option.
-
-    Example:
-        >>> no_option(Path("-x"))
-        './-x'
-    """
-    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def clock(seconds: int) -> str:

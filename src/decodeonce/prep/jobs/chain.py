@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.launch import launch_variables
-from decodeonce.prep.jobs.base import Chain, Job, no_option
-from decodeonce.prep.jobs.pbs import PBS
+from decodeonce.prep.jobs.base import Chain, Job
+from decodeonce.prep.jobs.schedulers import SCHEDULERS
 from decodeonce.prep.jobs.site import Site
-from decodeonce.prep.jobs.slurm import Slurm
+from decodeonce.prep.jobs.submitted import LOGS, job_states
 from decodeonce.store import StorePaths
 from decodeonce.store.files import make_folder, write_atomic
 
@@ -22,8 +22,6 @@ from decodeonce.store.files import make_folder, write_atomic
 FEW_CPUS = 4
 
 COMMANDS = ("submit", "hold", "release", "show", "cancel", "states")  # of a Scheduler, as submit.sh uses them
-Scheduler = Slurm | PBS
-SCHEDULERS: dict[str, Scheduler] = {"slurm": Slurm(), "pbs": PBS()}
 
 
 def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequence[str]], folder: Path) -> Path:
@@ -38,7 +36,9 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
         )
     if chain.then is not None and set(scheduler.forbidden_in_script) & set(str(chain.then)):
         raise BuildError(f"{chain.then}: {site.scheduler} refuses spaces and quotes in the path of a script; rename it")
-    make_folder(paths.jobs)
+    for path in (paths.jobs / LOGS, paths.submitted):
+        if path.is_symlink():
+            raise BuildError(f"{path}: is a link, through which the jobs would write elsewhere; remove it")
     plan, work, finish = commands
     few = min(FEW_CPUS, chain.cpus)
     # Variables of the shell that submits the jobs. The batch system replaces its own, except those of a step of srun.
@@ -52,6 +52,7 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
         Job("array", f"{store}-array", work, nodes=chain.nodes, cpus=chain.cpus, array=True),
         Job("finish", f"{store}-finish", finish, nodes=1, cpus=few),
     ]
+    texts = {}
     for job in jobs:
         command = " ".join(map(quoted, job.command))
         if job.array:
@@ -61,13 +62,14 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
         lines = [
             "#!/bin/bash",
             *scheduler.head(job, site, chain),
-            f"cd -- {quoted(str(folder))} || exit",
+            f"cd -- {quoted(folder)} || exit",
             " \\\n  ".join(unset),
             *site.setup,
             f"exec {command}",
         ]
-        _write(paths.jobs / f"{job.name}{scheduler.suffix}", lines)
-    _write(paths.submit, [_submission(paths, site, chain, folder)])
+        texts[f"{job.name}{scheduler.suffix}"] = "".join(f"{line}\n" for line in lines)
+    texts[paths.submit.name] = f"{_submission(paths, site, chain, folder)}\n"
+    _write(paths, {name: text.encode("utf-8", "surrogateescape") for name, text in texts.items()})
     return paths.submit
 
 
@@ -81,21 +83,32 @@ def _submission(paths: StorePaths, site: Site, chain: Chain, folder: Path) -> st
         others += [f"submit 'round {number}' {later} {array}  # finished blocks are skipped", "rounds+=:$id"]
     others += [f"submit finish {last} {finish}"]
     if chain.then is not None:
-        others += [f"cd -- {quoted(str(folder))}", f"export STORE={quoted(str(paths.root.absolute()))}"]
-        others += [
-            f"submit then {scheduler.after('afterok:$id')} {scheduler.with_store}{quoted(no_option(chain.then))}"
-        ]
+        others += [f"cd -- {quoted(folder)}", f"export STORE={quoted(paths.root.absolute())}"]
+        others += [f"submit then {scheduler.after('afterok:$id')} {scheduler.with_store}{quoted(chain.then)}"]
     words = {
-        "JOBS": quoted(str(paths.jobs.absolute())),
-        "OUT": quoted(quoted(str(paths.root))),
+        "JOBS": quoted(paths.jobs.absolute()),
+        "OUT": quoted(quoted(paths.root)),
         "SCHEDULER": site.scheduler,
         "PLAN": f"plan{scheduler.suffix}",
         "OTHER_JOBS": "\n".join(others),
+        "UNKNOWN_JOB": quoted(scheduler.unknown_job),
         **{name.upper(): getattr(scheduler, name) for name in COMMANDS},
     }
     template = Path(__file__).with_name("submit.sh").read_text("utf-8")
     return re.sub("@([A-Z_]+)@", lambda word: words[word[1]], template.rstrip("\n"))
 
 
-def _write(path: Path, lines: Sequence[str]) -> None:
-    write_atomic(path, [f"{line}\n".encode("utf-8", "surrogateescape") for line in lines])
+def _write(paths: StorePaths, texts: Mapping[str, bytes]) -> None:
+    """Write the scripts, unless others are there whose jobs may still run them."""
+    there = {name: path.read_bytes() for name in texts if (path := paths.jobs / name).exists()}
+    if there and there != texts:
+        for name, states in job_states(paths.root).items():
+            if states.queued:
+                out = quoted(paths.root)
+                raise BuildError(
+                    f"{paths.jobs}: {name} of another submission is in the queue ({next(iter(states.queued))}); wait "
+                    f"for its jobs, or run: prep cancel {out}"
+                )
+    make_folder(paths.jobs)
+    for name, text in texts.items():
+        write_atomic(paths.jobs / name, [text])

@@ -32,6 +32,7 @@ class PBS:
     unknown_job = "Unknown Job Id|Job has finished"  # the latter if the server keeps a history
     again = "afterany"  # pbsdsh returns 0 even if a task failed
     with_store = "-v STORE "  # only the name, because the value may contain commas
+    logs = ("*.o{number}", "*.o{number}.*")
     forbidden = ""
     forbidden_in_script = " \t\n\"'\\"
 
@@ -51,9 +52,9 @@ class PBS:
         ]
         if job.array and chain.tasks > 1:  # PBS has no arrays of one element
             options.append(f"-J 0-{chain.tasks - 1}" + (f"%{chain.max_running}" if chain.max_running else ""))
-        if job.nodes > 1 and not any("place=" in directive for directive in site.directives):
+        if job.nodes > 1 and not any("place=" in one for one in (*site.directives, *chain.directives)):
             options.append("-l place=scatter")  # by default PBS may put all chunks of `select` on one host
-        return [f"#PBS {option}" for option in (*options, *site.directives_of(job.array))]
+        return [f"#PBS {option}" for option in (*options, *site.directives_of(job.array), *chain.directives)]
 
     def parse_states(self, printed: str) -> list[str]:
         """Parse the table of qstat: the state is the letter in the last column but one."""

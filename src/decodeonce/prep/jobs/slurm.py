@@ -30,6 +30,7 @@ class Slurm:
     # Characters that the path of a log must not have. Slurm replaces % patterns in the whole path; with a backslash it
     # replaces none, so all jobs share a log.
     forbidden = "%\\"
+    logs = ("*-{number}.log", "*-{number}_*.log")  # names of what a job prints, with the number of its id
     forbidden_in_script = ""  # characters that the path of a script must not have
 
     def head(self, job: Job, site: Site, chain: Chain) -> list[str]:
@@ -57,12 +58,16 @@ class Slurm:
             options.append(f"--array=0-{chain.tasks - 1}" + (f"%{chain.max_running}" if chain.max_running else ""))
             # B: signals the command that replaces the script. Without it, the processes of srun get the signal.
             options += [f"--signal={'' if job.nodes > 1 else 'B:'}USR1@{chain.lead}"] if chain.seconds else []
-        return [f"#SBATCH {option}" for option in (*options, *site.directives_of(job.array))]
+        return [f"#SBATCH {option}" for option in (*options, *site.directives_of(job.array), *chain.directives)]
 
     def parse_states(self, printed: str) -> list[str]:
-        """Return the state of each element, such as "waiting" for another job, "pending" or "running"."""
-        lines = printed.splitlines()  # STATE,REASON; a reason may have spaces
-        return ["waiting" if "PENDING,Dependency" in line else line.split(",")[0].lower() for line in lines]
+        """Return the state of each element, such as "waiting" for another job, "pending (Resources)" or "running"."""
+        found = []
+        for line in printed.splitlines():
+            state, _, reason = line.partition(",")
+            text = f"{state.lower()} ({reason})" if state == "PENDING" and reason != "None" else state.lower()
+            found.append("waiting" if reason == "Dependency" else text)
+        return found
 
     def with_signal(self, command: str, chain: Chain) -> str:
         """Return the shell command that runs a task and sends it SIGUSR1 shortly before its time limit.

@@ -2,17 +2,27 @@
 # Submits the jobs as a chain, each after the previous one. If one is refused, or on Ctrl-C, it cancels all.
 set -Eeuo pipefail
 cd -- @JOBS@
-record=$PWD/submitted
+record=$PWD/submitted unknown=@UNKNOWN_JOB@
 if [ -e "$record" ]; then
   while IFS=$'\t' read -r name id _ cluster; do
     [ -z "$cluster" ] || export SLURM_CLUSTERS="$cluster"
-    if [ -n "$(@STATES@ "$id" 2> /dev/null)" ]; then
-      echo "$name $id is still in the queue; to cancel this chain, run: prep cancel "@OUT@ >&2
+    if found=$(@STATES@ "$id" 2>&1); then
+      if [ -n "$found" ]; then
+        echo "$name $id is still in the queue; to cancel this chain, run: prep cancel "@OUT@ >&2
+        exit 1
+      fi
+    elif ! [[ $found =~ $unknown ]]; then
+      echo "$name $id may still be in the queue: $found; run this again when the batch system answers" >&2
       exit 1
     fi
   done < "$record"
 fi
+[ ! -L "$record" ] || { echo "$record: is a link, through which this would write elsewhere; remove it" >&2; exit 1; }
 : > "$record"
+# Inside an allocation of Slurm, such as that of salloc, its variables would contradict those of the new jobs.
+for name in ${SLURM_JOB_ID:+"${!SLURM_@}"}; do
+  case $name in SLURM_CONF | SLURM_CLUSTERS) ;; *) unset "$name" ;; esac
+done
 jobs=() stopped=
 undo() { # starts with the last job, which waits for the others
   trap - ERR

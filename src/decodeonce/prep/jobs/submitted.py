@@ -1,17 +1,28 @@
-"""The record of a submission: the ids of its jobs, in OUT.jobs/submitted. submit.sh writes it, one job a line."""
+"""The record of a submission, the states of its jobs, and how they ended.
+
+submit.sh writes the ids of the jobs to OUT.jobs/submitted, one job a line. The commands of the jobs write the logs in
+OUT.jobs/logs, and the batch system writes what they print to OUT.jobs.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.jobs.chain import SCHEDULERS, Scheduler
+from decodeonce.prep.jobs.schedulers import SCHEDULERS, Scheduler
 from decodeonce.store import StorePaths
+
+LOGS = "logs"  # the folder in OUT.jobs with a log of each process
+KILLED, NO_LOG = "ended without a message", "ended without a log"
+WITHOUT_MESSAGE = (KILLED, NO_LOG)
+JOB_ID = re.compile(r"\d[\w.\[\]-]*")
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,16 @@ class SubmittedJob:
         return (done.stderr or done.stdout).strip() if done.returncode else ""
 
     @property
+    def number(self) -> str:
+        """The digits of the id: those of the array for its elements."""
+        return _number(self.id)
+
+    def printed(self, out: Path) -> list[Path]:
+        """Return the files with what the job or its elements printed, oldest first."""
+        folder, names = StorePaths(out).jobs, [name.format(number=self.number) for name in self._system.logs]
+        return sorted((path for name in names for path in folder.glob(name)), key=lambda path: path.stat().st_mtime)
+
+    @property
     def _system(self) -> Scheduler:
         return SCHEDULERS[self.scheduler]
 
@@ -68,16 +89,67 @@ def submitted_jobs(out: Path) -> list[SubmittedJob]:
         lines = path.read_text("utf-8", "surrogateescape").splitlines()
     except FileNotFoundError:
         return []
-    try:
-        return [SubmittedJob(*line.split("\t")) for line in lines]
-    except TypeError:
-        raise BuildError(f"{path}: damaged; see the jobs in your queue, and remove the file") from None
+    jobs = [line.split("\t") for line in lines]
+    if not all(len(words) == 4 and words[2] in SCHEDULERS and JOB_ID.fullmatch(words[1]) for words in jobs):
+        raise BuildError(f"{path}: damaged; see the jobs in your queue, and remove the file")
+    return [SubmittedJob(*words) for words in jobs]
 
 
-def job_states(out: Path) -> dict[str, Counter[str]]:
-    """Return how many elements of each submitted job are in which state; none for a job that has ended.
+@dataclass(frozen=True)
+class JobStates:
+    """How many elements of a submitted job are in which state.
+
+    Args:
+        queued: Elements in the queue by their state.
+        ended: Otherwise, elements by how they ended, such as "finished" or "failed: " and the error.
+    """
+
+    queued: Counter[str]
+    ended: Counter[str]
+
+
+def job_states(out: Path) -> dict[str, JobStates]:
+    """Return the states of each submitted job.
 
     Example:
-        {"plan 1234": {}, "array 1235": {"running": 3, "pending": 13}, "finish 1236": {"waiting": 1}}
+        {"plan 1234": JobStates({}, {"finished": 1}), "array 1235": JobStates({"running": 3, "pending": 13}, {})}
     """
-    return {f"{job.name} {job.id}": Counter(job.states()) for job in submitted_jobs(out)}
+    jobs = submitted_jobs(out)
+    ends = _ends(StorePaths(out).jobs / LOGS) if jobs else {}
+    found = {}
+    for job in jobs:
+        queued = Counter(job.states())
+        ended = Counter[str]() if queued else Counter(ends.get(job.number, [NO_LOG]))
+        if any(end in WITHOUT_MESSAGE for end in ended) and (last := _last_line(job.printed(out))):
+            ended = Counter(f"{end}: {last}" if end in WITHOUT_MESSAGE else end for end in ended.elements())
+        found[f"{job.name} {job.id}"] = JobStates(queued, ended)
+    return found
+
+
+def _ends(folder: Path) -> dict[str, list[str]]:
+    """Return how each process ended that wrote a log, by the number of its job; only the last one of each task."""
+    ends: dict[tuple[str, str], str] = {}
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
+        events = [json.loads(line) for line in path.read_bytes().splitlines() if line.endswith(b"}")]
+        if events and events[0].get("job"):
+            last = events[-1]
+            text = last["event"] if last["event"] == "finished" else f"{last['event']}: {last.get('message', '')}"
+            key = _number(events[0]["job"]), str(events[0].get("task"))
+            ends[key] = text if "exit_code" in last else KILLED
+    found: dict[str, list[str]] = {}
+    for (number, _), text in ends.items():
+        found.setdefault(number, []).append(text)
+    return found
+
+
+def _last_line(paths: Sequence[Path]) -> str:
+    """Return the last line of the newest file that is not empty."""
+    for path in reversed(paths):
+        lines = path.read_text("utf-8", "replace").split("\n")
+        if text := next((line.strip() for line in reversed(lines) if line.strip()), ""):
+            return text
+    return ""
+
+
+def _number(job: str) -> str:
+    return re.split(r"\D", job, maxsplit=1)[0]

@@ -12,7 +12,7 @@ import re
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFile
 
 from decodeonce.host import IMAGE_BYTES, can_allocate
 from decodeonce.prep.entry import Box, Entry, Row, Undecodable
@@ -174,10 +174,20 @@ class Decoder:
             raise Undecodable("empty file")
         if turn is None:
             turn = _orientation(data) if self._recipe.exif == "apply" else 1
-        is_jpeg = data.startswith(b"\xff\xd8\xff") and not mask
-        decoded = self._decode_plain_jpeg(data, box, turn) if is_jpeg else None
-        if decoded is None:
-            decoded = _decode_with_pillow(data, _values if mask else partial(_converted, levels=self._recipe.levels))
+        is_jpeg, convert = (
+            data.startswith(b"\xff\xd8\xff") and not mask,
+            partial(_converted, levels=self._recipe.levels),
+        )
+        try:
+            decoded = self._decode_plain_jpeg(data, box, turn) if is_jpeg else None
+            if decoded is None:
+                decoded = _decode_with_pillow(data, _values if mask else convert)
+        except Undecodable as problem:
+            if mask or self._recipe.on_damaged != "keep-truncated" or not str(problem).startswith("truncated"):
+                raise
+            with _truncated_images_load():
+                decoded = _decode_with_pillow(data, convert)
+            decoded = replace(decoded, unusual=_join(decoded.unusual, str(problem)))
         if box is not None:
             image = decoded.image.crop(pixel_box(box, *decoded.image.size))  # the decoded size, which may be scaled
             decoded = replace(decoded, image=image, box=pixel_box(box, decoded.width, decoded.height))
@@ -363,6 +373,16 @@ def _with_avif() -> tuple[str, ...]:
     return (*FORMATS, "AVIF")
 
 
+@contextmanager
+def _truncated_images_load() -> Iterator[None]:
+    """Let Pillow decode truncated images."""
+    ImageFile.LOAD_TRUNCATED_IMAGES = True
+    try:
+        yield
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = False
+
+
 def _decode_with_pillow(data: bytes, convert: Callable[[Image.Image], DecodedImage]) -> DecodedImage:
     try:
         with _opened(data) as image:
@@ -410,20 +430,27 @@ def _eight_bits(image: Image.Image, bits: int, levels: str | None) -> tuple[NDAr
     """Return deep gray as 8 bits, and what is unusual about it; Pillow's own conversion clips to white."""
     height, lines = image.height, max(1, (1 << 20) // image.width)  # some lines at a time, to bound the memory
 
-    def part(top: int) -> NDArray[np.int64]:
-        return np.asarray(image.crop((0, top, image.width, min(top + lines, height)))).astype(np.int64)
+    def parts() -> Iterator[tuple[int, NDArray[np.int64]]]:
+        for top in range(0, height, lines):
+            part = image.crop((0, top, image.width, min(top + lines, height)))
+            yield top, np.asarray(part).astype(np.int64)
 
-    tops = range(0, height, lines)
-    least, most = min(int(part(top).min()) for top in tops), max(int(part(top).max()) for top in tops)
-    low, high = (0, 1) if levels is None else gray_range(levels) or (least, max(most, least + 1))
-    gray = np.empty((height, image.width), np.uint8)
-    for top in tops:
-        values = part(top)
+    low, high = (0, 1) if levels is None else gray_range(levels) or _least_and_most(parts())
+    gray, most = np.empty((height, image.width), np.uint8), 0
+    for top, values in parts():
+        most = max(most, int(values.max()))
         eight = values >> (bits - 8) if levels is None else ((values - low) * 510 + (high - low)) // (2 * (high - low))
         gray[top : top + lines] = eight.clip(0, 255)
     used = max(most, 1).bit_length()
     is_dark = levels is None and used <= bits - UNUSED_BITS
     return gray, f"{bits} bit, values of {used} bits" if is_dark else f"{bits} bit"
+
+
+def _least_and_most(parts: Iterable[tuple[int, NDArray[np.int64]]]) -> tuple[int, int]:
+    """Return the least value of an image, and the greatest, which is at least 1 more."""
+    ends = [(int(values.min()), int(values.max())) for _, values in parts]
+    least, most = min(low for low, _ in ends), max(high for _, high in ends)
+    return least, max(most, least + 1)
 
 
 def _orientation(data: bytes, *, tiff: bool = False) -> int:

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.host import limited_memory
 from decodeonce.prep.entry import LeftOut, Undecodable
 from decodeonce.prep.pixels.geometry import PixelBox
+from decodeonce.prep.processes.user_code import raised_text, user_code
 from decodeonce.prep.recipe import UserMap
 from decodeonce.store.hashing import file_hexdigest
 
@@ -104,14 +104,15 @@ def import_function(name: str, flag: str, folder: Path) -> Callable[..., Any]:
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     try:
-        module = importlib.import_module(module_name)
+        with user_code():
+            module = importlib.import_module(module_name)
     except ImportError as error:
         raise BuildError(
             f"{flag}{name}: {error}; run from the folder that contains {module_name.split('.')[0]}, or set PYTHONPATH"
         ) from None
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise BuildError(
-            f"{flag}{name}: importing {module_name} raised {type(error).__name__}: {error}; "
+            f"{flag}{name}: importing {module_name} raised {raised_text(error)}; "
             f"reproduce it with: python -c 'import {module_name}'"
         ) from error
     function = getattr(module, function_name, None)
@@ -153,14 +154,14 @@ class LoadedMap:
             Stopped: The map ran out of memory.
         """
         try:
-            with limited_memory(None):  # no limit: the user's map may keep a large model
+            with user_code():
                 made = self._function(pixels, sample)
         except MemoryError:
             raise Stopped(
                 f"{sample.source}: {self._name} is out of memory; run the same command again with fewer --workers"
             ) from None
         except (Exception, SystemExit) as error:  # a user's function may raise anything, which must not end the build
-            raise Undecodable(f"{self._name}: {type(error).__name__}: {error}") from None
+            raise Undecodable(f"{self._name}: {raised_text(error)}") from None
         if made is None:
             raise LeftOut(f"left out by {self._name}")
         if not isinstance(made, np.ndarray) or made.dtype != np.uint8 or made.ndim != 3 or made.shape[2] != 3:

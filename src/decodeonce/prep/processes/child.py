@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -37,6 +38,7 @@ sys.path[:] = sys.argv[1].split("\\n")
 sys.exit(import_module(sys.argv[2]).main(sys.argv[3:]))
 """
 
+EXIT_SECONDS = 2.0  # that a process may take to exit after its work, for example to remove temporary files
 KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # by an operator, the OOM killer, or a limit
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -111,6 +113,10 @@ class Child:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             os.close(self.heartbeat.fd)  # the page stays mapped
         self._unread = bytearray()
+        # Of the process itself: a process that a user's code left behind can keep the socket open for longer.
+        self.ended: int | None = None
+        with suppress(OSError):  # Linux before 5.3, or a container that forbids the call
+            self.ended = os.pidfd_open(self.process.pid)
 
     def send(self, message: object) -> None:
         """Send a message. If the process has died, nothing is raised: its exit status says why."""
@@ -123,8 +129,8 @@ class Child:
         If the child raised an error, the iterator raises it after the messages that the child sent before.
         """
         try:
-            chunk = self.socket.recv(1 << 20)
-        except ConnectionError:
+            chunk = self.socket.recv(1 << 20, socket.MSG_DONTWAIT)
+        except (ConnectionError, BlockingIOError):  # the latter: the process has ended, and its messages were received
             chunk = b""
         if not chunk:
             return None
@@ -134,12 +140,22 @@ class Child:
         *lines, self._unread = self._unread.split(b"\n")
         return map(_decoded, lines)
 
+    def exit_status(self) -> int:
+        """Wait for the end of a process that `receive` has found to end; kill it if threads of a user keep it alive."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(EXIT_SECONDS)
+        self.process.kill()
+        return self.process.wait()
+
     def end(self) -> None:
         """Kill the process if it is still alive, and release everything."""
         self.process.kill()
         self.process.wait()
         _alive.discard(self.process.pid)
         self.socket.close()
+        if self.ended is not None:
+            os.close(self.ended)
+            self.ended = None
 
 
 @contextmanager
@@ -160,11 +176,13 @@ def child_of(module: str) -> Child:
 
 def wait_for(children: Collection[Child], seconds: float | None = None) -> list[Child]:
     """Return the children with messages to `receive`, or that have ended; wait up to `seconds` for one (None: ever)."""
-    poll = select.poll()
+    poll, by_fd = select.poll(), dict[int, Child]()
     for child in children:
-        poll.register(child.socket, select.POLLIN)
-    ready = {fd for fd, _ in poll.poll(None if seconds is None else 1000 * seconds)}
-    return [child for child in children if child.socket.fileno() in ready]
+        for fd in (child.socket.fileno(), child.ended):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
+                by_fd[fd] = child
+    return list({by_fd[fd]: None for fd, _ in poll.poll(None if seconds is None else 1000 * seconds)})
 
 
 def death(what: str, status: int, advice: str) -> BuildError | Stopped:
@@ -213,22 +231,30 @@ def run_workers(
                 messages = child.receive()
                 if messages is None:
                     running.remove(child)
-                    _check_end(child, what, dismissed=child in dismissed)
+                    _check_dismissed(child, dismissed, what)
                 for message in messages or ():
                     if "report" in message:
                         take(message["report"])
                     elif not _send_next(child, orders):
                         dismissed.add(child)
+        _let_exit(children)
     finally:
         for child in children:
             child.end()
 
 
-def _check_end(child: Child, what: str, *, dismissed: bool) -> None:
-    """Raise the error of a process that crashed, or that ended although it was not told that it may."""
-    status = child.process.wait()
-    if status or not dismissed:
-        raise death(what, status, "see the messages above")
+def _check_dismissed(child: Child, dismissed: Collection[Child], what: str) -> None:
+    """Raise the error of a process that ended although it was not told that it may."""
+    if child not in dismissed:
+        raise death(what, child.exit_status(), "see the messages above")
+
+
+def _let_exit(children: Collection[Child]) -> None:
+    """Give processes that have done their work time to exit. How they exit depends on the user's code."""
+    deadline = time.monotonic() + EXIT_SECONDS
+    for child in children:
+        with suppress(subprocess.TimeoutExpired):
+            child.process.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _send_next(child: Child, orders: Iterator[object]) -> bool:
@@ -249,8 +275,9 @@ def kill_children() -> None:
 class Parent:
     """The parent process, as seen from a worker.
 
-    As a context manager, it reports a DecodeonceError or OSError that ends the block to the parent. The block ends
-    without an error if the parent is gone when this process sends a message or waits for an order.
+    As a context manager, it reports a DecodeonceError, an OSError or a lack of memory that ends the block to the
+    parent. The block ends without an error if the parent is gone when this process sends a message or waits for an
+    order.
 
     Args:
         arguments: The arguments of `main`.
@@ -274,6 +301,8 @@ class Parent:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if isinstance(error, MemoryError):
+            error = Stopped("out of memory; run the same command again with more memory or fewer workers")
         with self._socket, suppress(ParentGone):
             if isinstance(error, (DecodeonceError, OSError)):
                 self._send({"failed": _described(error)})

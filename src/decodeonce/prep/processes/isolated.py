@@ -57,7 +57,7 @@ class Isolated:
             messages = self._child.receive()
             if messages is None:
                 advice = "the file is damaged: copy or download it again"
-                raise death(f"{path}: its reader", self._child.process.wait(), advice)
+                raise death(f"{path}: its reader", self._child.exit_status(), advice)
             if message := next(messages, None):
                 return message["report"]
         raise Stopped(f"{path}: could not be read in {self._seconds:.4g} s; run the same command again")

@@ -177,7 +177,7 @@ class _StoreRepair:
     def _what_restores(self, file: str) -> str:
         for column in self._manifest.columns:
             if column.file == file and column.name not in RESERVED:
-                again = f"prep column add {quoted(str(self._paths.root))} {quoted(column.name)} FILE.npy"
+                again = f"prep column add {quoted(self._paths.root)} {quoted(column.name)} FILE.npy"
                 return f"{FROM_COPY}, or add the same values again: `{again}`"
         return COPY
 

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, DecodeonceError, raise_file_system_failure
 from decodeonce.formatting import counted
-from decodeonce.host import limited_memory, usable_cores
-from decodeonce.prep.entry import Entry, Undecodable
+from decodeonce.host import usable_cores
+from decodeonce.prep.entry import Entry, Undecodable, name_bytes
 from decodeonce.prep.pixels.user_map import import_function
 from decodeonce.prep.processes.child import Parent, run_workers
+from decodeonce.prep.processes.user_code import raised_text, user_code
 from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.folder import ClassList, NoLabels, check_no_duplicates, check_unlabeled
 from decodeonce.prep.sources.labels import LabelledSource
@@ -30,6 +31,7 @@ from decodeonce.prep.sources.parquet import column, describe_labels, find_column
 from decodeonce.remote import check_url
 from decodeonce.store.layout import Paired
 
+MOST_SAMPLES = 1_000_000_000  # a plan of more would not fit into memory
 SAMPLES_AT_ONCE = 64  # that a process lists before it reports them
 FIRST_SAMPLES = 8  # the first one of them that can be read tells the names of columns and masks
 TABLE_ROWS_AT_ONCE = 1 << 14  # of a Hugging Face dataset, whose listing reads no images
@@ -210,12 +212,16 @@ class DatasetSource(LabelledSource):
         if length is None:
             no_labels = self._dataset.no_labels
             self._length, self._fingerprint = len(self._dataset), self._dataset.fingerprint
+            if self._length > MOST_SAMPLES:
+                raise BuildError(f"{self._name}: len() is {self._length:,}, expected at most {MOST_SAMPLES:,}")
             columns, found = self._of_first_sample()
             self._all_columns = column is None
             self.paired = tuple(one for one in found if column is None or one.name in column)
             paired = [one.name for one in self.paired]
             column = columns if column is None else [name for name in column if name not in paired]
             if classes is None and not no_labels and (names := self._dataset.class_names) is not None:
+                if wrong := [name for name in names if not _is_name(name)]:
+                    raise BuildError(f"the classes of {self._name}: {wrong[0]!r} is not valid Unicode; correct it")
                 classes = ClassList(names, f"the classes of {self._name}")
                 check_no_duplicates(classes)
         super().__init__(Path(root), classes, column, no_labels=no_labels)
@@ -269,7 +275,7 @@ class DatasetSource(LabelledSource):
     def listed(self, first: int, last: int) -> str:
         """Return label, columns, size, version and problem of the samples [first, last), as JSON."""
         rows: list[Any] = []
-        with limited_memory(None):
+        with user_code():
             samples = self._dataset.listed(first, last) if isinstance(self._dataset, HuggingFaceDataset) else None
             for index in range(first, last):
                 try:
@@ -285,7 +291,7 @@ class DatasetSource(LabelledSource):
 
     def read_all(self, entry: Entry) -> list[bytes]:
         """Return the image and what is paired with it; raise BuildError if the sample differs from the listed one."""
-        with limited_memory(None):  # a dataset may keep much memory
+        with user_code():
             sample = self._sample(entry.place)
         if entry.mtime_ns not in (0, self._version(sample)):
             raise BuildError(
@@ -311,7 +317,7 @@ class DatasetSource(LabelledSource):
         except (Exception, SystemExit) as error:  # a user's dataset may raise anything, which must not end the build
             if isinstance(error, OSError):
                 raise_file_system_failure(error, f"{self._name}[{index}]")
-            raise Undecodable(f"{type(error).__name__}: {error}") from None
+            raise Undecodable(raised_text(error)) from None
         expected = {*sample.numbers, *sample.paired} if self._wanted is None else {*self._wanted}
         if others := sorted({*sample.numbers, *sample.paired} - expected):
             advice = "give every sample the same names, or choose columns with --column NAME"
@@ -339,7 +345,7 @@ class DatasetSource(LabelledSource):
         problem, first = "", range(min(len(self._dataset), FIRST_SAMPLES))
         for index in first:
             try:
-                with limited_memory(None):
+                with user_code():
                     sample = self._sample(index)
             except Undecodable as error:
                 problem = problem or f"{self._name}[{index}]: {error}"
@@ -360,7 +366,7 @@ class DatasetSource(LabelledSource):
         """The dataset, which is made on first use."""
         function = import_function(self._name, "", self._made_from.absolute().parent)
         try:
-            with limited_memory(None):
+            with user_code():
                 dataset = self._opened(function())
                 length = len(dataset)
         except DecodeonceError:
@@ -371,7 +377,7 @@ class DatasetSource(LabelledSource):
             module, _, called = self._name.partition(":")
             again = f"python -c 'import {module}; {module}.{called}()'"
             raise BuildError(
-                f"{self._name}: calling it raised {type(error).__name__}: {error}; reproduce it with: {again}"
+                f"{self._name}: calling it raised {raised_text(error)}; reproduce it with: {again}"
             ) from error
         if self._length is not None and (length, dataset.fingerprint) != (self._length, self._fingerprint):
             now, then = f"{length} samples {dataset.fingerprint}", f"{self._length} samples {self._fingerprint}"
@@ -508,6 +514,8 @@ def _netpbm(pixels: NDArray[Any]) -> bytes:
 def _label_text(label: object) -> str | None:
     """Return a label as LabelledSource takes it; raise Undecodable if it is neither a number nor a text."""
     if label is None or isinstance(label, str):
+        if not _is_name(label or ""):
+            raise Undecodable(f"label is {label!r:.80}, which is not valid Unicode")
         return label
     try:
         return str(operator.index(label))  # type: ignore[arg-type]
@@ -521,6 +529,15 @@ def _texts(names: object) -> list[str] | None:
         return None
     texts = [", ".join(map(str, name)) if isinstance(name, tuple) else name for name in names]
     return texts if all(isinstance(text, str) for text in texts) else None
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text is one that stores can hold as a name. A lone surrogate is not, unless it stands for a byte."""
+    try:
+        name_bytes(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _plain(value: Any) -> Any:

@@ -229,10 +229,10 @@ def _check_no_splits(root: Path, names: Sequence[str], links: Links) -> None:
         return
     contents = f"{first} contains {counted(len(held), 'folder')} (first {quoted(held[0])})"
     found = f"{root}: contains splits instead of classes ({', '.join(splits)}): {contents}"
-    command = f"prep build folder {quoted(str(root / first))} OUT"
+    command = f"prep build folder {quoted(root / first)} OUT"
     if (parts := [name for name in splits if splits[name] == splits[first]])[1:]:
         # Each of Kaggle's four folders train.X1 to train.X4 of ImageNet-100 has a quarter of the classes.
-        linked = " ".join(f"{quoted(str(root.absolute() / name))}/*" for name in parts)
+        linked = " ".join(f"{quoted(root.absolute() / name)}/*" for name in parts)
         command = f"mkdir ALL && ln -s {linked} ALL && prep build folder ALL OUT --follow-links"
     raise BuildError(f"{found}; run: {command}; if these are classes, pass --splits-as-classes")
 

@@ -1,0 +1,53 @@
+"""Call code of the user, such as a dataset or a map, so that it changes nothing here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+
+from decodeonce.host import limited_memory
+
+MOST_TEXT = 500  # characters of the text of an exception
+
+_folder: int | None = None  # the current folder of the user's code
+_inside = False  # whether such a block is running
+
+
+@contextmanager
+def user_code() -> Iterator[None]:
+    """Run a block that calls the user's code.
+
+    The code may keep much memory, such as a model. It may change the current folder, as Hydra does, for itself: outside
+    of the block, relative paths of SRC and OUT keep their meaning. What it prints goes to standard error.
+    """
+    global _folder, _inside
+    if _inside:
+        yield
+        return
+    _inside = True
+    own = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    try:
+        if _folder is not None:
+            os.fchdir(_folder)
+        with limited_memory(None), redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if _folder is not None:
+            os.close(_folder)
+        _folder = os.open(".", os.O_PATH | os.O_CLOEXEC)
+        os.fchdir(own)
+        os.close(own)
+        _inside = False
+
+
+def raised_text(error: BaseException) -> str:
+    """Return the type and the text of an exception of the user's code, on at most `MOST_TEXT` characters."""
+    try:
+        text = str(error)
+    except Exception as other:
+        text = f"its text raised {type(other).__name__}"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    cut = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
+    return f"{type(error).__name__}: {cut}"
