@@ -406,7 +406,7 @@ def test_sample_of_a_shard_has_one_mask_of_each_name(tmp_path: Path) -> None:
     source = open_webdataset(tmp_path, paired={"mask": "mask.png"})
     assert [one.problem for one in source.entries()] == ["", "mask.png: missing in the sample", "mask.png: empty file"]
     for suffix in ("mask.png", ".MASK.png"):
-        with pytest.raises(BuildError, match=r"--paired: mask\.png is given for two names, expected another suffix"):
+        with pytest.raises(BuildError, match=r"the suffix mask\.png is given twice, expected another suffix"):
             open_webdataset(tmp_path, paired={"a": "mask.png", "b": suffix})
 
 
