@@ -41,6 +41,13 @@ def prep(*arguments: object, cwd: Path | None = None, called: str = "prep", **en
     return Ended(words, code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 
+def printed(*arguments: object, cwd: Path | None = None, **environ: str) -> str:
+    """Run `prep` in this process, check that it succeeds, and return its output."""
+    done = prep(*arguments, cwd=cwd, **environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def prep_process(*arguments: object, cwd: Path | None = None, **environ: str) -> Ended:
     """Run `prep` in a separate process."""
     command = [sys.executable, "-m", "decodeonce.cli", *map(str, arguments)]
@@ -64,6 +71,13 @@ def kill_when(condition: str, signal: str, times: int = 1) -> str:
         f"left = {times}\ndef at(event, args):\n    global left\n    if {condition}:\n        left -= 1\n"
         f"        if left == 0:\n            os.kill(os.getpid(), signal.{signal})\nsys.addaudithook(at)"
     )
+
+
+def write_program(folder: Path, name: str, body: str) -> None:
+    """Write a shell script that can be called as a program."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+    (folder / name).chmod(0o755)
 
 
 def run(*command: object, cwd: Path | None = None, **environ: str) -> str:

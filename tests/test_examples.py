@@ -19,9 +19,7 @@ import torch
 from PIL import UnidentifiedImageError
 
 from decodeonce import open_store
-from decodeonce.prep.building.build import build
-from decodeonce.prep.building.pool import WorkSettings
-from decodeonce.prep.recipe import Recipe
+from decodeonce.build import Recipe, WorkSettings, build
 from decodeonce.prep.sources.imagenet import open_imagenet
 from tests.images import make_tree
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.until import until
+from tests.command import write_program
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 # Runs its last arguments as mpiexec and srun do, on one node.
@@ -26,11 +27,6 @@ def run(script: str, folder: Path, *words: str, **environ: str) -> subprocess.Co
     environ |= {"PBS_NODEFILE": f"{folder}/nodes", "SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_NODEID": "0"}
     command = ["bash", str(EXAMPLES / script), *words]
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
-
-
-def write_program(folder: Path, name: str, body: str) -> None:
-    (folder / name).write_text(f"#!/bin/bash\n{body}\n")
-    (folder / name).chmod(0o755)
 
 
 @pytest.mark.parametrize("saves", [True, False])

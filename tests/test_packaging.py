@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from collections.abc import Iterator
 from importlib import import_module, metadata
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.command import run
 from tests.disks import small_disk
 from tests.terminal import Terminal
 from tools import check_machine, lock, setup_env, setup_oldest
@@ -103,10 +103,7 @@ def test_exactly_one_pil_is_installed() -> None:
 def modules_after(code: str) -> set[str]:
     """Return the modules that a new Python process has loaded after running this code."""
     script = f"{code}\nimport sys\nprint(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT / "tests", capture_output=True, text=True, check=True
-    )
-    return set(done.stdout.split())
+    return set(run(sys.executable, "-c", script, cwd=ROOT / "tests").split())
 
 
 def test_importing_package_loads_no_heavy_modules() -> None:
@@ -247,34 +244,6 @@ def test_interrupted_installation_prints_one_line(tmp_path: Path) -> None:
     lines = [line for line in after.replace("^C", "").replace("\r", "\n").splitlines() if line.strip("\x1b[K")]
     found = [line for line in lines if "make: ***" not in line]
     assert found == ["setup: stopped; run the same command again to resume"]
-
-
-def fake_torch(folder: Path, version: str) -> str:
-    """Write an index with one empty wheel of torch, and return its URL."""
-    page = folder / "torch"
-    page.mkdir(parents=True)
-    info = f"torch-{version}.dist-info"
-    with zipfile.ZipFile(page / f"torch-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
-    (page / "index.html").write_text(f'<a href="torch-{version}-py3-none-any.whl">torch-{version}-py3-none-any.whl</a>')
-    return folder.as_uri()
-
-
-def test_extra_index_gives_cpu_build_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip prefers version+cpu to the same version of the first index, and constraints.txt accepts it."""
-    [version] = (specifier.removeprefix("==") for specifier in pins()["torch"])
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_FIND_LINKS", "")
-    monkeypatch.setenv("PIP_INDEX_URL", fake_torch(tmp_path / "first", version))
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", fake_torch(tmp_path / "extra", f"{version}+cpu"))
-    python = tmp_path / "bin/python"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    setup_env.pip("download", "--no-deps", "--dest", str(tmp_path / "got"), "torch", venv=tmp_path)
-    assert [path.name for path in (tmp_path / "got").iterdir()] == [f"torch-{version}+cpu-py3-none-any.whl"]
 
 
 def test_failed_command_is_named() -> None:

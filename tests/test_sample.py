@@ -89,14 +89,6 @@ def test_different_seed_draws_a_different_tree(tree: tuple[Path, tuple[int, int]
     assert not set(tree_bytes(cut_tree).values()) & set(tree_bytes(tree[0]).values())
 
 
-def test_folder_in_use_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("keep")
-    for dest in (tmp_path, tmp_path / "mine.txt"):
-        with pytest.raises(FileExistsError, match="exists and is not an empty folder"):
-            write_sample_tree(dest, count=50, classes=1)
-    assert tree_bytes(tmp_path) == {"mine.txt": b"keep"}
-
-
 def test_interrupted_tree_is_drawn_again(cut_tree: Path, tmp_path: Path) -> None:
     (tmp_path / "a.tmp/train/n0").mkdir(parents=True)
     (tmp_path / "a.tmp/train/n0/1.JPEG").touch()

@@ -42,6 +42,7 @@ SIGNED_SECONDS = 43200  # a signature is valid this long, or until the credentia
 RENEWED_SECONDS = 60  # access that is denied this soon after signing is not the fault of the signature
 MAX_LINE, MAX_HEADERS = 1 << 16, 256  # of the headers of an answer
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"}
+SCHEMES = ("s3", "gs", "az", "hf", "http", "https")  # fsspec reads others, too, such as local files through local://
 # The commands that test the access to a URL; "" is the scheme of a local path. Others: curl -I
 CHECKS = {"": "ls -l {}", "s3": "aws s3 ls {}", "gs": "gcloud storage ls {}", "hf": "hf auth whoami"}
 WEB = ("http", "https")
@@ -93,7 +94,7 @@ class UrlPath(PosixPath):
 
 def is_url(text: str | Path) -> bool:
     """Return whether a text or a path is a URL; a `Path` of the standard library never is."""
-    return isinstance(text, UrlPath) if isinstance(text, Path) else bool(_scheme(text))
+    return isinstance(text, UrlPath) if isinstance(text, Path) else bool(scheme_of(text))
 
 
 def as_path(text: str) -> Path:
@@ -113,7 +114,7 @@ def source_text(src: str | Path) -> str:
     """
     text = _WITHOUT_SLASH.sub(r"\1://", str(src)) if isinstance(src, Path) else src
     text = text.removeprefix("file://")
-    if _scheme(text) in WEB:
+    if scheme_of(text) in WEB:
         text, _, query = text.partition("?")
         check_url(text)
         if query:
@@ -132,6 +133,13 @@ def check_url(url: str) -> None:
     if (cut := without_secrets(url, word=True)) != url:
         found = f"{cut}: the URL also has a password or a query, which would be recorded"
         raise BuildError(f"{found}; put the password into ~/.netrc, or download the file and pass its path")
+
+
+def check_scheme(url: str, where: str = "") -> None:
+    """Raise BuildError, starting with `where`, unless URLs of this scheme can be read."""
+    if (found := scheme_of(url)) not in SCHEMES:
+        expected = f"expected {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, or the path of a local file"
+        raise BuildError(f"{where}{found}://: unsupported scheme; {expected}")
 
 
 class ObjectFacts(NamedTuple):
@@ -177,7 +185,7 @@ def read_object(url: str, facts: ObjectFacts, offset: int, size: int) -> bytes:
 
 def _read_through_fsspec(url: str, facts: ObjectFacts, offset: int, size: int) -> bytes:
     system, path = _opened(url)
-    if _scheme(url) in WEB:
+    if scheme_of(url) in WEB:
         try:
             with system.open(path, size=facts.size, cache_type="none") as file:
                 file.seek(offset)
@@ -221,7 +229,7 @@ def find_objects(url: str, suffixes: tuple[str, ...], *, deep: bool) -> list[str
         names = attempt(url, partial(system.find, path, maxdepth=None if deep else 1))
         if not names:  # `find` does not raise an error for a bucket that is missing
             attempt(url, partial(system.info, path))
-    found = [name if is_url(name) else f"{_scheme(url)}://{name.lstrip('/')}" for name in names if _is_below(name)]
+    found = [name if is_url(name) else f"{scheme_of(url)}://{name.lstrip('/')}" for name in names if _is_below(name)]
     for name in found:
         check_url(name)  # a page of links may repeat the query of its own address
     return sorted((name for name in found if name.endswith(suffixes)), key=os.fsencode)
@@ -275,7 +283,7 @@ def _failure(url: str, error: BaseException) -> BuildError | Stopped:
     if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, known_errors()):
         error = error.__cause__  # fsspec says that a file is missing if its web server is
     status, again = _status(error), "run the same command again"
-    check = CHECKS.get(_scheme(url), "curl -I {}").format(url)
+    check = CHECKS.get(scheme_of(url), "curl -I {}").format(url)
     if status == 404:
         return MissingObject(f"{url}: no such object or bucket; look for it with `{check}`, then {again}")
     if status in (401, 403):
@@ -311,7 +319,7 @@ def _loaded(names: dict[str, str]) -> tuple[type[BaseException], ...]:
     return tuple(cls for cls in found if cls is not None)
 
 
-def _scheme(url: str) -> str:
+def scheme_of(url: str) -> str:
     """Return the scheme of a URL; "" for other texts."""
     match = _URL.match(url)
     return match[1] if match else ""
@@ -320,7 +328,7 @@ def _scheme(url: str) -> str:
 def _host(url: str) -> str:
     """Return a URL up to its host or bucket; raise BuildError if it names none."""
     host = "/".join(url.split("/", 3)[:3])
-    if host.endswith("://") and _scheme(url) in PACKAGES:
+    if host.endswith("://") and scheme_of(url) in PACKAGES:
         raise BuildError(f"{url}: names no host or bucket; expected a URL such as {host}NAME/...")
     return host
 
@@ -356,13 +364,15 @@ def _alike(one: str, other: str) -> int:
 
 def _opened(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it."""
-    system = _file_system(_scheme(url))
+    system = _file_system(scheme_of(url))
     return system, system._strip_protocol(_address(url))
 
 
 @lru_cache
 def _file_system(scheme: str) -> Any:
-    """Return fsspec's file system for a scheme; raise BuildError if a package is missing."""
+    """Return fsspec's file system for a scheme, or for local files; raise BuildError if a package is missing."""
+    if scheme:
+        check_scheme(f"{scheme}://")
     try:
         import fsspec
     except ImportError:
@@ -383,8 +393,8 @@ def _file_system(scheme: str) -> Any:
         package = PACKAGES.get(scheme)
         advice = f"{package}; run: pip install {package}" if package else f"another package: {error}"
         raise BuildError(f"reading {scheme}:// requires {advice}") from None
-    except (OSError, TypeError, ValueError):
-        raise BuildError(f"{scheme}://: unsupported scheme; expected s3, gs, hf or https") from None
+    except (OSError, TypeError, ValueError) as error:
+        raise BuildError(f"{scheme}://: fsspec cannot read it: {error}; check its settings, or update fsspec") from None
     if scheme == "s3":
         system.retries = 1
     return system
@@ -490,12 +500,12 @@ def _get(url: str, offset: int, size: int, listed: ObjectFacts | None = None) ->
         listed: The version to read; default None: only the facts are needed.
     """
     host = _host(url)
-    if _scheme(url) not in ("s3", *WEB) or len(url) <= len(host) + 1 or host in _refused or _has_proxy():
+    if scheme_of(url) not in ("s3", *WEB) or len(url) <= len(host) + 1 or host in _refused or _has_proxy():
         return None
     while True:
-        if signer := _signer(host) if _scheme(url) == "s3" else None:
+        if signer := _signer(host) if scheme_of(url) == "s3" else None:
             origin, target = signer.origin, signer.sign(url[len(host) + 1 :])
-        elif _scheme(url) in WEB:
+        elif scheme_of(url) in WEB:
             origin, target = host, quote(_address(url), SAFE).partition("#")[0][len(quote(host, SAFE)) :] or "/"
         else:
             return None

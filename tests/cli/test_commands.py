@@ -20,20 +20,19 @@ from decodeonce.prep.building.plan import allowed_rejects
 from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.processes import child
 from decodeonce.store.table import REJECT_COLUMNS, Reject, line, reject_line
-from tests.command import assert_fails, kill_when, prep, prep_after
+from tests.command import assert_fails, kill_when, prep, prep_after, printed
 from tests.images import encoded, make_image, make_tree, tree_bytes
-from tests.store.signing import flip, replace_file, resign
+from tests.store.signing import flip_row, replace_file, resign
 from tests.stores import make_store, random_images
 
 
 @pytest.fixture(scope="module")
 def store(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("built") / "train.store"
-    result = prep("build", "imagenet", tree, out, "--size", 24)
-    assert result.returncode == 0, result.stderr
+    shown = printed("build", "imagenet", tree, out, "--size", 24)
     found = f"{tree}: class folders in train, 3 classes"
     summary = rf"{out}: 15 rows in 3 classes, 30\.02 KB, written in [\w ]+, [\d,]+ images/s; next: prep info {out}\n"
-    assert re.fullmatch(f"{found}\n{summary}", result.stdout)
+    assert re.fullmatch(f"{found}\n{summary}", shown)
     return out
 
 
@@ -154,13 +153,13 @@ def test_info_and_verify_print_text_and_json(store: Path, tmp_path: Path) -> Non
     assert shown["recipe"].startswith("--size 24, --format npy, --exif ignore, --filter bilinear, --fit crop, ")
     assert shown["source"] == "kind imagenet, split train"
     assert not {"staged part", "decoder crashes"} & shown.keys()
-    assert not re.search("None|on_odd|_", "".join(lines).replace(str(store), ""))
+    assert not re.search("None|_", "".join(lines).replace(str(store), ""))
     info = json.loads(prep("info", store, "--json").stdout)
     assert (info["rows"], info["shape"], info["classes"]) == (15, [24, 24, 3], 3)
     intact = {"ok": True, "rows": 15, "bad_rows": [], "unknown_rows": [], "bad_files": []}
     assert json.loads(prep("verify", store, "--json").stdout) == intact
     damaged = make_store(tmp_path / "damaged", random_images(9), shard_rows=5)
-    flip(damaged / "images-00001.npy", 4096 + 144)
+    flip_row(damaged, 6)
     result = prep("verify", damaged, "--json")
     assert result.returncode == 1
     expected = {"ok": False, "rows": 9, "bad_rows": [[6, 6]], "unknown_rows": [], "bad_files": []}
@@ -280,9 +279,7 @@ def test_signal_stops_build_with_75_and_same_command_resumes(signal_: signal.Sig
     shown = prep("status", tmp_path / "out").stdout
     assert shown.startswith(f"state          stopped\nrows done      {done} of 21\n")
     assert f"next           the same command again, or prep work {tmp_path}/out and then prep finish " in shown
-    again = prep(*command[3:])
-    assert again.returncode == 0
-    assert f"\nresuming: {done} of 21 rows are already done\n" in again.stdout
+    assert f"\nresuming: {done} of 21 rows are already done\n" in printed(*command[3:])
     shown = prep("status", tmp_path / "out").stdout
     assert shown == f"state    finished\nrows     21\nrejects  0\nnext     prep info {tmp_path}/out\n"
 

@@ -19,7 +19,7 @@ from decodeonce.cli import log, output, parse
 from decodeonce.cli.app import WITHOUT_LOG
 from decodeonce.cli.examples import EXAMPLES, examples
 from decodeonce.prep.sources import KINDS
-from tests.command import app, assert_fails, prep, prep_process, run
+from tests.command import app, assert_fails, prep, prep_process, run, write_program
 from tests.images import make_tree
 from tests.stores import make_store, random_images
 from tests.terminal import Terminal
@@ -302,9 +302,7 @@ TAB = 'COMP_WORDS=(%s); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _prep_completion 
 
 
 def test_bash_completes_commands_flags_and_values(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/prep").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m decodeonce.cli "$@"\n')
-    (tmp_path / "bin/prep").chmod(0o755)
+    write_program(tmp_path / "bin", "prep", f'exec {shlex.quote(sys.executable)} -m decodeonce.cli "$@"')
     wanted = {
         "prep submit ''": "slurm pbs",
         "prep build im": "imagenet",

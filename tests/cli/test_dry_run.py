@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from decodeonce import cli
+from decodeonce.build import Recipe, WorkSettings, build, make_plan
 from decodeonce.cli import dryrun
 from decodeonce.cli.bench import machine
 from decodeonce.cli.dryrun import (
@@ -25,14 +26,10 @@ from decodeonce.cli.dryrun import (
 from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.host import usable_cores
-from decodeonce.prep.building.build import build, make_plan
 from decodeonce.prep.building.free_space import Need
 from decodeonce.prep.building.plan import scan
-from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.jobs.base import Chain
-from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.sources import FolderSource, Source
 from tests.command import kill_when, prep, prep_after
 from tests.forms.all_forms import PICS, PLAIN_FORMS
 from tests.images import make_tree, tree_bytes

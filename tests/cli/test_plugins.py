@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.repair.repair import repair_store
+from decodeonce.build import Recipe, repair_store
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
 from tests.command import assert_fails, prep
@@ -17,6 +16,7 @@ from tests.images import make_tree, tree_bytes
 from tests.packages import NOT_DEV
 from tests.plugins import example_installed, installed, write_package
 from tests.prep.building import build_in_process
+from tests.store.signing import damage_rows
 
 RECIPE = Recipe(height=24, width=20)
 FLAGS = ("--size", "24x20", "--shuffle-seed", "none")
@@ -91,9 +91,7 @@ def test_example_package_reads_lmdb(tmp_path: Path) -> None:
         np.testing.assert_array_equal(store.images[:], open_store(wanted).images[:])
         np.testing.assert_array_equal(store.labels, open_store(wanted).labels)
         before = tree_bytes(out)
-        rows = np.load(out / "images-00000.npy", mmap_mode="r+")
-        rows[[0, 9]] ^= 1
-        rows.flush()
+        damage_rows(out, 0, 9)
         assert repair_store(out, src).repaired_rows == 2
         assert tree_bytes(out) == before
         assert "already finished" in prep("build", "lmdb", src, out, *FLAGS).stdout
@@ -101,8 +99,7 @@ def test_example_package_reads_lmdb(tmp_path: Path) -> None:
         (src / f"{WNIDS[1]}_train_lmdb" / "data.mdb").touch()
         changed = prep("work", tmp_path / "planned")
         assert (changed.returncode, "data.mdb: changed since the plan was made" in changed.stderr) == (1, True), changed
-    rows[0] ^= 1
-    rows.flush()
+    damage_rows(out, 0)
     missing = prep("repair", out, "--from", src)
     assert (missing.returncode, missing.stdout) == (1, "")
     assert "no package adds the kind of source 'lmdb'; install the one that was used for the build" in missing.stderr

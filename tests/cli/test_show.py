@@ -27,7 +27,7 @@ from decodeonce.cli.output import write_out
 from decodeonce.cli.rows import CheckedRows, KeptBoxes, draw_rows, shown_rows
 from decodeonce.store import ImageClass, open_store
 from tests.command import assert_fails, prep, prep_after
-from tests.store.signing import flip, resign
+from tests.store.signing import flip_row, resign
 from tests.stores import make_store, random_images
 
 NAMES = ("a class with a name that is longer than its image", "汽车 Größe ñ", "\u202eabc\x1b[31m", "\udcff\ud800", "")
@@ -98,7 +98,7 @@ def test_any_number_of_channels_is_shown() -> None:
 
 def test_damaged_row_is_framed_and_reported(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(5, shape=(64, 64, 3)))
-    flip(root / "images-00000.npy", open_store(root).manifest.shards[0].offset(3))
+    flip_row(root, 3)
     result = prep("show", root, "--out", tmp_path / "sheet.png")
     message = f"row 3: damaged; run `prep repair {root} --from SRC`\n"
     assert (result.returncode, result.stderr) == (0, f"prep: note: {root}: {message}")

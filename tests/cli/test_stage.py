@@ -1,7 +1,5 @@
 """The command `prep stage`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from PIL import Image
 
 from decodeonce import open_store
 from decodeonce.store import part_rows
-from tests.command import assert_fails, kill_when, prep, prep_after
+from tests.command import assert_fails, kill_when, prep, prep_after, printed
 from tests.conftest import COUNT
 
 NODES: list[tuple[tuple[object, ...], dict[str, str], tuple[int, int], str]] = [
@@ -28,20 +26,17 @@ NODES: list[tuple[tuple[object, ...], dict[str, str], tuple[int, int], str]] = [
 def test_node_gets_its_rows(store: Path, images: NDArray[np.uint8], tmp_path: Path, node: Any) -> None:
     arguments, variables, share, who = node
     dest = tmp_path / "local/part"
-    result = prep("stage", store, dest, *arguments, cwd=None, **variables)
-    assert result.returncode == 0
+    first, second = printed("stage", store, dest, *arguments, **variables).splitlines()
     rows = part_rows(COUNT, *share)
-    first, second = result.stdout.splitlines()
     assert first == f"{dest}: staging rows {rows[0]}..{rows[-1]} of the {COUNT} rows of {store}, for {who}"
     assert second.startswith(f"{dest}: done, {len(rows) * 144 / 1000:.2f} KB copied in ")
     assert second.endswith(f"; 0 of {len(rows)} rows were already there")
     staged = open_store(dest)
     assert staged.rows == rows
     np.testing.assert_array_equal(staged.images[rows.start : rows.stop], images[rows.start : rows.stop])
-    again = prep("stage", store, dest, *arguments, cwd=None, **variables)
-    assert again.returncode == 0
+    again = printed("stage", store, dest, *arguments, **variables)
     matches = "already staged: names, sizes and headers of its files match"
-    assert again.stdout.splitlines()[1] == f"{dest}: {matches}; to check its rows, run: prep verify {dest}"
+    assert again.splitlines()[1] == f"{dest}: {matches}; to check its rows, run: prep verify {dest}"
 
 
 def test_wrong_flags_are_usage_errors(store: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import assert_fails, prep
+from tests.command import assert_fails, prep, printed
 from tests.images import make_tree
 
 
@@ -19,13 +19,10 @@ def test_scripts_run_the_given_flags_in_current_folder(src: Path, tmp_path: Path
     (tmp_path / "train.sh").touch()
     flags = ["--size", "64", "--workers", "2", "--max-bad=5", "--on-bad", "reject", "--shuffle-seed", "none"]
     words = ["submit", "slurm", "build", "imagenet", "src", "out", *flags, "--tasks", 3, "--cpus", 2, "--nodes", 2]
-    result = prep(*words, "--then", "train.sh", "--rounds", 2, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert (
-        f"{tmp_path}/out.jobs: wrote scripts for plan, array of 3 (round 1 of 2) and finish; logs will be here, too"
-        in result.stdout
-    )
-    assert result.stdout.endswith(f"to submit them, run: bash {tmp_path}/out.jobs/submit.sh\n")
+    shown = printed(*words, "--then", "train.sh", "--rounds", 2, cwd=tmp_path)
+    written = "wrote scripts for plan, array of 3 (round 1 of 2) and finish; logs will be here, too"
+    assert f"{tmp_path}/out.jobs: {written}" in shown
+    assert shown.endswith(f"to submit them, run: bash {tmp_path}/out.jobs/submit.sh\n")
     last = {path.name: path.read_text().splitlines()[-1] for path in (tmp_path / "out.jobs").iterdir()}
     log = f"--log {tmp_path}/out.jobs/logs/"
     assert last["plan.slurm"].endswith(f"prep plan imagenet src out {' '.join(flags)} {log}")
@@ -70,6 +67,7 @@ def test_usage_error_is_one_line(src: Path, tmp_path: Path) -> None:
     assert_fails(prep(*words[:2], *words[3:]), 2, "expected a build command")
     assert_fails(prep(*words, "--size", "x"), 2, "--size x: expected pixels")
     assert_fails(prep(*words, "--time", "60"), 2, "--time 60: expected H:MM:SS")
+    assert_fails(prep(*words, "--time", "0:00:59"), 2, "time is 59 s, expected at least 60 s")
     assert_fails(prep(*words, "--account", "a\nrm x"), 2, "account is 'a\\nrm x', expected a name without spaces or")
     assert_fails(prep(*words, "--then", "nowhere"), 2, "--then nowhere: no such file")
     assert_fails(prep(*words, "--site", "polaris"), 2, "--site polaris uses pbs; run: prep submit pbs")

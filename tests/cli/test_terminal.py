@@ -1,7 +1,5 @@
 """What commands print on a terminal: lines break between words, and paths and commands stay whole."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

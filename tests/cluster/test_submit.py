@@ -174,13 +174,14 @@ def test_queued_chain_is_shown_refused_a_second_time_and_cancelled(
     plan, array, second, finish = jobs
     cluster.wait(plan)
     stop_in_the_middle(cluster, out, f"{array}_0")
-    shown = f"plan {plan}: ended; array {array}: 1 of 2 pending, 1 of 2 running; round 2 {second}: 2 of 2 waiting"
+    pending = "1 of 2 pending (JobArrayTaskLimit), 1 of 2 running"
+    shown = f"plan {plan}: finished; array {array}: {pending}; round 2 {second}: 2 of 2 waiting"
     assert f"{shown}; finish {finish}: waiting" in cluster.run(*PREP, "status", out)
     with pytest.raises(AssertionError, match=f"array {array} is still in the queue; to cancel .* prep cancel {out}"):
         cluster.run(*script.split())
     cluster.cancel(finish)
     cluster.wait(finish)
-    assert f"{shown}; finish {finish}: ended" in cluster.run(*PREP, "status", out)
+    assert f"{shown}; finish {finish}: ended without a log" in cluster.run(*PREP, "status", out)
     cancelled = [f"round 2 {second}: cancelled", f"array {array}: cancelled"]
     assert cluster.run(*PREP, "cancel", out).splitlines() == cancelled
     cluster.wait(*jobs)
@@ -199,6 +200,10 @@ def test_failed_plan_cancels_the_chain(cluster: Cluster, tree: Path, tmp_path: P
     assert cluster.states(jobs[0]) == ["FAILED"]
     assert [set(cluster.states(job)) for job in jobs[1:]] == [{"CANCELLED"}] * 3
     assert "it contains mine; choose another OUT" in logs(out, "plan-*.log")
+    shown = cluster.run(*PREP, "status", out)
+    assert f"plan {jobs[0]}: failed: prep: error: {out}: not an unfinished build: it contains mine;" in shown
+    assert f"array {jobs[1]}: ended without a log; " in shown
+    assert "it contains mine; choose another OUT" in cluster.run(*PREP, "logs", out)
 
 
 def test_chain_is_submitted_in_a_step_of_several_tasks(

@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from decodeonce.prep.building.build import build
-from decodeonce.prep.building.pool import WorkSettings
-from decodeonce.prep.recipe import Recipe
+from decodeonce.build import Recipe, WorkSettings, build
 from decodeonce.prep.sources.imagenet import open_imagenet
 from tests.cluster.slurm import Cluster
 from tests.cluster.until import until

@@ -21,12 +21,9 @@ import pytest
 import torch
 from PIL import Image
 
-from decodeonce.prep.building.build import build
-from decodeonce.prep.building.pool import WorkSettings
-from decodeonce.prep.recipe import BoxRules, Recipe
-from decodeonce.prep.sources.boxed import BoxedSource
+from decodeonce.build import BoxRules, Recipe, WorkSettings, build
 from decodeonce.prep.sources.imagenet import AnySplit, open_imagenet
-from decodeonce.prep.sources.paired import PairedSource
+from decodeonce.sources import BoxedSource, PairedSource
 from decodeonce.store import add_column, open_store, stage_store
 from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of
 from tests.images import jpeg

@@ -1,7 +1,5 @@
 """Every relative link of a page leads to an existing file and, if it has an anchor, to an existing heading."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The site of `make docs` builds without warnings, needs no network, and fits a phone."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decodeonce.prep.recipe import BoxRules
-from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.boxed import BoxedSource
-from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.sources import BoxedSource, FolderSource, Source
 from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic
 

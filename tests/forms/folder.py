@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.sources import FolderSource, Source
 from tests.forms.form import Form, Pic
 
 

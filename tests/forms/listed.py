@@ -5,8 +5,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.file_list import open_list
+from decodeonce.sources import Source, open_list
 from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic
 

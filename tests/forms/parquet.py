@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.parquet import open_parquet
+from decodeonce.sources import Source, open_parquet
 from tests.forms.form import Form, Pic
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

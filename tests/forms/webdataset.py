@@ -8,8 +8,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.sources import Source, open_webdataset
 from tests.forms.form import Form, Pic
 
 

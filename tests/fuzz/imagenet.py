@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from random import Random
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.entry import Undecodable
-from decodeonce.prep.sources.imagenet import open_imagenet
+from decodeonce.sources import Undecodable, open_imagenet
 from tests.forms.form import Pic
 from tests.forms.imagenet import ZIP, class_tars, flat, kaggle, solution, tar_bytes, zip_bytes
 from tests.fuzz import Mutate, scratch, tar, zip

@@ -9,10 +9,9 @@ from typing import Any
 from decodeonce.errors import DecodeonceError
 from decodeonce.prep.convert.convert import check_mergeable
 from decodeonce.prep.convert.rows import StoreRows
-from decodeonce.store import open_store, verify_store
+from decodeonce.store import Store, open_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import part_bytes
-from decodeonce.store.reader import Store
 from decodeonce.store.table import read_rejects
 from tests.fuzz import scratch
 from tests.fuzz.trees import mutate_tree

@@ -3,8 +3,7 @@
 import os
 import signal
 
-from decodeonce import host
-from decodeonce.errors import BuildError
+from decodeonce import BuildError, host
 from decodeonce.prep.processes.isolated import MEMORY_BYTES, answer_questions
 from decodeonce.prep.sources import parquet as tables
 from decodeonce.prep.sources.holders import open_holder

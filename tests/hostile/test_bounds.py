@@ -19,19 +19,15 @@ import pyarrow as pa
 import pytest
 
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
-from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.processes import isolated
 from decodeonce.prep.processes.child import Child
 from decodeonce.prep.processes.isolated import Isolated
 from decodeonce.prep.sources import archives, boxed, file_list, files, parquet, patterns
 from decodeonce.prep.sources.archives import BLOCK, list_tar, list_zip, read_member
-from decodeonce.prep.sources.file_list import open_list
 from decodeonce.prep.sources.files import MAX_FILE_BYTES
 from decodeonce.prep.sources.holders import Member, open_holder
-from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.prep.sources.imagenet_labels import DEVKIT_TAR, TRUTH, CompanionFiles
-from decodeonce.prep.sources.parquet import open_parquet
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.sources import Undecodable, open_imagenet, open_list, open_parquet, open_webdataset
 from tests.forms.imagenet import tar_bytes, zip_bytes
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar

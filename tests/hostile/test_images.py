@@ -12,16 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from decodeonce import host
-from decodeonce.errors import Stopped
+from decodeonce import Stopped, host
+from decodeonce.build import Recipe, WorkSettings, build
 from decodeonce.host import IMAGE_BYTES, SPARE_BYTES, can_allocate, limited_memory
 from decodeonce.prep.building import pool
-from decodeonce.prep.building.build import build
-from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.entry import Entry, Row, Undecodable
 from decodeonce.prep.pixels import decode as decode_module
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
 from decodeonce.store.table import read_rejects

@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from decodeonce.prep.building.build import build, make_plan
-from decodeonce.prep.building.pool import WorkSettings, work
+from decodeonce.build import Recipe, WorkSettings, build, make_plan, work
 from decodeonce.prep.export.export import ExportSettings, export_store
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import open_store, stage
 from tests.command import Ended, prep

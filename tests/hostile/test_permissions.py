@@ -11,15 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from decodeonce.build import ExportSettings, Recipe, WorkSettings, build, export_store, finish, make_plan, work
 from decodeonce.cli.output import write_out
-from decodeonce.prep.building.build import build, make_plan
-from decodeonce.prep.building.finish import finish
-from decodeonce.prep.building.pool import WorkSettings, work
-from decodeonce.prep.export.export import ExportSettings, export_store
 from decodeonce.prep.jobs.base import Chain
 from decodeonce.prep.jobs.chain import write_scripts
 from decodeonce.prep.jobs.site import read_site
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store, stage_store
 from tests.forms.boxed import XML

@@ -15,7 +15,7 @@ from decodeonce.prep.jobs.base import Chain
 from decodeonce.prep.jobs.chain import write_scripts
 from decodeonce.prep.jobs.pbs import PBS
 from decodeonce.prep.jobs.site import read_site
-from tests.command import prep
+from tests.command import prep, printed, write_program
 from tests.images import make_tree
 from tests.store.signing import replace_file
 from tests.stores import make_store, random_images
@@ -42,7 +42,7 @@ NAMES = [
     "$HOME",
 ]
 # A replacement for the programs of batch systems and for prep, which records its folder, $STORE and arguments.
-RECORDER = '#!/bin/sh\nprintf "%s\\0" "$#" "$PWD" "$STORE" "$0" "$@" >> "$RECORD"\necho 7\n'
+RECORDER = 'printf "%s\\0" "$#" "$PWD" "$STORE" "$0" "$@" >> "$RECORD"\necho 7'
 
 
 class Recorder:
@@ -50,10 +50,8 @@ class Recorder:
 
     def __init__(self, folder: Path, *names: str) -> None:
         self._bin, self._record = folder / "bin", folder / "record"
-        self._bin.mkdir()
         for name in names:
-            (self._bin / name).write_text(RECORDER)
-            (self._bin / name).chmod(0o755)
+            write_program(self._bin, name, RECORDER)
 
     @property
     def env(self) -> dict[str, str]:
@@ -110,8 +108,7 @@ def test_scripts_pass_arguments_unchanged(tmp_path: Path, monkeypatch: pytest.Mo
     (folder / "-then").touch()
     monkeypatch.chdir(folder)
     words = ["submit", "slurm", "build", "folder", f"./{name}/train", "./-out", "--tasks", "1", "--cpus", "1"]
-    result = prep(*words, "--then", "./-then")
-    assert result.returncode == 0, result.stderr
+    printed(*words, "--then", "./-then")
     recorder = Recorder(tmp_path, "sbatch", "scontrol", "prep")
     jobs = folder / "-out.jobs"
     for script in jobs.glob("*.slurm"):  # make the scripts call the recorder instead of prep

@@ -12,23 +12,15 @@ from typing import Any
 
 import pytest
 
+from decodeonce.build import BoxRules, Recipe, WorkSettings, build, make_plan
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
-from decodeonce.prep.building.build import build, make_plan
 from decodeonce.prep.building.plan import scan
-from decodeonce.prep.building.pool import WorkSettings
-from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import open_source
-from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.boxed import Annotations, BoxedSource
-from decodeonce.prep.sources.file_list import open_list
-from decodeonce.prep.sources.files import file_entry
 from decodeonce.prep.sources.folder import MAX_DEPTH, FolderSource, read_class_list
-from decodeonce.prep.sources.holders import source_file
-from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.prep.sources.imagenet_labels import CompanionFiles
-from decodeonce.prep.sources.parquet import open_parquet
 from decodeonce.prep.sources.safe_open import OUTSIDE, Links, open_regular, read_small
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.sources import Source, file_entry, open_imagenet, open_list, open_parquet, open_webdataset, source_file
 from tests.command import prep
 from tests.disks import LOOKUP, OPEN, failing_disk
 from tests.forms.boxed import XML

@@ -297,16 +297,6 @@ def test_resizing_keeps_levels_within_bounds() -> None:
         assert torch.allclose(result, torch.full_like(result, level), rtol=0, atol=1e-3)
 
 
-def test_default_dtype_of_torch_has_no_effect() -> None:
-    images, steps = noise(4, 9, 8), (RandomResizedCrop(5), Normalize("imagenet"))
-    expected = Augment(*steps)(batch_of(images)).images
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert torch.equal(Augment(*steps)(batch_of(images)).images, expected)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 # Normalize
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from decodeonce import Batch, Loader, StoreDataset, open_store
+from decodeonce import Batch, Loader, StoreDataset, StoreError, open_store
 from decodeonce.augment import (
     Augment,
     CenterCrop,
@@ -29,7 +29,6 @@ from decodeonce.augment import (
     RandomResizedCrop,
     Step,
 )
-from decodeonce.errors import StoreError
 from decodeonce.loader.order import derive_key
 from tests.libraries import library
 from tests.loader.augmenting import batch_of, draws_of

@@ -10,8 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from decodeonce import Loader
-from decodeonce.errors import StoreError
+from decodeonce import Loader, StoreError
 from decodeonce.loader import readers
 from decodeonce.loader.order import WINDOW_BLOCKS, Shuffle, WindowOrder, derive_key
 from decodeonce.loader.partition import AHEAD_BYTES, blocks_ahead, make_partition, plan_steps

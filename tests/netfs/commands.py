@@ -1,7 +1,5 @@
 """Commands of two nodes at the same time, and their builds."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A GlusterFS volume and two sshfs mounts, each started for the first test that uses it, and images to build from."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

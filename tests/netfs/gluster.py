@@ -4,8 +4,6 @@ The processes and translators are those of a distributed volume on a cluster. gl
 keeps its state in system folders and takes seconds to start.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

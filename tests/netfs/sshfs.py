@@ -3,8 +3,6 @@
 Each sshfs talks to its own sftp-server of OpenSSH through a socket; no sshd is needed.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

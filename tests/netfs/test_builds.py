@@ -1,7 +1,5 @@
 """Builds on a network file system that two nodes mount."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

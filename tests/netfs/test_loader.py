@@ -1,7 +1,5 @@
 """Loading from a network file system whose server or client is killed in the middle of an epoch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Commands of two nodes at the same time on sshfs, whose locks exclude nobody and which caches names for 20 s."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from contextlib import suppress

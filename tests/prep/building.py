@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from decodeonce.prep.building.build import make_plan
-from decodeonce.prep.building.finish import finish
+from decodeonce.build import Recipe, finish, make_plan
 from decodeonce.prep.building.journal import BlockRecord, Journal
 from decodeonce.prep.building.plan import Block, Plan
 from decodeonce.prep.building.worker import BlockDecoder, write_block
 from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.processes.child import Heartbeat
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source
 from decodeonce.store.shard_file import page_aligned_buffer
 

@@ -1,10 +1,8 @@
 """Boxes from annotations: finding the file of an image, the boxes that count, and the entries that result."""
 
-import itertools
 import json
 import math
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, product
@@ -20,18 +18,8 @@ from decodeonce.prep.entry import Box, Entry
 from decodeonce.prep.pixels.geometry import pixel_box
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources import files, open_source
-from decodeonce.prep.sources.boxed import (
-    NOT_ANNOTATED,
-    Annotation,
-    Annotations,
-    BoxedSource,
-    parse,
-    usable_box,
-)
-from decodeonce.prep.sources.folder import FolderSource
-from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.prep.sources.safe_open import Links
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.prep.sources.boxed import NOT_ANNOTATED, Annotation, Annotations, BoxedSource, parse, usable_box
+from decodeonce.sources import FolderSource, Links, open_imagenet, open_webdataset
 from decodeonce.store import ImageClass
 from tests.forms.webdataset import sample, write_tar
 
@@ -74,13 +62,13 @@ class AnnotatedTree:
         return list(open_imagenet(self.src).entries())
 
 
-def annotations_of(top: Path, *, follow: bool = False) -> Annotations:
-    return Annotations(top, Links(top, follow=follow), None)
+def annotations_of(top: Path) -> Annotations:
+    return Annotations(top, Links(top), None)
 
 
 def boxed(entry: Entry, *boxes: Box, names: Sequence[str] = (), keep: int = 0) -> Entry:
     """Return the entry as a BoxedSource yields it with these boxes and names."""
-    edges: list[float] = [*itertools.chain(*boxes), *[math.nan] * 4 * ((keep or 1) - len(boxes))]
+    edges: list[float] = [*chain(*boxes), *[math.nan] * 4 * ((keep or 1) - len(boxes))]
     numbers: list[float] = [*map(names.index, names), *[-1] * (keep - len(names))]
     facts = (*(",".join(map(str, box)) for box in boxes), *map(repr, names))
     return replace(entry, planned={"edges": edges, "numbers": numbers} if keep else {"box": edges}, facts=facts)
@@ -106,18 +94,6 @@ def test_annotation_is_found_at_any_depth_by_its_file_name(annotated: AnnotatedT
     entries, _ = listed(annotated)
     first, second, third = annotated.plain_entries()
     assert entries == [boxed(first), boxed(second, (0.1, 0.25, 0.6, 0.875)), boxed(third)]
-
-
-def test_linked_folders_are_listed_once(annotated: AnnotatedTree, tmp_path: Path) -> None:
-    annotated.annotate(f"{FISH}_1.xml", xml(INSIDE))
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links" / "train").symlink_to(annotated.boxes)
-    followed = annotations_of(tmp_path / "links", follow=True)
-    assert followed.read(b"n01440764_1.JPEG").objects
-    assert "--follow-links" in annotations_of(tmp_path / "links").read(b"n01440764_1.JPEG").problem
-    for name in ("round", "again"):
-        (annotated.boxes / name).symlink_to(annotated.boxes)
-    assert annotations_of(annotated.boxes).read(b"n01440764_1.JPEG").objects
 
 
 def test_hidden_and_other_files_are_not_annotations(annotated: AnnotatedTree) -> None:
@@ -378,21 +354,11 @@ def test_plan_restores_source_with_boxes(annotated: AnnotatedTree, keep: int) ->
     assert source.manifest_facts({}, "").get("box_classes") == (["dog", FISH] if keep else None)
 
 
-def test_annotations_on_nfs_are_read_in_parallel(annotated: AnnotatedTree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_annotations_on_nfs_give_the_same_entries(annotated: AnnotatedTree, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(100, 140):
         (annotated.src / "train" / FISH / f"{FISH}_{number}.JPEG").write_bytes(b"an image")
         annotated.annotate(f"{FISH}_{number}.xml", xml((FISH, (0, 0, number - 99, 80))))
     expected, _ = listed(annotated)
-    together = threading.Barrier(4)
-    read = Annotations.read
-    calls = itertools.count()
-
-    def reading(self: Annotations, name: bytes) -> Annotation:
-        if next(calls) < 4:
-            together.wait(20)  # fails unless four threads read at once
-        return read(self, name)
-
-    monkeypatch.setattr(Annotations, "read", reading)
     monkeypatch.setattr(files, "network_file_system", lambda path: "NFS")
     monkeypatch.setattr(files, "STATS_AT_ONCE", 8)
     assert listed(annotated)[0] == expected

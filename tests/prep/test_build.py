@@ -3,8 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,21 +12,17 @@ import h5py
 import numpy as np
 import pytest
 
+from decodeonce.build import Plan, Recipe, WorkSettings, build, finish, make_plan, work
 from decodeonce.errors import BuildError
 from decodeonce.prep.building import build as build_module
-from decodeonce.prep.building.build import build, make_plan
-from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.journal import FACTS, Journal, Journals, journal_line
-from decodeonce.prep.building.plan import Plan
-from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.building.status import read_status
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.layout import ContainerName
 from decodeonce.store.table import read_rejects
 from tests import disks
-from tests.command import prep
+from tests.command import prep, prep_after
 from tests.images import jpeg, make_tree, reference_row, tree_bytes
 
 # Rows of 3 MB: one row per block, two blocks per shard, so that two rejects empty a whole shard.
@@ -204,18 +198,6 @@ def test_plan_time_rejects_count_and_are_listed(tmp_path: Path) -> None:
     assert "dangling link" in reject.reason
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"nothing", "every image was rejected or left out"), (None, "no images found")]
-)
-def test_source_without_a_row_makes_no_store(tmp_path: Path, content: bytes | None, message: str) -> None:
-    (tmp_path / "src/train/n0").mkdir(parents=True)
-    if content:
-        (tmp_path / "src/train/n0/a.JPEG").write_bytes(content)
-    with pytest.raises(BuildError, match=message):
-        build(open_imagenet(tmp_path / "src"), tmp_path / "store", Recipe(), WorkSettings(max_bad="100%"))
-    assert (tmp_path / "store").exists() == bool(content)
-
-
 def test_too_little_space_is_reported_before_decoding(tree: Path, tmp_path: Path) -> None:
     with disks.small_disk(tmp_path, "16m") as disk, pytest.raises(BuildError, match=r"free, .* needed for 15 rows"):
         make_plan(open_imagenet(tree), disk / "store", Recipe(**LARGE_ROWS))
@@ -260,11 +242,7 @@ def test_file_size_limit_of_libhdf5_exits_with_1(tmp_path: Path) -> None:
     tree, out = make_tree(tmp_path / "src"), tmp_path / "out"
     assert prep("plan", "imagenet", tree, out, "--size", 128, "--format", "hdf5").returncode == 0
     assert prep("work", out).returncode == 0
-    code = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (99999, 99999)); "
-    code += "runpy.run_module('decodeonce.cli', run_name='__main__')"
-    failed = subprocess.run(
-        [sys.executable, "-c", code, "finish", str(out)], capture_output=True, text=True, check=False
-    )
+    failed = prep_after("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (99999, 99999))", "finish", out)
     assert failed.returncode == 1
     assert "File too large" in failed.stderr
     assert "raise `ulimit -f`" in failed.stderr

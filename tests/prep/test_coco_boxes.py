@@ -115,6 +115,8 @@ def test_images_that_only_one_side_has(annotated: AnnotatedTree) -> None:
 def test_unusable_object_is_a_problem_of_its_image(annotated: AnnotatedTree) -> None:
     for found, message in (
         (coco(box(1, 7, 0, 0, 9, 9)), "an object has category_id 7, which is not in its categories"),
+        (coco({"image_id": 1, "category_id": True}), "category_id is True, expected a number or a text"),
+        (coco(box(1, 1, 0, True, 9, 9)), "its bbox is [0, True, 9, 9], expected 4 numbers"),
         (coco(box(1, 1, 0, 0, 9)), r"its bbox is [0, 0, 9], expected 4 numbers"),
         (coco(box(1, 1, 0, 0, 9, float("nan"))), "its bbox is [0, 0, 9, nan], expected 4 numbers"),
         (coco(box(1, 1, 0, 0, 9, 10**400)), "its bbox is [0, 0, 9, 1000"),
@@ -137,6 +139,13 @@ def test_broken_file_is_an_error(annotated: AnnotatedTree) -> None:
         (coco(images=[1]), 'it has no list "images" of objects'),
         (coco(annotations=None), 'it has no list "annotations" of objects'),
         (coco({"image_id": [1]}), r"image_id is \[1\], expected a number or a text"),
+        (coco({"image_id": True}), "image_id is True, expected a number or a text"),
+        (coco(images=[image(1, id=1.0)]), "id is 1.0, expected a number or a text"),
+        (
+            coco(categories=[*CATEGORIES, {"id": 18, "name": "cat"}]),
+            '"categories" has the id 18 twice, expected another',
+        ),
+        (coco(images=[image(1), image(2, id=1)]), '"images" has the id 1 twice, expected another id for each of them'),
         (coco(categories=[{"id": 1}]), "name is None, expected a name"),
         (coco(categories=[{"id": 1, "name": "\ud800"}]), "surrogates not allowed"),
         (coco(images=[image(1), image(1, id=5)]), f"two images are called '{FISH}_2' without folder and suffix"),

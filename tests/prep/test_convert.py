@@ -11,17 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from decodeonce.build import Selection, make_plan
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.building.build import make_plan
 from decodeonce.prep.building.plan import block_rows_for, shuffled
 from decodeonce.prep.convert.convert import Conversion, convert, open_conversion, smaller_size
 from decodeonce.prep.convert.source import converted_recipe
 from decodeonce.prep.recipe import BoxRules, Filter, Recipe
-from decodeonce.prep.sources.boxed import BoxedSource
-from decodeonce.prep.sources.folder import FolderSource
-from decodeonce.prep.sources.imagenet import open_imagenet
+from decodeonce.sources import BoxedSource, FolderSource, open_imagenet
 from decodeonce.store import open_store, stage_store, verify_store
-from decodeonce.store.select import Selection
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, read_rejects, sample_line
 from tests.images import jpeg, make_tree, tree_bytes
 from tests.prep.building import build_in_process, convert_in_process

@@ -18,13 +18,12 @@ from PIL import Image
 from decodeonce.errors import BuildError, DecodeonceError, Stopped, StoreError
 from decodeonce.prep.export.export import ExportSettings, export_store
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.folder import FolderSource
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.sources import FolderSource, open_webdataset
 from decodeonce.store import Store, disk, open_store, part_rows, stage_store
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
 from tests.images import make_image, tree_bytes
 from tests.prep.building import build_in_process
-from tests.store.signing import flip, replace_file, resign
+from tests.store.signing import flip, flip_row, replace_file, resign
 from tests.stores import make_store, random_images
 
 FOLDER = ExportSettings("folder")
@@ -177,7 +176,7 @@ def test_class_name_that_cannot_be_a_folder_is_refused(tmp_path: Path, name: str
 @pytest.mark.parametrize("workers", [1, 2])
 def test_damaged_row_is_not_exported(store: Path, tmp_path: Path, workers: int) -> None:
     shutil.copytree(store, tmp_path / "damaged")
-    flip(tmp_path / "damaged/images-00001.npy", 4096 + 20 * 144)  # row 270
+    flip_row(tmp_path / "damaged", 270)
     for settings in (FOLDER, TARS) if workers == 1 else (TARS,):
         with pytest.raises(StoreError, match=r"damaged: row 270 does not match its checksum; run `prep verify"):
             export_store(open_store(tmp_path / "damaged"), tmp_path / settings.form, settings, workers=workers)

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -94,12 +95,51 @@ def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
     assert [entry.problem for entry in numbered.entries()] == ["", "label -1, expected 0 or more"]
 
 
+def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
+    composed, decomposed = "cat/gr\u00f6\u00dfe.jpg", "dog/gro\u0308\u00dfe.jpg"
+    for name in (composed, decomposed):
+        write_list(root / name, "image")
+    for path, cause in (
+        ("cat/1.jpg ", "; the path ends with a blank"),
+        (" cat/1.jpg", "; the path begins with a blank"),
+        ('"cat/1.jpg"', "; the path is in quotation marks, which only a CSV file may have"),
+        ("cat\\1.jpg", "; the path has backslashes, expected slashes"),
+        (unicodedata.normalize("NFD", composed), "; a file of this name in another Unicode form (NFC) exists"),
+        (unicodedata.normalize("NFC", decomposed), "; a file of this name in another Unicode form (NFD) exists"),
+        ("cat/1", "; a file of this name with the suffix .jpg exists; pass --suffix .jpg"),
+        ("cat/gone", ""),
+    ):
+        (entry,) = listed(root, f"{path}\tpug\n").entries()
+        assert entry.problem == f"No such file or directory{cause}"
+
+
+def test_paths_may_begin_with_a_slash_if_the_root_is_given(root: Path) -> None:
+    file = write_list(root / "list.txt", "/cat/1.jpg 0\n//dog/2.jpg 1\n")
+    with pytest.raises(
+        BuildError, match=r"line 1: '/cat/1\.jpg' is not below .*; pass a folder that holds all paths as"
+    ):
+        list(open_list(file).entries())
+    entries = list(open_list(file, root=root).entries())
+    assert [(entry.name, entry.label, entry.problem) for entry in entries] == [(NAMES[0], 0, ""), (NAMES[1], 1, "")]
+    (root / "inner/cat").mkdir(parents=True)
+    path = f"{root}/cat/1.jpg"
+    write_list(root / f"inner/{path}", "another image")
+    message = (
+        "line 1: .* exists and is not below .*inner; pass --root / to read it; to read another file below DIR, rem"
+    )
+    with pytest.raises(BuildError, match=message):
+        list(open_list(write_list(root / "list.txt", path), root=root / "inner").entries())
+    with pytest.raises(BuildError, match="line 1: '/' "):
+        list(open_list(write_list(root / "list.txt", "/"), root=root).entries())
+
+
 def test_invalid_list_is_an_error_that_names_the_line(root: Path) -> None:
     for text, message in (
         ("/elsewhere/cat/1.jpg\n", "line 1: '/elsewhere/cat/1.jpg' is not below {root}; pass .* as --root, for"),
         ("\ncat/../../1.jpg\n", "line 2: 'cat/../../1.jpg' is not below {root}"),
         ("{root}\n", "line 1: '{root}' is not below {root}"),
         ("1.jpg\n", "line 1: '1.jpg' has neither a label nor a folder"),
+        ("cat\\1.jpg\n", ".* has neither a label nor a folder .*; the path has backslashes, expected slashes"),
         ("cat/1.jpg\ta\ndog/2.jpg\n", r"line 2: \['dog/2.jpg'\], expected TSV, with labels"),
         ("cat/1.jpg\ta\n\tb\n", r"line 2: \['', 'b'\], expected TSV, with labels"),
         ("c\0a\0t\0/\0001\0", "binary or UTF-16; expected UTF-8 text; convert it: iconv"),

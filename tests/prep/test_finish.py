@@ -9,13 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decodeonce.prep.building.finish import finish
+from decodeonce.build import Recipe, finish
 from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums, journal_line, summed_lines
 from decodeonce.prep.building.plan import Plan, plan_facts, scan, write_plan
-from decodeonce.prep.entry import Entry
-from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.imagenet import open_imagenet
+from decodeonce.sources import Entry, Source, open_imagenet
 from decodeonce.store import ImageClass, StorePaths, disk, open_store, verify_store
 from decodeonce.store.hashing import row_checksum
 from tests.images import make_tree

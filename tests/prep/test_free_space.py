@@ -19,7 +19,7 @@ from decodeonce.prep.building.free_space import (
     find_storage,
     stripe_advice,
 )
-from tests.command import prep
+from tests.command import prep, write_program
 from tests.disks import reporting_disk
 from tests.images import make_tree
 
@@ -45,13 +45,11 @@ Tool = Callable[..., None]
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     """Install fake programs on the path; each prints the text of the first shell pattern that its arguments match."""
     folder = tmp_path / "bin"
-    folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
     def install(name: str, **answers: str) -> None:
         cases = "".join(f"  *'{pattern}'*) cat <<'EOF'\n{text}EOF\n  ;;\n" for pattern, text in answers.items())
-        (folder / name).write_text(f'#!/bin/sh\ncase "$*" in\n{cases}esac\nexit 1\n')
-        (folder / name).chmod(0o755)
+        write_program(folder, name, f'case "$*" in\n{cases}esac\nexit 1')
 
     return install
 
@@ -141,6 +139,5 @@ def test_striping_is_advised_for_folder_without_stripes(tool: Tool, tmp_path: Pa
 
 def test_hanging_tool_times_out(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_space, "QUOTA_SECONDS", 0.05)
-    (tmp_path / "bin" / "quota").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
-    (tmp_path / "bin" / "quota").chmod(0o755)
+    write_program(tmp_path / "bin", "quota", "exec tail -f /dev/null")
     assert find_storage(tmp_path).quotas == ()

@@ -18,7 +18,7 @@ from decodeonce.prep.jobs.pbs import PBS as PBSCommands
 from decodeonce.prep.jobs.pbs import current_umask
 from decodeonce.prep.jobs.site import Site, parse_site, read_site, site_names
 from decodeonce.prep.jobs.slurm import Slurm
-from tests.command import assert_fails, prep
+from tests.command import assert_fails, prep, write_program
 from tests.images import make_tree, tree_bytes
 from tests.packages import NOT_DEV
 
@@ -153,13 +153,11 @@ def test_names_that_a_scheduler_treats_specially_are_refused_for_it(tmp_path: Pa
 def test_failed_submission_cancels_the_chain(tmp_path: Path) -> None:
     submit = write_scripts(tmp_path / "OUT", SLURM, Chain(tasks=2, cpus=1), COMMANDS, tmp_path)
     log, folder = tmp_path / "log", tmp_path / "bin"
-    folder.mkdir()
     log_ = shlex.quote(str(log))
 
     def submit_with(**programs: str) -> subprocess.CompletedProcess[str]:
         for name, body in programs.items():
-            (folder / name).write_text(f"#!/bin/sh\n{body}\n")
-            (folder / name).chmod(0o755)
+            write_program(folder, name, body)
         log.write_text("")
         environ = {"PATH": f"{folder}:/bin:/usr/bin"}
         return subprocess.run(["bash", submit], env=environ, capture_output=True, text=True)
@@ -332,13 +330,6 @@ def test_profile_is_read_from_a_file(tmp_path: Path) -> None:
         read_site(str(tmp_path / "nowhere.toml"))
     with pytest.raises(BuildError, match=r"unknown site 'nersc'; expected .*generic-slurm"):
         read_site("nersc")
-
-
-def test_invalid_chain_is_refused() -> None:
-    with pytest.raises(ValueError, match="queue is 'a b', expected a name without spaces"):
-        Chain(tasks=1, cpus=1, queue="a b")
-    with pytest.raises(ValueError, match="time is 59 s, expected at least 60 s"):
-        Chain(tasks=1, cpus=1, seconds=59)
 
 
 # ---- The jobs of examples/kubernetes.yaml: their schema, and their commands, which run here as in pods

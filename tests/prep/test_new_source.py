@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from decodeonce.build import Recipe, repair_store
 from decodeonce.errors import BuildError
-from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.repair.repair import repair_store
 from decodeonce.prep.repair.rows import reopen_source
 from decodeonce.prep.sources import SOURCES, Registered, find_opener
 from decodeonce.store import open_store, verify_store
@@ -18,6 +17,7 @@ from tests.docs.pages import ROOT, blocks
 from tests.forms.all_forms import PICS
 from tests.images import reference_row, tree_bytes
 from tests.prep.building import build_in_process
+from tests.store.signing import damage_rows
 
 RECIPE = Recipe(height=32, width=32, shuffle_seed=0)
 CLASSES = ["airplane", "bird", "cat"]
@@ -43,9 +43,7 @@ def _new_sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def check_repair(store: Path, src: Path) -> None:
     """Damage some rows and repair them from SRC."""
     before = tree_bytes(store)
-    images = np.load(store / "images-00000.npy", mmap_mode="r+")
-    images[[0, 4, len(images) - 1]] ^= 1
-    images.flush()
+    damage_rows(store, 0, 4, len(open_store(store)) - 1)
     assert not verify_store(store).ok
     repair = repair_store(store, src)
     assert (repair.ok, repair.repaired_rows) == (True, 3)

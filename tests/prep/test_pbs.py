@@ -16,7 +16,7 @@ from decodeonce.prep.jobs.chain import write_scripts
 from decodeonce.prep.jobs.site import read_site
 from tests import pbs
 from tests.cluster.until import until
-from tests.command import prep
+from tests.command import prep, write_program
 from tests.images import make_tree, tree_bytes
 
 PREP = [sys.executable, "-m", "decodeonce.cli"]
@@ -146,8 +146,7 @@ def test_server_that_does_not_answer_is_not_a_sign_that_the_jobs_ended(tmp_path:
     (tmp_path / "OUT.jobs").mkdir()
     (tmp_path / "OUT.jobs/submitted").write_text("plan\t1.pbs\tpbs\t\n")
     for name in ("qstat", "qdel"):
-        (tmp_path / name).write_text('#!/bin/sh\necho "cannot connect to server" >&2\nexit 111\n')
-        (tmp_path / name).chmod(0o755)
+        write_program(tmp_path, name, 'echo "cannot connect to server" >&2\nexit 111')
     run = partial(prep, cwd=tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert "plan 1.pbs: unknown\n" in run("status", "OUT").stdout
     done = run("cancel", "OUT")

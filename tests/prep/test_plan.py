@@ -13,28 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decodeonce.build import Recipe, WorkSettings, make_plan, work
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.building import free_space
-from decodeonce.prep.building.build import make_plan
-from decodeonce.prep.building.plan import (
-    PLAN_VERSION,
-    Plan,
-    plan_facts,
-    scan,
-    shuffled,
-    write_facts,
-    write_plan,
-)
-from decodeonce.prep.building.pool import WorkSettings, work
-from decodeonce.prep.entry import Entry
+from decodeonce.prep.building.plan import PLAN_VERSION, Plan, plan_facts, scan, shuffled, write_facts, write_plan
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import files
-from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.files import file_entry
-from decodeonce.prep.sources.folder import FolderSource
-from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.prep.sources.safe_open import Links
+from decodeonce.sources import Entry, FolderSource, Links, Source, file_entry, open_imagenet
 from decodeonce.store import ImageClass, StorePaths
 from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
@@ -164,15 +149,6 @@ def test_build_with_done_blocks_but_no_plan_stays_unchanged(plan: Plan, tree: Pa
     with pytest.raises(BuildError, match=r"plan.json: missing, although blocks of this build are done; remove .*out"):
         make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     assert tree_bytes(tmp_path / "out") == before
-
-
-def test_labels_follow_class_list_and_descriptions_follow_mapping(tree: Path, tmp_path: Path) -> None:
-    (tree / "LOC_synset_mapping.txt").write_text("n00000000 tench, Tinca tinca\nn00000002 goldfish\n")
-    source = open_imagenet(tree)
-    assert source.classes()[:2] == (ImageClass("n00000000", "tench, Tinca tinca"), ImageClass("n00000001", ""))
-    reversed_ = open_imagenet(tree, classes=["n00000002", "n00000009", "n00000001", "n00000000"])
-    labels = {os.fsdecode(entry.name).split("/")[1]: entry.label for entry in reversed_.entries()}
-    assert labels == {"n00000002": 0, "n00000001": 2, "n00000000": 3}
 
 
 def test_different_source_is_an_error(tmp_path: Path) -> None:

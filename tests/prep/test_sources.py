@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from decodeonce.build import Recipe, make_plan
 from decodeonce.errors import BuildError
-from decodeonce.prep.building.build import make_plan
 from decodeonce.prep.building.plan import read_plan, scan
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import SOURCES, open_source
 from decodeonce.prep.sources.base import WITH_BOXES, Source
 from decodeonce.store import open_store

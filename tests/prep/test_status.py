@@ -12,13 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decodeonce.build import Recipe, WorkSettings, finish, make_plan, work
 from decodeonce.errors import BuildError
-from decodeonce.prep.building.build import make_plan
-from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.journal import FACTS, Author, BlockRecord, Journal, Journals, journal_line
-from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.building.status import read_status
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import StorePaths
 from tests.images import jpeg, make_tree

@@ -8,13 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from decodeonce.errors import BuildError
+from decodeonce.prep.sources import find_opener
 from decodeonce.prep.sources.file_list import open_list
+from decodeonce.prep.sources.parquet import open_parquet
 from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.store import open_store
+from decodeonce.store.manifest import DATA_OFFSET
 from tests.command import assert_fails, prep
+from tests.forms.parquet import images, write_table
+from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
+from tests.store.signing import flip
 
 FLAGS = ("--size", 8, "--workers", 1, "--shuffle-seed", "none")
 
@@ -62,6 +69,48 @@ def test_numbers_to_predict_are_a_column(root: Path) -> None:
     np.testing.assert_array_equal(store.columns["target"][:], np.array([0.5, 2.25, -1], np.float32))
 
 
+def test_column_alone_is_enough_if_nothing_else_is_a_label(root: Path) -> None:
+    for table, labels, said in (
+        ("path,target\n0000.jpg,3\n0001.jpg,2.5\n", [0, 0], "the labels are numbers to predict, which the column"),
+        ('path,target\n0000.jpg,"[1, 0]"\n0001.jpg,"[1, 1]"\n', [0, 0], "the labels are numbers to predict, which"),
+        ("path,age\n0000.jpg,3\n0001.jpg,2.5\n", [0, 0], "CSV, without labels"),
+        ("path,target,category\n0000.jpg,3,1\n0001.jpg,2.5,0\n", [1, 0], "CSV, with labels"),
+        ("path,age\nphotos/0000.jpg,3\nphotos/0001.jpg,2.5\n", [0, 0], "CSV, classes from folder names"),
+    ):
+        name = table.partition("\n")[0].split(",")[1]
+        (root / "table.csv").write_text(table)
+        top = root if "photos" in table else root / "photos"
+        out = root / str(len(list(root.iterdir())))
+        done = prep("build", "list", root / "table.csv", out, "--root", top, "--column", name, *FLAGS)
+        assert (done.returncode, said in done.stdout + done.stderr) == (0, True), done
+        store = open_store(out)
+        kept = [[1, 0], [1, 1]] if "[" in table else [3, 2.5]
+        assert (store.labels.tolist(), store.columns[name].tolist()) == (labels, kept)
+    failed = build_list(root, "path,breed,age\n0000.jpg,pug,3\n", "--column", "age")
+    assert_fails(failed, 1, "pass --image-column NAME and --label-column NAME, or --no-labels")
+
+
+def test_column_of_a_table_or_a_tar_is_enough(tmp_path: Path) -> None:
+    photos = images([(jpeg(30, 20, seed=seed), None) for seed in range(2)])
+    file = write_table(tmp_path / "a.parquet", {"image": photos, "target": [0.5, 2.0]})
+    source = open_parquet(file, column=["target"])
+    assert [(entry.label, entry.values) for entry in source.entries()] == [(0, (0.5,)), (0, (2.0,))]
+    assert source.found.endswith("images from image.bytes, without labels")
+    named = write_table(tmp_path / "b.parquet", {"image": photos, "target": [0.5, 2.0], "breed": ["pug", "beagle"]})
+    with pytest.raises(BuildError, match="no column looks like labels; choose one with --label-column, or pass --no-l"):
+        open_parquet(named, column=["target"])
+    with pytest.raises(BuildError, match="no column looks like labels"):
+        open_parquet(file, column=["target"], classes=["a"])
+    both = write_table(tmp_path / "c.parquet", {"image": photos, "target": [5, 2], "label": [1, 0]})
+    assert [entry.label for entry in open_parquet(both, column=["target"]).entries()] == [1, 0]
+    tar = write_tar(tmp_path / "a.tar", sample("0", jpeg(30, 20), json={"label": 0.5}))
+    labelled = open_webdataset(tar, column=["label"])
+    before = labelled.fingerprint()
+    assert [(entry.label, entry.values) for entry in labelled.entries()] == [(0, (0.5,))]
+    assert labelled.fingerprint() == before
+    assert [cls.name for cls in labelled.classes()] == ["unlabeled"]
+
+
 def test_list_of_paths_alone_needs_no_labels(root: Path) -> None:
     paths = "0000.jpg\n0001.jpg\n"
     assert "pass --no-labels" in build_list(root, paths).stderr
@@ -70,8 +119,47 @@ def test_list_of_paths_alone_needs_no_labels(root: Path) -> None:
 
 
 def test_classes_and_no_labels_are_a_contradiction(root: Path) -> None:
-    with pytest.raises(BuildError, match="--no-labels: images without labels have no classes; omit --classes"):
-        open_list(root / "table.csv", classes=["a"], no_labels=True)
+    write_unlabeled(root)
+    for kind, src in SOURCES.items():
+        with pytest.raises(BuildError, match="--no-labels ignores labels; omit --classes"):
+            find_opener(kind)(src.format(root), classes=["a"], no_labels=True)
+
+
+SOURCES = {
+    "folder": "{}/photos",
+    "list": "{}/table.csv",
+    "webdataset": "{}/a.tar",
+    "parquet": "{}/a.parquet",
+    "dataset": "{}/unlabeled:Images",
+}
+
+
+def write_unlabeled(root: Path) -> list[bytes]:
+    """Write four images without labels for each kind of source in `SOURCES`, and return them."""
+    files = sorted((root / "photos").iterdir())
+    found = [file.read_bytes() for file in files]
+    (root / "table.csv").write_text("path\n" + "".join(f"photos/{file.name}\n" for file in files))
+    write_tar(root / "a.tar", [(file.name, data) for file, data in zip(files, found, strict=True)])
+    write_table(root / "a.parquet", {"image": images([(data, None) for data in found])})
+    module = "from pathlib import Path\nclass Images(list):\n    def __init__(self):\n        super().__init__("
+    (root / "unlabeled.py").write_text(f"{module}{found!r})\n")
+    return found
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_kind_reads_images_without_labels(root: Path, kind: str) -> None:
+    wanted = write_unlabeled(root)
+    src, out = SOURCES[kind].format(root), root / "out"
+    failed = prep("build", kind, src, out, *FLAGS)
+    if kind != "list":  # whose folders are classes
+        assert (failed.returncode, "pass --no-labels" in failed.stderr) == (1, True)
+    done = prep("build", kind, src, root / "unlabeled", "--no-labels", *FLAGS)
+    assert (done.returncode, "without labels" in done.stdout, "4 rows in 1 class" in done.stdout) == (0, True, True)
+    store = open_store(root / "unlabeled")
+    assert (store.labels.tolist(), [cls.name for cls in store.classes]) == ([0] * 4, ["unlabeled"])
+    assert [sample.digest for sample in store.samples] == [xxhash.xxh3_64_hexdigest(data) for data in wanted]
+    flip(root / "unlabeled/images-00000.npy", DATA_OFFSET + 100)
+    assert "repaired 1 row" in prep("repair", root / "unlabeled", "--from", src).stdout
 
 
 def test_webdataset_without_labels(tmp_path: Path) -> None:

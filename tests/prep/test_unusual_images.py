@@ -22,6 +22,8 @@ from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.entry import Entry, Row, Undecodable
 from decodeonce.prep.pixels import failure_reasons
 from decodeonce.prep.pixels.decode import Decoder
+from decodeonce.prep.pixels.failure_reasons import reads_avif
+from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
@@ -311,7 +313,7 @@ def test_image_becomes_a_row(id_: str) -> None:
 REJECTED: dict[str, Callable[[], bytes]] = {
     "empty": lambda: b"",
     "not-an-image": lambda: b"<!DOCTYPE html><html><body>404</body></html>",
-    "unread-format": lambda: b"\0\0\0\x20ftypavif\0\0\0\0avifmif1" + bytes(100),
+    "unread-format": lambda: b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(100),
     "jpeg-header-only": lambda: PLAIN[:100],
     "lfs-pointer": lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
     "jpeg-without-image": lambda: b"\xff\xd8\xff\xd9",
@@ -482,6 +484,38 @@ def test_pillow_without_webp_names_the_package_to_install(monkeypatch: pytest.Mo
     assert "libwebp-dev" in failure_reasons.NO_WEBP
 
 
+def avif(image: Image.Image, **options: Any) -> bytes:
+    """Return an AVIF, or only its first box if this Pillow has no AVIF."""
+    return encoded(image, "AVIF", **options) if reads_avif() else b"\0\0\0\x20ftypavif\0\0\0\0avifmif1" + bytes(100)
+
+
+def test_avif_is_read_if_pillow_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = make_image(50, 60)
+    whole, frames = avif(image), {"save_all": True, "append_images": [make_image(50, 60, seed=1)]}
+    if reads_avif():
+        for data, id_ in (
+            (whole, "avif"),
+            (avif(image, **frames), "avif"),
+            (avif(faded()), "avif-alpha"),
+            (avif(image, exif=exif(6)), "exif-rotation"),
+        ):
+            row = decode(data, "x.avif")
+            action, text = documented(id_)
+            assert (bool(row.unusual), bool(text.fullmatch(row.unusual))) == (action == "kept", True)
+            first = encoded(Image.open(io.BytesIO(data)).convert("RGB"), "PNG")
+            np.testing.assert_array_equal(pixels(row), reference_row(first, 32, 32))
+        upright = encoded(ImageOps.exif_transpose(Image.open(io.BytesIO(data))), "PNG")
+        np.testing.assert_array_equal(pixels(decode(data, "x.avif", exif="apply")), reference_row(upright, 32, 32))
+        for share in range(1, 100):
+            with pytest.raises(Undecodable, match=r"^(truncated|broken AVIF|not an image: begins)"):
+                decode(whole[: len(whole) * share // 100])
+        assert_rejected(whole[:100] + bytes(100), "avif-cut", name="x.avif")
+        assert any("libavif" in library for library in decoder_versions("npy"))
+    monkeypatch.setattr("PIL.features.check", lambda name: False)
+    assert_rejected(whole, "avif-not-built", name="x.avif")
+    assert "Pillow 11.3 and later do" in failure_reasons.NO_AVIF
+
+
 def test_pillow_without_libtiff_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     need_format("TIFF")
     data = encoded(make_image(50, 60), "TIFF", compression="tiff_lzw")
@@ -525,6 +559,7 @@ OTHERS = {
     "exif-rotation": test_exif_rotation_is_applied_only_on_request,
     "tiff-orientation": test_tiff_orientation_is_applied_once,
     "webp-not-built": test_pillow_without_webp_names_the_package_to_install,
+    **dict.fromkeys(("avif", "avif-alpha", "avif-cut", "avif-not-built"), test_avif_is_read_if_pillow_reads_it),
     "tiff-not-built": test_pillow_without_libtiff_names_the_package_to_install,
     **dict.fromkeys(NAMES, test_unusual_names_survive_a_build),
 }

@@ -8,16 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from decodeonce import host
-from decodeonce.errors import BuildError, Stopped
+from decodeonce import BuildError, Stopped, host
+from decodeonce.build import BoxRules, Recipe, WorkSettings, build, find_map, make_plan, work
 from decodeonce.host import limited_memory
-from decodeonce.prep.building.build import build, make_plan
-from decodeonce.prep.building.pool import WorkSettings, work
-from decodeonce.prep.entry import Entry, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.pixels.user_map import find_map
-from decodeonce.prep.recipe import BoxRules, Recipe
-from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.sources import Entry, FolderSource, Undecodable
 from decodeonce.store import open_store
 from decodeonce.store.table import Reject, read_rejects
 from tests.images import encoded, jpeg, make_image, reference_row

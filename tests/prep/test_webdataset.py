@@ -3,6 +3,7 @@
 import gzip
 import os
 import random
+import tarfile
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,14 @@ def test_sample_is_a_row_or_has_a_reason(tmp_path: Path) -> None:
         ([("k.jpg", IMAGE), ("k.json", b'{"label": "\\ud800"}')], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.json", b'{"label": "k"' + b" " * (1 << 16) + b"}")], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.txt", b"x" * (1 << 17))], b"k.jpg", "no label"),
-        ([("k.cls", b"1"), ("k.mask.png", IMAGE)], b"k.cls", f"{NO_IMAGE}cls, mask.png; {FIRST_DOT}"),
+        ([("k.cls", b"1"), ("k.exr", IMAGE)], b"k.cls", f"{NO_IMAGE}cls, exr; {FIRST_DOT}"),
+        (
+            [("k.cls", b"1"), ("k.mask.png", IMAGE)],
+            b"k.mask.png",
+            f"{NO_IMAGE}cls, mask.png; {FIRST_DOT}; to read mask.png, pass --image-suffix mask.png",
+        ),
+        ([("k.jpg", IMAGE), ("k.my.cls", b"1")], b"k.jpg", "no label; to read my.cls, pass --label-suffix my.cls"),
         ([("k.cls", b"1"), ("k.webp", IMAGE), ("k.tiff", IMAGE)], b"k.webp", ""),
-        ([("k.0.jpg", IMAGE), ("k.1.jpg", IMAGE)], b"k.0.jpg", f"{NO_IMAGE}0.jpg, 1.jpg; {FIRST_DOT}"),
         ([("k.jpg", IMAGE), ("k.jpg", IMAGE), ("k.cls", b"1")], b"k.jpg", "two images in the sample"),
         ([("k.jpg", IMAGE), ("k.cls", b"1"), ("k.cls", b"2")], b"k.jpg", "two labels in the sample"),
         ([("k.jpg", b""), ("k.cls", b"1")], b"k.jpg", "empty file"),
@@ -66,6 +72,56 @@ def test_sample_is_a_row_or_has_a_reason(tmp_path: Path) -> None:
     ):
         (entry,) = open_webdataset(shard(tmp_path, files)).entries()
         assert (entry.name, entry.problem) == (b"a-0.tar/" + name, problem)
+
+
+def test_suffixes_can_be_named(tmp_path: Path) -> None:
+    others = [jpeg(30, 20, seed=seed) for seed in range(2)]
+    files = [
+        ("0.input.jpg", IMAGE),
+        ("0.meta.json", b'{"label": "cat", "age": 7}'),
+        ("0.png", others[0]),
+        ("0.cls", b"3"),
+        ("0.mask.png", others[1]),
+    ]
+    path = shard(tmp_path, files)
+    cases: list[tuple[dict[str, Any], bytes, str]] = [
+        ({}, b"0.png", "3"),
+        ({"image_suffix": "input.jpg"}, b"0.input.jpg", "3"),
+        ({"image_suffix": ".INPUT.jpg", "label_suffix": "meta.json", "column": ["age"]}, b"0.input.jpg", "cat"),
+        ({"label_suffix": "meta.json", "paired": {"mask": "png"}, "image_suffix": "mask.png"}, b"0.mask.png", "cat"),
+    ]
+    for flags, name, label in cases:
+        source = open_webdataset(path, **flags)
+        (entry,) = source.entries()
+        assert (entry.name, source.classes()[entry.label].name) == (b"a-0.tar/" + name, label)
+        restored = open_source(source.kind, source.root, source.facts())
+        assert restored.read_all(entry)[0] == dict(files)[name.decode()]
+        assert [found.place for found in open_webdataset(path, **source.options()).find([entry.name])] == [entry.place]
+        assert entry.values == ((7,) if "column" in flags else ())
+    problems = {entry.problem for entry in open_webdataset(path, image_suffix="jpg").entries()}
+    unlabeled = open_webdataset(path, label_suffix="meta.json", no_labels=True, column=["age"])
+    assert [(entry.label, entry.values) for entry in unlabeled.entries()] == [(0, (7,))]
+    dots = "if the names of samples contain dots, pass --last-dot"
+    assert problems == {f"{NO_IMAGE}input.jpg, meta.json, png; expected jpg; {dots}"}
+    same: list[dict[str, Any]] = [{"label_suffix": ".PNG"}, {"paired": {"mask": "png"}}]
+    for twice in same:
+        with pytest.raises(BuildError, match="the suffix png is given twice, expected another suffix for the image"):
+            open_webdataset(path, image_suffix="png", **twice)
+    with pytest.raises(BuildError, match="--no-labels ignores labels; omit --label-suffix"):
+        open_webdataset(path, label_suffix="cls", no_labels=True)
+
+
+def test_samples_with_dots_in_their_names_are_counted_and_can_be_read(tmp_path: Path) -> None:
+    files = [
+        (f"v1.5/scan.{number}.{suffix}", data) for number in "012" for suffix, data in (("cls", b"1"), ("jpg", IMAGE))
+    ]
+    path = shard(tmp_path, files)
+    advice = "to read 0.jpg, pass --image-suffix 0.jpg; if the names of samples contain dots, pass --last-dot"
+    problem = f"{NO_IMAGE}0.cls, 0.jpg, 1.cls; {FIRST_DOT}; {advice}"
+    names = [b"a-0.tar/v1.5/scan.%d.jpg" % number for number in range(3)]
+    assert [(entry.name, entry.problem) for entry in open_webdataset(path).entries()] == [(n, problem) for n in names]
+    entries = list(open_webdataset(path, last_dot=True).entries())
+    assert [(entry.name, entry.label, entry.problem) for entry in entries] == [(name, 1, "") for name in names]
 
 
 def test_key_ends_at_first_dot_of_base_name(tmp_path: Path) -> None:
@@ -165,6 +221,29 @@ def test_damaged_gzipped_shard_is_named(tmp_path: Path) -> None:
         damage(path)
         with pytest.raises(BuildError, match=rf"a\.tgz: {message}"):
             list(open_webdataset(str(path)).entries())
+
+
+def test_tar_without_end_is_read_and_a_cut_one_is_refused(tmp_path: Path) -> None:
+    parts = [sample("0", b"x" * 700, cls=1), sample("1", b"x" * 1024, cls=0), sample("l" * 150, b"x" * 512, cls=0)]
+    whole = Path(shard(tmp_path, *parts)).read_bytes()
+    with tarfile.open(tmp_path / "a-0.tar") as tar:
+        members = list(tar)
+        end = tar.offset
+    ends = {member.offset: number for number, member in enumerate(members)} | {end: len(members)}
+    assert len(ends) == 7
+    for at in sorted({*range(0, end + 1, 128), *(end - 1 for end in ends), *(end + 1 for end in ends)} - {-1, 0}):
+        for name, data in (("a-0.tar", whole[:at]), ("a-0.tgz", gzip.compress(whole[:at], 1))):
+            (tmp_path / name).write_bytes(data)
+            source = open_webdataset(str(tmp_path / name), no_labels=True)
+            if at in ends:
+                read = [(entry.name, entry.size) for entry in source.entries() if not entry.problem]
+                images = [member for member in members[: ends[at]] if member.name.endswith("jpg")]
+                assert read == [(f"{name}/{member.name}".encode(), member.size) for member in images]
+                message = f"1 shard without the empty blocks that end a tar (first {name}): all members are whole, but"
+                assert source.warnings(1)[-1].startswith(message)
+            else:
+                with pytest.raises(BuildError, match=rf"{name}: (truncated: ends at byte {at}|not a tar)"):
+                    list(source.entries())
 
 
 def test_stream_that_cannot_be_read_stops_task(tmp_path: Path) -> None:

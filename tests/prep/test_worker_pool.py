@@ -9,24 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from decodeonce.build import Recipe, finish, make_plan
 from decodeonce.errors import Stopped
 from decodeonce.prep.building import pool as pool_module
-from decodeonce.prep.building.build import make_plan
-from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.journal import Journal, Journals
-from decodeonce.prep.building.pool import (
-    BlockQueue,
-    UnitQueue,
-    Worker,
-    WorkerPool,
-    WorkSettings,
-    work,
-)
+from decodeonce.prep.building.pool import BlockQueue, UnitQueue, Worker, WorkerPool, WorkSettings, work
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.processes.child import Child, Parent, run_workers
-from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.sources import open_imagenet, open_webdataset
 from decodeonce.store.table import read_rejects
 from tests.forms.webdataset import sample, write_tar
 from tests.images import encoded, jpeg, make_image, make_tree

@@ -1,7 +1,5 @@
 """An S3 server on the loopback, and the credentials for it."""
 
-from __future__ import annotations
-
 import os
 import time
 from abc import abstractmethod

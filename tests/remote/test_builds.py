@@ -1,7 +1,5 @@
 """Builds from an object store with latency and failures."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from itertools import chain
@@ -12,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from decodeonce import remote
-from decodeonce.errors import BuildError
+from decodeonce import BuildError, remote
 from decodeonce.prep.building.worker import read_ahead
-from decodeonce.prep.entry import Entry
-from decodeonce.prep.sources.webdataset import open_webdataset
-from tests.command import assert_fails, prep
+from decodeonce.sources import Entry, open_webdataset
+from tests.command import assert_fails, prep, printed
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg, tree_bytes
 from tests.remote.conftest import Proxy, failing
@@ -36,11 +32,10 @@ def tar(tmp_path: Path, s3: Any) -> Path:
 
 
 def test_latency_and_failures_do_not_change_the_store(tmp_path: Path, tar: Path, proxy: Proxy) -> None:
-    assert prep("build", "webdataset", tar, tmp_path / "local", *FLAGS).returncode == 0
+    printed("build", "webdataset", tar, tmp_path / "local", *FLAGS)
     proxy.latency = LATENCY
     proxy.answers = failing(every=50)
-    done = prep("build", "webdataset", "s3://images/a.tar", tmp_path / "out", *FLAGS)
-    assert done.returncode == 0, done.stderr
+    printed("build", "webdataset", "s3://images/a.tar", tmp_path / "out", *FLAGS)
     assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "local")
 
 
@@ -80,9 +75,7 @@ def test_bucket_that_vanishes_is_named(s3: Any) -> None:
     first, *_, last = source.entries()
     source.read(first)
     s3.delete_object(Bucket="images", Key="a.tar")
-    with pytest.raises(
-        BuildError, match=r"^s3://images/a\.tar: no such object or bucket; look for it with `aws s3 ls "
-    ):
+    with pytest.raises(BuildError, match=r"^s3://images/a\.tar: no such object or bucket; look for it with `aws s3 ls"):
         source.read(last)
 
 
@@ -96,9 +89,9 @@ def test_wrong_endpoint_stops_with_one_line(tmp_path: Path, proxy: Proxy, monkey
 @pytest.mark.long
 def test_build_killed_ten_times_has_the_same_bytes(tmp_path: Path, tar: Path, proxy: Proxy) -> None:
     flags = (*map(str, FLAGS), "--shard-size", "20KB")  # many small blocks
-    assert prep("build", "webdataset", tar, tmp_path / "local", *flags).returncode == 0
+    printed("build", "webdataset", tar, tmp_path / "local", *flags)
     source, out = "s3://images/a.tar", tmp_path / "out"
-    assert prep("plan", "webdataset", source, out, "--size", 16, "--shard-size", "20KB").returncode == 0
+    printed("plan", "webdataset", source, out, "--size", 16, "--shard-size", "20KB")
     proxy.latency = LATENCY
     proxy.answers = failing(every=50)
     for _ in range(10):
@@ -110,6 +103,5 @@ def test_build_killed_ten_times_has_the_same_bytes(tmp_path: Path, tar: Path, pr
                 proxy.arrived.wait(1)
                 proxy.arrived.clear()
             run.kill()
-    done = prep("build", "webdataset", source, out, *flags)
-    assert done.returncode == 0, done.stderr
+    printed("build", "webdataset", source, out, *flags)
     assert tree_bytes(out) == tree_bytes(tmp_path / "local")

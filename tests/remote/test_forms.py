@@ -1,8 +1,7 @@
 """Every form of a source in an object store: trees, lists, archives and tables."""
 
-from __future__ import annotations
-
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from http.server import ThreadingHTTPServer
@@ -13,11 +12,8 @@ import pytest
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources import open_source
-from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.file_list import open_list
-from decodeonce.prep.sources.folder import open_folder
-from decodeonce.prep.sources.imagenet import open_imagenet
-from tests.command import assert_fails, prep
+from decodeonce.sources import Source, open_folder, open_imagenet, open_list
+from tests.command import assert_fails, prep, printed
 from tests.forms import folder, imagenet, listed, parquet, webdataset
 from tests.forms.all_forms import PICS, PLAIN_FORMS
 from tests.forms.folder import write_folder
@@ -92,8 +88,7 @@ def test_list_of_urls_has_a_store_like_the_local_list(tmp_path: Path, s3: Any) -
     (tmp_path / "local.txt").write_text("".join(names))
     (tmp_path / "urls.txt").write_text("".join(f"s3://{name}" for name in names))
     for name in ("local", "urls"):
-        done = prep("build", "list", tmp_path / f"{name}.txt", tmp_path / name, *FLAGS, "--max-bad", 2)
-        assert done.returncode == 0, done.stderr
+        printed("build", "list", tmp_path / f"{name}.txt", tmp_path / name, *FLAGS, "--max-bad", 2)
     assert tree_bytes(tmp_path / "urls") == tree_bytes(tmp_path / "local")
     assert tree_bytes(tmp_path / "urls")["rejects.tsv"].count(b"\n") == 3
 
@@ -160,7 +155,14 @@ def test_image_of_a_tree_that_changes_is_noticed(tmp_path: Path, s3: Any) -> Non
         ("webdataset", "s3://", "s3://: names no host or bucket; expected a URL such as s3://NAME/..."),
         ("webdataset", "http://host:99999/a.tar", "/host:99999/a.tar: ValueError: Port out of range 0-65535; test"),
         ("webdataset", "az://a/b.tar", "reading az:// requires another package: Install adlfs to access Azure"),
-        ("webdataset", "zz://a/b.tar", "zz://: unsupported scheme; expected s3, gs, hf or https"),
+        (
+            "webdataset",
+            "zz://a/b.tar",
+            "zz://: unsupported scheme; expected s3, gs, az, hf, http or https, or the path",
+        ),
+        ("folder", "dir://a", "dir://: unsupported scheme; expected s3, gs"),
+        ("folder", "ftp://localhost/a", "ftp://: unsupported scheme; expected s3, gs"),
+        ("parquet", "local:///a", "local://: unsupported scheme; expected s3, gs"),
         ("webdataset", "gs://a/b.tar", "reading gs:// requires gcsfs; run: pip install gcsfs"),
         ("webdataset", "{endpoint}/images/private.tar", "/private.tar: access denied (403); test your credentials"),
     ],
@@ -172,6 +174,34 @@ def test_url_that_cannot_be_read_is_one_line(
     done = prep("build", kind, src.format(endpoint=endpoint), tmp_path / "out", "--log", tmp_path / "log")
     assert_fails(done, 1, message)
     assert "hush" not in done.stdout + done.stderr + (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("scheme", ["file", "local", "dir", "ftp", "FILE"])
+def test_list_reads_no_local_file_through_a_url(tmp_path: Path, s3: Any, endpoint: str, scheme: str) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat/1.jpg").write_bytes(PICS[0].data)
+    lines = f"{scheme}://{tmp_path}/cat/1.jpg\n"
+    (tmp_path / "list.txt").write_text(lines)
+    s3.put_object(Bucket="images", Key="list.txt", Body=lines.encode(), ACL="public-read")
+    for src in (tmp_path / "list.txt", f"{endpoint}/images/list.txt", "s3://images/list.txt"):
+        done = prep("build", "list", src, tmp_path / "out")
+        assert done.returncode == 1
+        assert f"list.txt: line 1: '{lines.strip()}': {scheme}://: unsupported scheme; expected s3, gs" in done.stderr
+
+
+def test_list_of_local_paths_and_urls_is_refused(tmp_path: Path) -> None:
+    for lines, found, root in (
+        ("cat/1.jpg\ns3://images/cat/2.jpg\n", "'s3://images/cat/2.jpg' is a URL of s3://", tmp_path),
+        ("s3://images/cat/2.jpg\ncat/1.jpg\n", "'cat/1.jpg' is a local path", "s3://"),
+        ("s3://images/cat/2.jpg\n/cat/1.jpg\n", "'/cat/1.jpg' is a local path", "s3://"),
+        ("s3://images/cat/2.jpg\nhttps://host/cat/1.jpg\n", "'https://host/cat/1.jpg' is a URL of https://", "s3://"),
+    ):
+        (tmp_path / "list.txt").write_text(lines)
+        message = (
+            f"list.txt: line 2: {found}, but the paths of this list start from {root}; list those in a file of the"
+        )
+        with pytest.raises(BuildError, match=re.escape(message)):
+            open_list(tmp_path / "list.txt").entries()
 
 
 def test_list_of_urls_with_queries_is_refused(tmp_path: Path) -> None:

@@ -1,10 +1,7 @@
 """The requests for ranges: their signatures, their repetitions, and servers that need fsspec."""
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -16,13 +13,10 @@ from typing import Any
 
 import pytest
 
-from decodeonce import remote
-from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.sources.file_list import open_list
-from decodeonce.prep.sources.parquet import open_parquet
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce import BuildError, Stopped, remote
 from decodeonce.remote import ObjectFacts, read_object, stat_object
-from tests.command import prep
+from decodeonce.sources import open_list, open_parquet, open_webdataset
+from tests.command import prep, run
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
 from tests.remote.conftest import Handler, Proxy, serving
@@ -64,10 +58,7 @@ def test_other_process_reads_without_s3fs(s3: Any, proxy: Proxy) -> None:
         f"data = read_object('s3://images/a.jpg', ObjectFacts(*{tuple(facts)}), 5, 10);"
         "print(data.hex(), sorted({'s3fs', 'fsspec', 'botocore'} & sys.modules.keys()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(remote.shared())], check=True, capture_output=True, text=True
-    )
-    assert done.stdout == f"{WHOLE[5:15].hex()} []\n"
+    assert run(sys.executable, "-c", code, json.dumps(remote.shared())) == f"{WHOLE[5:15].hex()} []\n"
 
 
 def test_expired_signature_is_renewed(s3: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

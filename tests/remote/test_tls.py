@@ -1,7 +1,5 @@
 """S3 over TLS, and signed https URLs."""
 
-from __future__ import annotations
-
 import ipaddress
 import ssl
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.command import assert_fails, prep, prep_process
+from tests.command import assert_fails, prep, prep_process, printed
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg, tree_bytes
 from tests.remote.conftest import SECRET, Proxy, running
@@ -56,9 +54,8 @@ def tar(tmp_path: Path, s3: Any) -> Path:
 
 
 def test_s3_is_read_over_tls(tmp_path: Path, tar: Path, secure: Proxy, certificate: Path) -> None:
-    assert prep("build", "webdataset", tar, tmp_path / "local", *FLAGS).returncode == 0
-    done = prep("build", "webdataset", "s3://images/a.tar", tmp_path / "out", *FLAGS, AWS_CA_BUNDLE=str(certificate))
-    assert done.returncode == 0, done.stderr
+    printed("build", "webdataset", tar, tmp_path / "local", *FLAGS)
+    printed("build", "webdataset", "s3://images/a.tar", tmp_path / "out", *FLAGS, AWS_CA_BUNDLE=str(certificate))
     assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "local")
     assert all("Signature=" in path for path, _ in secure.requests)  # none by s3fs, which takes more processor time
 
@@ -69,7 +66,7 @@ def test_signed_url_is_read_and_its_signature_is_nowhere(
     client = boto3.client("s3", endpoint_url=secure.url)
     url = client.generate_presigned_url("get_object", Params={"Bucket": "images", "Key": "a.tar"})
     query = url.partition("?")[2]
-    assert prep("build", "webdataset", tar, tmp_path / "local", *FLAGS).returncode == 0
+    printed("build", "webdataset", tar, tmp_path / "local", *FLAGS)
     arguments = ("build", "webdataset", url, tmp_path / "out", *FLAGS, "--log", tmp_path / "log")
     done = prep_process(*arguments, SSL_CERT_FILE=str(certificate))
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,5 @@
 """WebDataset shards in an object store and on a web server."""
 
-from __future__ import annotations
-
 import sys
 from itertools import chain
 from pathlib import Path
@@ -10,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from decodeonce import remote
-from decodeonce.errors import BuildError
+from decodeonce import BuildError, remote
 from decodeonce.prep.sources import holders, open_source
 from decodeonce.prep.sources.holders import FEW, MANY
 from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.remote import ObjectFacts
-from tests.command import assert_fails, prep
+from tests.command import assert_fails, prep, printed
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg, tree_bytes
 from tests.remote.conftest import SECRET, Proxy
@@ -45,24 +42,22 @@ def shards(tmp_path: Path, s3: Any) -> Path:
     ],
 )
 def test_store_from_url_equals_local_one(tmp_path: Path, shards: Path, endpoint: str, src: str) -> None:
-    assert prep("build", "webdataset", shards, tmp_path / "local", *FLAGS).returncode == 0
-    done = prep("build", "webdataset", src.format(endpoint=endpoint), tmp_path / "out", *FLAGS)
-    assert done.returncode == 0, done.stderr
+    printed("build", "webdataset", shards, tmp_path / "local", *FLAGS)
+    build = ("build", "webdataset", src.format(endpoint=endpoint), tmp_path / "out", *FLAGS)
+    printed(*build)
     assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "local")
-    again = prep("build", "webdataset", src.format(endpoint=endpoint), tmp_path / "out", *FLAGS)
-    assert (again.returncode, "already" in again.stdout) == (0, True), again.stdout
+    assert "already" in printed(*build)
     assert not [name for name, data in tree_bytes(tmp_path).items() if SECRET.encode() in data]
 
 
 def test_store_is_repaired_from_url(tmp_path: Path, shards: Path, s3: Any) -> None:
-    assert prep("build", "webdataset", shards, tmp_path / "out", *FLAGS).returncode == 0
+    printed("build", "webdataset", shards, tmp_path / "out", *FLAGS)
     whole, [shard] = tree_bytes(tmp_path / "out"), (tmp_path / "out").glob("images-*")
     s3.upload_file(str(tmp_path / "out/store.json"), "images", "copy/store.json")
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     copy = prep("repair", tmp_path / "out", "--from", "s3://images/copy")
     assert_fails(copy, 1, "s3://images/copy: a remote store; run `prep stage s3://images/copy COPY`, then pass --from")
-    done = prep("repair", tmp_path / "out", "--from", "s3://images/set")
-    assert "repaired 1 row; 12 rows intact" in done.stdout, done.stderr
+    assert "repaired 1 row; 12 rows intact" in printed("repair", tmp_path / "out", "--from", "s3://images/set")
     assert tree_bytes(tmp_path / "out") == whole
 
 

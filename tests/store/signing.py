@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.store.hashing import canonical, digest_of, hexdigest
+from decodeonce.store.manifest import read_manifest
 
 Facts = dict[str, Any]
 
@@ -29,10 +30,32 @@ def replace_file(store: Path, name: str, content: bytes) -> None:
     resign(store, lambda facts: facts["files"].update({name: entry}))
 
 
-def flip(path: Path, offset: int, bit: int = 4) -> None:
-    """Flip a bit of a file in place."""
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    """Overwrite bytes of a file in place."""
     with open(path, "r+b") as file:
         file.seek(offset)
-        (byte,) = file.read(1)
+        file.write(data)
+
+
+def damage_rows(store: Path, *rows: int) -> None:
+    """Overwrite some bytes of each of these rows, to the same bytes each time."""
+    manifest = read_manifest(store / "store.json")
+    for row in rows:
+        shard = manifest.shard_of(row)
+        overwrite(store / shard.file, shard.offset(row) + 7, b"damage")
+
+
+def flip_row(store: Path, row: int, at: int = 0) -> Path:
+    """Flip a bit of a row in place, in this byte of the row; return the file of its shard."""
+    manifest = read_manifest(store / "store.json")
+    shard = manifest.shard_of(row)
+    flip(store / shard.file, shard.offset(row) + at % manifest.row_bytes)
+    return store / shard.file
+
+
+def flip(path: Path, offset: int, bit: int = 4) -> None:
+    """Flip a bit of a file in place."""
+    with open(path, "rb") as file:
         file.seek(offset)
-        file.write(bytes([byte ^ 1 << bit]))
+        (byte,) = file.read(1)
+    overwrite(path, offset, bytes([byte ^ 1 << bit]))

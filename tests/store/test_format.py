@@ -82,16 +82,6 @@ def _without_hdf5_digests(encoded: bytes) -> dict[str, Any]:
 # --- NumPy and h5py alone
 
 
-def test_numpy_alone_reads_npy_shards(tmp_path: Path) -> None:
-    store = write_golden(tmp_path / "tiny.store", "npy")
-    for name, first, rows in (("images-00000.npy", 0, 3), ("images-00001.npy", 3, 2)):
-        mapped = np.load(store / name, mmap_mode="r")
-        assert isinstance(mapped, np.memmap)
-        assert (mapped.offset, mapped.dtype, mapped.shape) == (DATA_OFFSET, np.uint8, (rows, 2, 3, 3))
-        np.testing.assert_array_equal(mapped, IMAGES[first : first + rows])
-        assert (store / name).stat().st_size == DATA_OFFSET + mapped.nbytes
-
-
 def test_h5py_alone_reads_hdf5_shards(tmp_path: Path) -> None:
     store = write_golden(tmp_path / "tiny.store", "hdf5")
     for name, first, rows in (("images-00000.h5", 0, 3), ("images-00001.h5", 3, 2)):

@@ -11,16 +11,15 @@ import pytest
 from numpy.typing import NDArray
 
 from decodeonce import open_store
-from decodeonce.prep.convert.convert import Conversion, convert
+from decodeonce.build import Conversion, Selection, convert
 from decodeonce.store import stage_store, verify_store
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import ContainerName, StorePaths
 from decodeonce.store.manifest import DATA_OFFSET
-from decodeonce.store.select import Selection
 from decodeonce.store.writer import shard_ranges
 from tests.packages import needs_torch
-from tests.store.signing import flip
+from tests.store.signing import flip_row
 from tests.stores import seal
 
 SHAPE = (1024, 1024, 3)
@@ -125,8 +124,7 @@ def test_staged_rows_are_verified(large: Large, tmp_path: Path, boundary: int) -
     part, held = tmp_path / "part", range(row - 1, row + 2)
     stage_store(open_store(large.root), part, rows=held)
     assert verify_store(part).ok
-    shard = open_store(part).manifest.shard_of(row)
-    flip(part / shard.file, shard.offset(row) + ROW_BYTES // 2)
+    flip_row(part, row, ROW_BYTES // 2)
     report = verify_store(part)
     assert (report.rows, report.bad_rows, report.bad_files) == (3, [(row, row)], [])
 

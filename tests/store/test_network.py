@@ -1,7 +1,5 @@
 """Errors that pass on network file systems, and changes by two nodes whose locks do not exclude each other."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -13,26 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from decodeonce.build import Recipe, make_plan, work
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
 from decodeonce.prep.building import build as building
 from decodeonce.prep.building import output_dir
-from decodeonce.prep.building.build import make_plan
-from decodeonce.prep.building.pool import work
 from decodeonce.prep.export.export import ExportSettings, export_store
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.store import (
-    StorePaths,
-    add_column,
-    columns,
-    disk,
-    open_store,
-    remove_column,
-    sharing,
-    verify_store,
-    writer,
-)
+from decodeonce.store import StorePaths, add_column, columns, disk, open_store, remove_column, sharing, writer
 from decodeonce.store.sharing import LOCK, patient, patient_if_there
+from decodeonce.store.verify import verify_store
 from tests.disks import small_disk
 from tests.stores import make_store, random_images
 

@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from decodeonce import open_store
-from decodeonce.errors import StoreError
-from decodeonce.store import ImageClass, Sample, Store
+from decodeonce import StoreError, open_store
+from decodeonce.store import ImageClass, Sample, Shard, Store
 from decodeonce.store.checks import check_shard
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import file_chunks
-from decodeonce.store.manifest import Shard
 from decodeonce.store.select import matching_lines
 from decodeonce.store.table import Samples, read_rejects
 from tests.stores import make_store, random_images

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import decodeonce
-from decodeonce import open_store
-from decodeonce.errors import DecodeonceError, StoreError
-from decodeonce.prep.convert.convert import Conversion, convert
-from decodeonce.prep.export.export import ExportSettings, export_store
+from decodeonce import DecodeonceError, StoreError, open_store
+from decodeonce.build import Conversion, ExportSettings, convert, export_store
 from decodeonce.store import Reject, Store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.select import Selection, select_lines

@@ -1,10 +1,7 @@
 """Positioned writes put bytes at the right offsets, and a full disk raises an error, not a signal."""
 
 import errno
-import gc
-import mmap
 import os
-import weakref
 from pathlib import Path
 
 import numpy as np
@@ -25,19 +22,6 @@ def test_buffers_are_page_aligned(nbytes: int) -> None:
         assert buffer.nbytes == nbytes
         assert bytes(buffer) == bytes(nbytes)
         buffer[-1] = 255
-
-
-def test_buffer_lives_until_last_view_is_gone() -> None:
-    buffer = page_aligned_buffer(PAGE)
-    assert isinstance(buffer.obj, mmap.mmap)
-    memory = weakref.ref(buffer.obj)
-    view = np.frombuffer(buffer, np.uint8)
-    del buffer
-    gc.collect()
-    assert memory() is not None
-    del view
-    gc.collect()
-    assert memory() is None
 
 
 PIECES = st.lists(

@@ -4,7 +4,6 @@ import errno
 import os
 import random
 import shutil
-import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -185,13 +184,7 @@ def test_threads_and_progress(store: Path, container: str, threads: int) -> None
     os.truncate(store / SHARDS[container].format(1), DATA_OFFSET + 2 * ROW_BYTES)
     (store / SHARDS[container].format(2)).unlink()
     counted: list[int] = []
-    lock = threading.Lock()
-
-    def progress(rows: int) -> None:
-        with lock:
-            counted.append(rows)
-
-    report = verify_store(store, threads=threads, progress=progress)
+    report = verify_store(store, threads=threads, progress=counted.append)
     files = [SHARDS[container].format(1), SHARDS[container].format(2)]
     assert facts(report) == damaged(rows=[(2, 2), (6, 10)], files=files)
     assert sum(counted) == COUNT

@@ -13,9 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from decodeonce.prep.building.build import make_plan, plan_unless_built
-from decodeonce.prep.building.finish import finish
-from decodeonce.prep.building.pool import WorkSettings, work
+from decodeonce.build import WorkSettings, finish, make_plan, plan_unless_built, work
 from decodeonce.prep.sources.imagenet import open_imagenet
 from tests.images import make_tree, tree_bytes
 from tests.together.processes import RECIPE

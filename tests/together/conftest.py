@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep.building.build import build
-from decodeonce.prep.building.pool import WorkSettings
-from decodeonce.prep.pixels.user_map import find_map
-from decodeonce.prep.recipe import Recipe
+from decodeonce.build import Recipe, WorkSettings, build, find_map
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import verify_store
 from tests.images import make_tree, tree_bytes

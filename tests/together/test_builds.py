@@ -12,13 +12,9 @@ from typing import Any
 
 import pytest
 
+from decodeonce.build import Progress, Recipe, WorkSettings, build, finish, is_built, make_plan, plan_unless_built, work
 from decodeonce.errors import BuildError, Stopped, StoreError
 from decodeonce.prep.building import build as build_module
-from decodeonce.prep.building.build import build, make_plan, plan_unless_built
-from decodeonce.prep.building.finish import finish
-from decodeonce.prep.building.output_dir import is_built
-from decodeonce.prep.building.pool import Progress, WorkSettings, work
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import StorePaths, open_store, stage_store
 from tests.command import prep

@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep.building.build import build, make_plan
-from decodeonce.prep.building.finish import finish
+from decodeonce.build import Recipe, WorkSettings, build, finish, make_plan, work
 from decodeonce.prep.building.journal import Journals
-from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.building.status import Status, read_status
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import StorePaths
 from tests.images import tree_bytes

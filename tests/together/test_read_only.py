@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from decodeonce import Loader, open_store
-from decodeonce.prep.building.build import make_plan
-from decodeonce.prep.building.pool import WorkSettings, work
-from decodeonce.prep.recipe import Recipe
+from decodeonce.build import Recipe, WorkSettings, make_plan, work
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import stage_store
 from tests import disks

@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 
 from decodeonce import Batch, Loader, StoreError, open_store
+from decodeonce.build import Recipe, WorkSettings, finish, make_plan, work
 from decodeonce.loader import partition
 from decodeonce.loader.readers import Reader, ReaderName
-from decodeonce.prep.building.build import make_plan
-from decodeonce.prep.building.finish import finish
-from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.building.status import read_status
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.imagenet import open_imagenet
 from tests.command import app
 from tests.stores import make_store, random_images

@@ -157,12 +157,8 @@ class Recipe:
     def from_facts(cls, facts: Json) -> Recipe:
         """Return the recipe written in a plan or manifest: the inverse of `facts`, without the decoders."""
         own = {key: value for key, value in facts.items() if key != "decoders"}
-        own["on_damaged"] = own.pop("on_odd")
-        if own["boxes"] is not None:
-            boxes = dict(own["boxes"])
-            own["boxes"] = BoxRules(**{**boxes, "without": "keep" if boxes["without"] == "whole" else boxes["without"]})
-        if own["map"] is not None:
-            own["map"] = UserMap(**own["map"])
+        own["boxes"] = own["boxes"] and BoxRules(**own["boxes"])
+        own["map"] = own["map"] and UserMap(**own["map"])
         own["paired"] = tuple(map(Paired.parse, own.get("paired", ())))
         return cls(**own)
 
@@ -177,15 +173,9 @@ class Recipe:
         return self.height * self.width * (3 + sum(one.channels for one in self.paired))
 
     def facts(self, decoders: dict[str, str]) -> dict[str, object]:
-        """Return the recipe as manifests and plans write it: `on_damaged` as "on_odd", without="keep" as "whole"."""
+        """Return the recipe as manifests and plans write it: without what few builds use, unless this one does."""
         facts = {**asdict(self), "decoders": decoders, "paired": [one.text for one in self.paired]}
-        facts["on_odd"] = facts.pop("on_damaged")
-        if self.boxes and self.boxes.without == "keep":
-            facts["boxes"]["without"] = "whole"
-        for name in ("paired", "levels"):  # older stores have neither
-            if not facts[name]:
-                del facts[name]
-        return facts
+        return {name: fact for name, fact in facts.items() if fact or name not in ("paired", "levels")}
 
 
 def gray_range(levels: str) -> tuple[int, int] | None:
@@ -203,7 +193,7 @@ def gray_range(levels: str) -> tuple[int, int] | None:
 
 
 # The flags of recipe facts that are not named like them.
-_FLAGS = {"container": "format", "on_odd": "on_damaged", "columns": "column", "keep": "keep_boxes", "least": "min_box"}
+_FLAGS = {"container": "format", "columns": "column", "keep": "keep_boxes", "least": "min_box"}
 _FLAGS |= {"margin": "box_margin", "without": "without_box"}
 
 

@@ -65,7 +65,7 @@ def is_built(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect
         raise _different_store(paths.root, changes)
     listing = scan(source, expect)
     wanted = source.manifest_facts(planned, listing.digest)["source"]
-    # The digest of the listing decides. Stores of earlier releases have no options.
+    # The digest of the listing decides, not the options.
     if changes := _differences(*({**facts, "options": None} for facts in (wanted, found.source))):
         what = f"{source.root} differs from its source in names, sizes, classes, boxes, values or kind"
         here, there = counted(listing.candidates, "image"), counted(found.count, "row")

@@ -24,7 +24,7 @@ from PIL import Image, ImageFile
 
 from decodeonce.host import IMAGE_BYTES, can_allocate
 from decodeonce.prep.entry import Box, Entry, Row, Undecodable
-from decodeonce.prep.pixels.failure_reasons import has_single_scan, is_lossless, reason
+from decodeonce.prep.pixels.failure_reasons import has_single_scan, is_lossless, reads_avif, reason
 from decodeonce.prep.pixels.geometry import Fit, PixelBox, fit_to, pixel_box, upright
 from decodeonce.prep.pixels.user_map import LoadedMap, MapSample
 from decodeonce.prep.recipe import Recipe, gray_range
@@ -43,7 +43,7 @@ FILTERS = {
     "box": Image.Resampling.BOX,
 }
 SUFFIX_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".webp": "WEBP"}
-SUFFIX_FORMATS |= {".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM", ".pbm": "PPM"}
+SUFFIX_FORMATS |= {".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM", ".pbm": "PPM", ".avif": "AVIF"}
 UNUSUAL_MODES = {"L": "grey", "LA": "grey with alpha", "1": "black and white", "P": "palette", "RGBA": "alpha"}
 UNUSUAL_MODES["CMYK"] = "CMYK"
 REJECTED_MODES = {"F": "floating point pixels, of no known range", "LAB": "LAB colours, which are not converted"}
@@ -72,6 +72,7 @@ BAD_CONTENT = (
     LookupError,
     TypeError,
     ArithmeticError,
+    RuntimeError,  # of libavif
     struct.error,
     zlib.error,
     Image.DecompressionBombError,
@@ -355,12 +356,21 @@ def _opened(data: bytes, *, check: bool = True) -> Iterator[Image.Image]:
     """Open an image with Pillow, without its warnings, and check its size and kind unless only the header is read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        is_avif = data[4:8] == b"ftyp" and reads_avif()
+        image: Image.Image = Image.open(io.BytesIO(data), formats=_with_avif() if is_avif else FORMATS)
         if check:
             _check_size(*image.size)
             if image.format == "JPEG" and is_lossless(data):
                 raise OSError("libjpeg-turbo 3 reads some of these and 2 none: a store must not depend on Pillow's")
         yield image
+
+
+def _with_avif() -> tuple[str, ...]:
+    """Return the formats and AVIF. Let Pillow decode AVIF in one thread, because each core has a worker."""
+    from PIL import AvifImagePlugin  # older ones lack it
+
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    return (*FORMATS, "AVIF")
 
 
 @contextmanager

@@ -30,9 +30,13 @@ UNREAD = {
     b"<svg": "SVG",
     b"version https://git-lfs": LFS_POINTER,
 }
-UNREAD_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC"}
+AVIF_BRANDS = {b"avif", b"avis"}
+UNREAD_BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC"}
 REBUILD = "then reinstall it as docs/start/install.md says"  # the command depends on the machine; a store must not
 NO_WEBP = f"WebP, and this Pillow was built without it: install libwebp-dev (Fedora, RHEL: libwebp-devel), {REBUILD}"
+NO_AVIF = (
+    "AVIF, which this Pillow does not read: Pillow 11.3 and later do, pillow-simd only if it is built with libavif"
+)
 NO_TIFF = f"compressed TIFF, and this Pillow was built without libtiff: install libtiff-dev or libtiff-devel, {REBUILD}"
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15 (ITU T.81, table B.1)
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
@@ -53,10 +57,8 @@ def reason(data: bytes, error: Exception) -> str:
         advice = "run: git lfs pull" if name == LFS_POINTER else "which is not read"
         return f"{name}, {advice}" if name else f"not an image: begins with {data[:8]!r}"
     complaint = str(error) or type(error).__name__
-    if found == "WEBP" and not features.check("webp"):
-        return NO_WEBP
-    if complaint == "decoder libtiff not available":
-        return NO_TIFF
+    if missing := _missing_library(found, complaint):
+        return missing
     if found == "JPEG" and (special := _special_jpeg(data)):
         return special
     if isinstance(error, UnidentifiedImageError):  # its text contains a memory address
@@ -65,11 +67,33 @@ def reason(data: bytes, error: Exception) -> str:
     return f"truncated: {complaint}" if "truncated" in complaint.lower() else f"broken {found}: {complaint}"
 
 
+def _missing_library(found: str, complaint: str) -> str:
+    """Return what to install if PIL was built without the library that reads a format; "" if it was not."""
+    if found == "WEBP" and not features.check("webp"):
+        return NO_WEBP
+    if found == "AVIF" and not reads_avif():
+        return NO_AVIF
+    return NO_TIFF if complaint == "decoder libtiff not available" else ""
+
+
 def format_of(data: bytes) -> str:
     """Return the readable format whose signature the content begins with; "" for none."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
+    if data[4:8] == b"ftyp" and not AVIF_BRANDS.isdisjoint(_brands(data)):
+        return "AVIF"
     return next((name for start, name in SIGNATURES.items() if data.startswith(start)), "")
+
+
+def _brands(data: bytes) -> list[bytes]:
+    """Return the brands in the first box of a file like AVIF and HEIC (ISO/IEC 14496-12), the major one first."""
+    end = min(int.from_bytes(data[:4], "big"), 256)
+    return [data[8:12], *(data[at : at + 4] for at in range(16, end, 4))]
+
+
+def reads_avif() -> bool:
+    """Return whether the installed PIL reads AVIF. Older ones do not know this feature."""
+    return "avif" in features.modules and bool(features.check("avif"))
 
 
 def _unread(data: bytes) -> str:

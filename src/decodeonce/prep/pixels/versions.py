@@ -84,6 +84,8 @@ def decoder_versions(container: str) -> dict[str, str]:
     import PIL
     from PIL import features
 
+    from decodeonce.prep.pixels.failure_reasons import reads_avif
+
     simplejpeg = installed_version("simplejpeg")
     if simplejpeg is None:
         raise BuildError(f"no JPEG decoder: simplejpeg is not installed; {INSTALL}")
@@ -92,6 +94,8 @@ def decoder_versions(container: str) -> dict[str, str]:
     found = {"simplejpeg": simplejpeg, pillow: PIL.__version__, f"{pillow}'s libjpeg": libjpeg}
     for library, feature in (("libwebp", "webp"), ("libtiff", "libtiff")):  # without them, such files are rejected
         found[f"{pillow}'s {library}"] = features.version(feature) or "none"
+    if reads_avif():
+        found[f"{pillow}'s libavif"] = features.version("avif") or "none"
     if container == "hdf5":
         import h5py
 

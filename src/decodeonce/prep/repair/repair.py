@@ -84,7 +84,6 @@ def repair_store(
             of the store determines, such as labels, checksums and headers of shards.
         options: Arguments of the function that opened the source for the build, such as {"split": "val"}, and the
             folders of masks, {"paired": {"mask": "masks"}}, which no store records. None: those that the store records.
-            Stores from earlier versions record none.
         progress: Function that is called with the number of rows checked since its last call.
 
     Returns:

@@ -165,9 +165,9 @@ def reopen_source(manifest: Manifest, src: str, options: Mapping[str, object]) -
         if kind in openers:  # the options are arguments of its opener
             given |= {name: value for name, value in manifest.source.get("options", {}).items() if name not in paths}
         given |= {name: value for name, value in options.items() if name != "kind"}
-        for name, value in given.items():
-            if get_origin(hints.get(name)) is Literal:  # the command line checks choices, so openers need not
-                check_choice(name, value, hints[name])
+        if given.get("no_labels"):
+            given.pop("classes", None)
+        _check_choices(given, hints)
         members: Any = given.pop("paired", {})
         if "paired" in hints:  # suffixes of the members of a tar; a manifest must not name folders
             folders = folders or members
@@ -178,6 +178,13 @@ def reopen_source(manifest: Manifest, src: str, options: Mapping[str, object]) -
         flags = " ".join(f"--paired {one.name}=DIR" for one in manifest.paired) or "no --paired"
         raise BuildError(f"{src}: the store's images are paired with others; pass those of the build: {flags}")
     return source
+
+
+def _check_choices(given: Mapping[str, object], hints: Mapping[str, Any]) -> None:
+    """Raise ValueError if a value is none of its choices. The command line checks them, so openers need not."""
+    for name, value in given.items():
+        if get_origin(hints.get(name)) is Literal:
+            check_choice(name, value, hints[name])
 
 
 def recipes_of(facts: Json) -> list[Recipe]:

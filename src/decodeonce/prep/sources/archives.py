@@ -9,7 +9,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -104,8 +104,13 @@ class _HeaderReader(HolderFile):
         return data
 
 
-def list_tar(holder: Holder) -> Iterator[Member]:
+def list_tar(holder: Holder, no_end: Callable[[], object] | None = None) -> Iterator[Member]:
     """Yield the files of a tar in their order, except hidden ones, and those of tars that were appended to it with cat.
+
+    Args:
+        holder: The tar.
+        no_end: Called if the tar ends after a whole member, without the empty blocks that end a tar. GNU tar reads such
+            a tar, but it looks like an incomplete download, too. Default None: it is an error.
 
     Raises:
         BuildError: If the tar is compressed, damaged or truncated, such as an incomplete download.
@@ -115,11 +120,13 @@ def list_tar(holder: Holder) -> Iterator[Member]:
     start: int | None = 0
     while start is not None:
         headers.seek(start)
-        end = yield from _list_one_tar(holder, headers, names)
+        end = yield from _list_one_tar(holder, headers, names, no_end)
         start = _next_start(holder, end)
 
 
-def _list_one_tar(holder: Holder, headers: _HeaderReader, names: _Names) -> Generator[Member, None, int]:
+def _list_one_tar(
+    holder: Holder, headers: _HeaderReader, names: _Names, no_end: Callable[[], object] | None
+) -> Generator[Member, None, int]:
     """Yield the files of the tar that begins where `headers` is. Return the offset of its end."""
     try:
         tar = tarfile.TarFile(fileobj=headers, encoding="utf-8", errors="surrogateescape")
@@ -140,7 +147,7 @@ def _list_one_tar(holder: Holder, headers: _HeaderReader, names: _Names) -> Gene
         if headers.tell() >= holder.size:
             raise _truncated(holder, holder.size + BLOCK, "a header") from None
         raise BuildError(f"{holder.path}: not a tar, or damaged: {error}; download it again") from None
-    _check_end(holder, tar.offset, ran_out=headers.tell() >= holder.size)
+    _check_end(holder, tar.offset, no_end, ran_out=headers.tell() >= holder.size)
     return int(tar.offset)
 
 
@@ -154,12 +161,14 @@ def _refuse_compressed(holder: Holder) -> None:
             )
 
 
-def _check_end(holder: Holder, at: int, *, ran_out: bool) -> None:
+def _check_end(holder: Holder, at: int, no_end: Callable[[], object] | None, *, ran_out: bool) -> None:
     """Check the end: tarfile treats any invalid header as the end. A tar ends with two empty blocks; require one."""
     block = holder.read_at(at, BLOCK)
-    if len(block) < BLOCK or (ran_out and any(block)):  # also if the tar ends in the middle of a pax header
+    if no_end and not block:
+        no_end()
+    elif len(block) < BLOCK or (ran_out and any(block)):  # also if the tar ends in the middle of a pax header
         raise _truncated(holder, at + BLOCK, "the empty block that ends a tar")
-    if any(block):
+    elif any(block):
         raise BuildError(f"{holder.path}: damaged: no tar header at byte {at}; download it again")
 
 

@@ -375,21 +375,21 @@ class CocoAnnotations:
         try:
             with expecting(file, expected), open(open_regular(file), "rb") as opened:
                 found = _parse_json(opened)
-            self._categories = {_field(each, "id"): _name(each, "name") for each in _listed(found, "categories")}
+            self._categories = {key: _name(each, "name") for key, each in _by_id(found, "categories").items()}
             self.names = tuple(self._categories.values())
             objects: dict[Any, list[Json]] = {}
             for each in _listed(found, "annotations"):
                 objects.setdefault(_field(each, "image_id"), []).append(each)
-            for image in _listed(found, "images"):
+            for number, image in _by_id(found, "images").items():
                 name = _name(image, "file_name")
                 stem = stem_of(name_bytes(name))
                 if stem in self._found:
                     raise ValueError(f"two images are called {name_text(stem)!r} without folder and suffix")
-                self._found[stem] = self._annotation(image, name, objects.pop(_field(image, "id"), []))
+                self._found[stem] = self._annotation(image, name, objects.pop(number, []))
         except ValueError as error:
             raise BuildError(f"{file}: {error}; {expected}") from None
-        for number, left in objects.items():
-            note("objects of images that the file does not list, skipped", f"image_id {number!r}", len(left))
+        for unknown, left in objects.items():
+            note("objects of images that the file does not list, skipped", f"image_id {unknown!r}", len(left))
 
     def read(self, name: bytes) -> Annotation:
         """Return the annotation of the image `name`, or NOT_ANNOTATED."""
@@ -438,8 +438,17 @@ def _listed(found: Any, key: str) -> list[Json]:
     return values
 
 
+def _by_id(found: Any, key: str) -> dict[int | str, Json]:
+    """Return the objects of a list by their id; raise ValueError if two of them have the same one."""
+    by_id: dict[int | str, Json] = {}
+    for each in _listed(found, key):
+        if by_id.setdefault(number := _field(each, "id"), each) is not each:
+            raise ValueError(f'"{key}" has the id {number!r} twice, expected another id for each of them')
+    return by_id
+
+
 def _field(found: Json, key: str) -> int | str:
-    if not isinstance(value := found.get(key), int | str):
+    if not isinstance(value := found.get(key), int | str) or isinstance(value, bool):  # True would equal the id 1
         raise ValueError(f"{key} is {value!r}, expected a number or a text")
     return value
 
@@ -452,7 +461,7 @@ def _name(found: Json, key: str) -> str:
 
 
 def _numbers(values: Any, what: str, count: int) -> list[float]:
-    if isinstance(values, list) and len(values) == count and all(isinstance(each, int | float) for each in values):
+    if isinstance(values, list) and len(values) == count and all(type(each) in (int, float) for each in values):
         with suppress(OverflowError):  # of a long integer
             numbers = list(map(float, values))
             if all(map(math.isfinite, numbers)):

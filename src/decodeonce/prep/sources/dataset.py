@@ -24,10 +24,10 @@ from decodeonce.prep.pixels.user_map import import_function
 from decodeonce.prep.processes.child import Parent, run_workers
 from decodeonce.prep.processes.user_code import raised_text, user_code
 from decodeonce.prep.sources.files import size_problem
-from decodeonce.prep.sources.folder import ClassList, check_no_duplicates
+from decodeonce.prep.sources.folder import ClassList, NoLabels, check_no_duplicates, check_unlabeled
 from decodeonce.prep.sources.labels import LabelledSource
 from decodeonce.prep.sources.parquet import class_names as names_in_schema
-from decodeonce.prep.sources.parquet import column, find_columns
+from decodeonce.prep.sources.parquet import column, describe_labels, find_columns
 from decodeonce.remote import check_url
 from decodeonce.store.layout import Paired
 
@@ -58,6 +58,8 @@ class Sample(NamedTuple):
 class IndexedDataset:
     """A dataset whose samples are (image, label) or (image, label, {"column": numbers, "mask": mask}).
 
+    With `no_labels`, labels may be anything, and a sample may be its image alone.
+
     Attributes:
         class_names: The dataset's `classes`; None if it has none.
         fingerprint: A text that changes with the dataset; "" if only reading all samples tells.
@@ -67,10 +69,12 @@ class IndexedDataset:
     samples_at_once = SAMPLES_AT_ONCE
     fingerprint = ""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, no_labels: bool = False) -> None:
         self._dataset = dataset
+        self.no_labels = no_labels
         self.class_names = _texts(getattr(dataset, "classes", None))
-        self.description = f"{counted(len(dataset), 'sample')}, which are read once to list them and once for the rows"
+        samples = counted(len(dataset), "sample") + (" without labels" if no_labels else "")
+        self.description = f"{samples}, which are read once to list them and once for the rows"
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -81,9 +85,14 @@ class IndexedDataset:
         Raise Undecodable if it is not a sample, or whatever the dataset raises.
         """
         item = self._dataset[index]
+        if self.no_labels and not (isinstance(item, tuple | list) and len(item) > 1):
+            item = (item[0] if isinstance(item, tuple) else item, None)
         if not isinstance(item, tuple | list) or len(item) not in (2, 3):
             found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
-            raise Undecodable(f"found a {found}, expected (image, label) or (image, label, {{'column': numbers}})")
+            expected = (
+                "expected (image, label) or (image, label, {'column': numbers}); without labels, pass --no-labels"
+            )
+            raise Undecodable(f"found a {found}, {expected}")
         image, label, others = (*item, {})[:3]
         if not isinstance(others, Mapping):
             raise Undecodable(f"third value is a {type(others).__name__}, expected {{'column': numbers}}")
@@ -91,7 +100,8 @@ class IndexedDataset:
         data = encoded(image)
         paired = {name: mask for name, value in others.items() if (mask := _encoded_mask(name, value))}
         numbers = {name: value for name, value in others.items() if name not in paired}
-        return Sample(data, _label_text(label), json.loads(json.dumps(numbers, default=_plain)), paired)
+        text = None if self.no_labels else _label_text(label)
+        return Sample(data, text, json.loads(json.dumps(numbers, default=_plain)), paired)
 
 
 class HuggingFaceDataset:
@@ -112,11 +122,11 @@ class HuggingFaceDataset:
         self._chosen = find_columns(name, dataset.features.arrow_schema, **asked)
         image, _, label, numbers = self._chosen
         self._images = dataset.select_columns([image.partition(".")[0]]).with_format("arrow")
-        self._others = dataset.select_columns([label, *numbers]).with_format("arrow")
-        self.columns = list(numbers)
+        self._others = dataset.select_columns([*filter(None, [label]), *numbers]).with_format("arrow")
+        self.columns, self.no_labels = list(numbers), not label
         self.class_names = names_in_schema(dataset.features.arrow_schema, label)
         self.fingerprint = str(dataset._fingerprint)
-        self.description = f"{counted(len(dataset), 'sample')}, images from {image}, labels from {label}"
+        self.description = f"{counted(len(dataset), 'sample')}, images from {image}, {describe_labels(label)}"
 
     def __len__(self) -> int:
         return len(self._images)
@@ -134,7 +144,9 @@ class HuggingFaceDataset:
     def listed(self, first: int, last: int) -> Iterator[Sample]:
         """Yield the samples [first, last) without their images."""
         rows = self._others[first:last]
-        labels, *numbers = (column(rows, name).to_pylist() for name in (self._chosen.label, *self.columns))
+        numbers = [column(rows, name).to_pylist() for name in self.columns]
+        of_label = self._chosen.label
+        labels = column(rows, of_label).to_pylist() if of_label else [None] * (last - first)
         for label, *values in zip(labels, *numbers, strict=True):
             text = None if label is None else str(label)
             yield Sample(b"", text, dict(zip(self.columns, values, strict=True)))
@@ -157,7 +169,9 @@ class DatasetSource(LabelledSource):
             a Hugging Face dataset.
         image_column: Name of a Hugging Face dataset's column of images; default "": the only one.
         label_column: Name of a Hugging Face dataset's column of labels; default "": the only one.
+        no_labels: Whether to ignore labels: all samples are of one class; default False.
         length: Number of samples when the source was made; default None: it is made now.
+        all_columns: Whether a sample with a column or mask that the first one lacks is an error; default False.
         fingerprint: The fingerprint of the Hugging Face dataset at that time.
         paired: The masks ("mask") and second images ("target:rgb") at that time.
 
@@ -180,30 +194,38 @@ class DatasetSource(LabelledSource):
         column: Sequence[str] | None = None,
         image_column: str = "",
         label_column: str = "",
+        no_labels: bool = False,
         length: int | None = None,
+        all_columns: bool = False,
         fingerprint: str = "",
         paired: Sequence[str] = (),
     ) -> None:
         self._made_from, self._name = Path(root), Path(root).name
-        self._asked = {"image_column": image_column, "label_column": label_column}
+        check_unlabeled(no_labels, label_column=label_column)
+        self._asked: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
+        self._unlabeled = {"no_labels": no_labels, "optional": classes is None}
         self._length, self._fingerprint = length, fingerprint
         self._options = {**self._asked, **({} if column is None else {"column": list(column)})}
         self._wanted = column
+        self._all_columns = all_columns
         self.paired = tuple(map(Paired.parse, paired))
         if length is None:
+            no_labels = self._dataset.no_labels
             self._length, self._fingerprint = len(self._dataset), self._dataset.fingerprint
             if self._length > MOST_SAMPLES:
                 raise BuildError(f"{self._name}: len() is {self._length:,}, expected at most {MOST_SAMPLES:,}")
             columns, found = self._of_first_sample()
+            self._all_columns = column is None
             self.paired = tuple(one for one in found if column is None or one.name in column)
             paired = [one.name for one in self.paired]
             column = columns if column is None else [name for name in column if name not in paired]
-            if classes is None and (names := self._dataset.class_names) is not None:
+            if classes is None and not no_labels and (names := self._dataset.class_names) is not None:
                 if wrong := [name for name in names if not _is_name(name)]:
                     raise BuildError(f"the classes of {self._name}: {wrong[0]!r} is not valid Unicode; correct it")
                 classes = ClassList(names, f"the classes of {self._name}")
                 check_no_duplicates(classes)
-        super().__init__(Path(root), classes, column)
+        super().__init__(Path(root), classes, column, no_labels=no_labels)
+        self._asked |= super().options()
         self._wanted = [*self.column_names, *(one.name for one in self.paired)]
 
     @property
@@ -216,13 +238,13 @@ class DatasetSource(LabelledSource):
     def _own_facts(self) -> dict[str, Any]:
         own = {"column": list(self.column_names), "length": self._length, "fingerprint": self._fingerprint}
         paired = {"paired": [one.text for one in self.paired]} if self.paired else {}
-        return {**self._asked, **own, **paired, "classes": self._requested}
+        return {**self._asked, **own, **paired, "all_columns": self._all_columns, "classes": self._requested}
 
     def fingerprint(self) -> Any:
         return self._own_facts() if self._fingerprint else None
 
     def options(self) -> dict[str, Any]:
-        return {name: value for name, value in self._options.items() if value != ""}
+        return {**super().options(), **{name: value for name, value in self._options.items() if value != ""}}
 
     def entries(self) -> Iterator[Entry]:
         """Yield every sample in the order of the indices, after all of them have been listed."""
@@ -288,7 +310,7 @@ class DatasetSource(LabelledSource):
     def _sample(self, index: int) -> Sample:
         """Return a sample; raise Undecodable if the dataset raises an exception that may be the sample's fault."""
         try:
-            sample = self._dataset.read(index, self._wanted)
+            sample = self._dataset.read(index, None if self._all_columns else self._wanted)
             problem = size_problem(len(sample.data))
         except (DecodeonceError, Undecodable, MemoryError):
             raise
@@ -296,6 +318,10 @@ class DatasetSource(LabelledSource):
             if isinstance(error, OSError):
                 raise_file_system_failure(error, f"{self._name}[{index}]")
             raise Undecodable(raised_text(error)) from None
+        expected = {*sample.numbers, *sample.paired} if self._wanted is None else {*self._wanted}
+        if others := sorted({*sample.numbers, *sample.paired} - expected):
+            advice = "give every sample the same names, or choose columns with --column NAME"
+            raise BuildError(f"{self._name}[{index}]: has {others[0]!r:.80}, which the first sample lacks; {advice}")
         if missing := [one.name for one in self.paired if one.name not in sample.paired]:
             problem = f"{missing[0]} is missing, or is not an image as in the first sample"
         if problem:
@@ -370,8 +396,8 @@ class DatasetSource(LabelledSource):
             raise BuildError(f"{self._name}: returned a {type(dataset).__name__}; {EXPECTED_DATASET}")
         if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
             asked = {"image": self._asked["image_column"], "label": self._asked["label_column"]}
-            return HuggingFaceDataset(dataset, self._name, **asked, numbers=self._wanted or ())
-        return IndexedDataset(dataset)
+            return HuggingFaceDataset(dataset, self._name, **asked, **self._unlabeled, numbers=self._wanted or ())
+        return IndexedDataset(dataset, no_labels=self._unlabeled["no_labels"])
 
 
 def open_dataset(
@@ -389,6 +415,7 @@ def open_dataset(
         "(default: those of the first readable sample; for a Hugging Face dataset, none)",
         "NAME",
     ] = None,
+    no_labels: NoLabels = False,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> DatasetSource:
@@ -399,7 +426,10 @@ def open_dataset(
         image_column: Name of a Hugging Face dataset's column of images; default "": the only one.
         label_column: Name of a Hugging Face dataset's column of labels; default "": the only one.
         column: Names of columns of numbers to keep. Default None: those of the first readable sample; for a Hugging
-            Face dataset, none.
+            Face dataset, none. If no other column of a Hugging Face dataset could hold labels, all samples are of one
+            class.
+        no_labels: Whether to ignore labels: all samples are of one class; default False. A sample may then be its image
+            alone.
         classes: Class names in label order. Default None: those of the dataset, or they follow from the labels.
         follow_links: Has no effect, because the dataset reads its own files.
 
@@ -412,7 +442,14 @@ def open_dataset(
         10
     """
     check_url(str(src))
-    return DatasetSource(src, classes=classes, column=column, image_column=image_column, label_column=label_column)
+    return DatasetSource(
+        src,
+        classes=classes,
+        column=column,
+        image_column=image_column,
+        label_column=label_column,
+        no_labels=no_labels,
+    )
 
 
 def encoded(image: object) -> bytes:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import os
+import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,17 +20,18 @@ import xxhash
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.files import named_entries, read_file, stat_entries
-from decodeonce.prep.sources.folder import IMAGE_SUFFIXES
+from decodeonce.prep.sources.folder import IMAGE_SUFFIXES, NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder
 from decodeonce.prep.sources.labels import LabelledSource, parse_value
 from decodeonce.prep.sources.safe_open import Links, expecting
-from decodeonce.remote import absolute, as_path, check_url, is_url, source_path
+from decodeonce.remote import absolute, as_path, check_scheme, check_url, is_url, scheme_of, source_path
 from decodeonce.store.layout import Json
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "target", "category")
 
 EXPECTED = "expected a list of images"
+MISSING = os.strerror(errno.ENOENT)
 LOOKED_AT = 4096  # a binary file has a zero in its first bytes
 MAX_LINE = 1 << 20  # characters of a line; a path has at most 4096
 
@@ -48,6 +51,7 @@ class ListSource(LabelledSource):
         label_column: Name of the column of labels in the header line; default "": one of LABEL_COLUMNS.
         suffix: Text to append to each path, such as ".jpg"; default "".
         no_labels: Whether to ignore labels and folders: all images are of one class; default False.
+        slashes: Whether paths that begin with a slash, but are not below `root`, start from `root`; default False.
         follow_links: Whether links may lead out of `root`. Default False: such a link is rejected.
 
     Example:
@@ -69,6 +73,7 @@ class ListSource(LabelledSource):
         label_column: str = "",
         suffix: str = "",
         no_labels: bool = False,
+        slashes: bool = False,
         follow_links: bool = False,
     ) -> None:
         super().__init__(root, classes, column, no_labels=no_labels)
@@ -76,6 +81,7 @@ class ListSource(LabelledSource):
         self.file = as_path(file)
         self._columns = Columns(image_column, label_column, self.column_names, no_labels=no_labels)
         self._suffix = suffix
+        self._slashes = slashes
 
     @property
     def top(self) -> Path:
@@ -89,16 +95,16 @@ class ListSource(LabelledSource):
 
     def facts(self) -> Json:
         own = {"file": str(self.file), "column": list(self.column_names), "follow_links": self._links.follow}
-        return {**super().facts(), **own, **self.options()}
+        return {**super().facts(), **own, "slashes": self._slashes, **self.options()}
 
     def options(self) -> Json:
         chosen = {"image_column": self._columns.image, "label_column": self._columns.label, "suffix": self._suffix}
-        return {name: value for name, value in chosen.items() if value}
+        return {**super().options(), **{name: value for name, value in chosen.items() if value}}
 
     def entries(self) -> Iterator[Entry]:
         """Yield every sample, in the order of the list."""
         self._learn_classes()
-        return stat_entries(self.root, self._listed(), self._links)
+        return map(self._with_cause, stat_entries(self.root, self._listed(), self._links))
 
     def read(self, entry: Entry) -> bytes:
         return read_file(self.root, entry, self._links)
@@ -108,7 +114,8 @@ class ListSource(LabelledSource):
 
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}
-        labelled = False
+        labelled, layout = False, find_layout(self.file, self._columns)
+        self._keeps_labels = layout.label in layout.others and not self._columns.label
         for line, name in self._lines():
             labelled = line.label is not None
             if label := self._label(line, name):
@@ -129,15 +136,36 @@ class ListSource(LabelledSource):
     def _lines(self) -> Iterator[tuple[ListLine, bytes]]:
         root = name_text(os.fsencode(self.root))
         for line in read_list(self.file, self._columns):
-            name = path_below(root, line.path + self._suffix)
+            path, where = line.path + self._suffix, f"{self.file}: line {line.number}: {line.path!r}"
+            self._check_place(path, where)
+            name = path_below(root, path)
+            if name is None and self._slashes and path.startswith("/"):
+                if os.path.lexists(path):
+                    advice = "pass --root / to read it; to read another file below DIR, remove the slash"
+                    raise BuildError(f"{where} exists and is not below {root}; {advice}")
+                name = path_below(root, path.lstrip("/") or ".")
             if name is None:
-                raise BuildError(
-                    f"{self.file}: line {line.number}: {line.path!r} is not below {root}; pass a folder that holds "
-                    "all paths as --root, for example /"
-                )
+                advice = "pass a folder that holds all paths as --root, for example /"
+                raise BuildError(f"{where} is not below {root}; {advice}")
             if is_url(self.root):
                 check_url(str(self.root / name))
             yield line, name_bytes(name)
+
+    def _check_place(self, path: str, where: str) -> None:
+        """Raise BuildError if a path is local and others are URLs, or the other way round."""
+        root, scheme = str(self.root), scheme_of(path)
+        if scheme:
+            check_scheme(path, f"{where}: ")
+        relative = not scheme and not root.endswith("://") and (self._slashes or not path.startswith("/"))
+        if scheme != scheme_of(root) and not relative:
+            kind, advice = f"a URL of {scheme}://" if scheme else "a local path", "list those in a file of their own"
+            raise BuildError(f"{where} is {kind}, but the paths of this list start from {root}; {advice}")
+
+    def _with_cause(self, entry: Entry) -> Entry:
+        """Return the entry, with the likely cause if its file is missing."""
+        if entry.problem != MISSING or not (cause := _cause_of_missing(self.root, name_text(entry.name))):
+            return entry
+        return replace(entry, problem=f"{MISSING}; {cause}")
 
     def _label(self, line: ListLine, name: bytes) -> str:
         if line.label is not None:
@@ -146,11 +174,35 @@ class ListSource(LabelledSource):
             return ""
         folder, _, _ = name.rpartition(b"/")
         if not folder:
+            odd = f"; {found}" if (found := _oddity(line.path)) else ""
             raise BuildError(
                 f"{self.file}: line {line.number}: {line.path!r} has neither a label nor a folder that names its "
-                "class; add a column of labels, pass --no-labels, or pass a parent folder as --root"
+                f"class{odd}; add a column of labels, pass --no-labels, or pass a parent folder as --root"
             )
         return name_text(os.path.basename(folder))
+
+
+def _oddity(name: str) -> str:
+    """Return what is odd about the path of a file; "" for nothing."""
+    if name != name.strip():
+        return f"the path {'ends' if name == name.lstrip() else 'begins'} with a blank"
+    if name[0] in "\"'" and name[-1] == name[0]:
+        return "the path is in quotation marks, which only a CSV file may have"
+    if "\\" in name:
+        return "the path has backslashes, expected slashes"
+    return ""
+
+
+def _cause_of_missing(root: Path, name: str) -> str:
+    """Return why there is probably no file of this name; "" if that is unknown."""
+    if odd := _oddity(name):
+        return odd
+    others = {f"in another Unicode form ({form}) exists": unicodedata.normalize(form, name) for form in ("NFC", "NFD")}
+    others |= {f"with the suffix {suffix} exists; pass --suffix {suffix}": name + suffix for suffix in IMAGE_SUFFIXES}
+    for cause, other in () if is_url(root) else others.items():
+        if other != name and os.path.exists(os.path.join(os.fsencode(root), name_bytes(other))):
+            return f"a file of this name {cause}"
+    return ""
 
 
 def path_below(root: str, path: str) -> str | None:
@@ -175,7 +227,7 @@ def open_list(  # noqa: PLR0913 - the flags of the command
     image_column: Annotated[str, "Read paths from the column that has this name in the header line.", "NAME"] = "",
     label_column: Annotated[str, "Read labels from the column that has this name in the header line.", "NAME"] = "",
     suffix: Annotated[str, "Append this to each path, such as .jpg if the list has ids.", "TEXT"] = "",
-    no_labels: Annotated[bool, "Ignore labels and folders: all images get the label 0."] = False,
+    no_labels: NoLabels = False,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ListSource:
@@ -184,9 +236,11 @@ def open_list(  # noqa: PLR0913 - the flags of the command
     Args:
         src: The list, UTF-8 text.
         root: The folder that relative paths start from; default None: the list's folder. Absolute paths must be below
-            it. If the first line has a URL outside the list's folder, the default is its scheme, such as s3://.
+            it. If `root` is given, other paths that begin with a slash start from it, too. If the first line has a URL
+            outside the list's folder, the default is its scheme, such as s3://.
         column: Names of columns of numbers, or of JSON lists of numbers, to keep in the store; default None: none. The
-            list then needs a header line.
+            list then needs a header line. If it has neither labels nor folders, or its labels are numbers such as 0.5
+            in one of these columns, all images are of one class.
         image_column: Name of the column of paths in the header line; default "": one of PATH_COLUMNS.
         label_column: Name of the column of labels in the header line; default "": one of LABEL_COLUMNS.
         suffix: Text to append to each path, such as ".jpg" if the list has ids; default "".
@@ -212,10 +266,10 @@ def open_list(  # noqa: PLR0913 - the flags of the command
     if given is not None and not is_url(given) and not os.path.isdir(given):
         raise BuildError(f"{root}: no such folder; expected the folder that the paths in {file} start from")
     top = as_path(absolute(given)) if given else file if file.is_dir() else file.parent
-    if no_labels and label_column:
-        raise BuildError("--no-labels ignores labels; omit --label-column")
+    check_unlabeled(no_labels, label_column=label_column)
     columns = Columns(image_column, label_column, tuple(column or ()), no_labels=no_labels)
     with suppress(BuildError):  # listing raises it again
+        no_labels = no_labels or (classes is None and find_layout(file, columns).no_labels)
         first = next(read_list(file, columns), None) if given is None else None
         if first and is_url(first.path) and path_below(str(top), first.path) is None:
             top = as_path(f"{first.path.partition('://')[0]}://")
@@ -228,6 +282,7 @@ def open_list(  # noqa: PLR0913 - the flags of the command
         label_column=label_column,
         suffix=suffix,
         no_labels=no_labels,
+        slashes=given is not None,
         follow_links=follow_links,
     )
 
@@ -292,11 +347,15 @@ def find_layout(file: Path, columns: Columns = Columns()) -> Layout:
     separator = _separator(file, line)
     fields = [field.strip() for field in _split(file, number, line, separator)]
     path = _position(file, fields, columns.image, "--image-column", PATH_COLUMNS)
-    label = None if columns.no_labels else _position(file, fields, columns.label, "--label-column", LABEL_COLUMNS)
+    kept = {name.lower() for name in columns.numbers}
+    known = (*(name for name in LABEL_COLUMNS if name not in kept), *LABEL_COLUMNS)
+    label = None if columns.no_labels else _position(file, fields, columns.label, "--label-column", known)
     is_header = path is not None and (label is not None or columns.no_labels or len(fields) == 1 + len(columns.numbers))
     if is_header:
         others = tuple(_position(file, fields, name, "--column", ()) or 0 for name in columns.numbers)
-        return Layout(separator, path or 0, label, header=True, others=others, no_labels=columns.no_labels)
+        first = _split(file, rows[-1][0], rows[-1][1][0], separator)[path or 0 :][:1]
+        no_labels = columns.no_labels or bool(others and label is None and first and "/" not in first[0])
+        return Layout(separator, path or 0, label, header=True, others=others, no_labels=no_labels)
     if columns.numbers and path is None:
         raise BuildError(
             f"{file}: no header line, but --column {columns.numbers[0]} needs one; expected a first line with "

@@ -30,15 +30,17 @@ from decodeonce.remote import CONNECTIONS, is_url, list_folder, source_path
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif")
 SUFFIXES = tuple(map(str.encode, IMAGE_SUFFIXES))
 # Suffixes of images that are read, or that are rejected by name.
 READ_SUFFIXES = frozenset((*SUFFIXES, b".jpe", b".jfif", b".apng", b".pnm", b".pfm"))
-READ_SUFFIXES |= {b".heic", b".heif", b".avif", b".jp2", b".jxl", b".psd", b".svg"}
+READ_SUFFIXES |= {b".heic", b".heif", b".jp2", b".jxl", b".psd", b".svg"}
 MAX_DEPTH = 64  # levels below a class folder; a folder deeper than this is rejected
 SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
 SPLIT_WORD = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?![a-z])", re.IGNORECASE)
 WNID = re.compile(r"n\d{8}")
+UNLABELED = "unlabeled"  # the class of images without labels
+NoLabels = Annotated[bool, "Ignore labels: all images get the label 0."]  # the flag of every kind that has it
 
 
 class ClassList(list[str]):
@@ -49,8 +51,15 @@ class ClassList(list[str]):
         self.origin = origin or getattr(names, "origin", "the class list")
 
 
+def check_unlabeled(no_labels: bool, **given: object) -> None:
+    """Raise BuildError if labels are ignored, although one of these arguments describes them."""
+    for name, value in given.items():
+        if no_labels and value:
+            raise BuildError(f"--no-labels ignores labels; omit --{name.replace('_', '-')}")
+
+
 class FolderSource(Source):
-    """A folder per class: SRC/<class>/.../<image>.
+    """A folder per class: SRC/<class>/.../<image>. With `no_labels`, any folder of images.
 
     Every file below a class folder with the suffix of an image is a sample, except hidden ones (".name"). Subfolders
     are included, down to 64 levels. A subfolder is rejected if its name ends like that of an image, such as "cat.jpg",
@@ -63,10 +72,11 @@ class FolderSource(Source):
         splits_as_classes: Whether folders named like splits, such as "train" and "val", may be classes although they
             contain folders. Default False: they raise BuildError. Has no effect with `classes`.
         suffix: Suffixes of other files to read as images, such as ".dat"; default None: none.
+        no_labels: Whether all images below `root` are of one class; default False.
 
     Raises:
-        BuildError: If `root` cannot be read, has no class folders or seems to contain splits. `entries` raises it if
-            `classes` lacks a folder.
+        BuildError: If `root` cannot be read, has no class folders or seems to contain splits, or there are both
+            `classes` and `no_labels`. `entries` raises it if `classes` lacks a folder.
 
     Example:
         >>> source = FolderSource(Path("imagenet/val"))
@@ -84,31 +94,48 @@ class FolderSource(Source):
         follow_links: bool = False,
         splits_as_classes: bool = False,
         suffix: Sequence[str] | None = None,
+        no_labels: bool = False,
     ) -> None:
         super().__init__(root)
+        check_unlabeled(no_labels, classes=classes)
+        self.no_labels = no_labels
         self._by_suffix = BySuffix(suffix or ())
         self._links = Links(root, follow=follow_links)
         self._names = ClassList(classes) if classes is not None else class_folders(root)
         self._used: set[int] = set()
-        if not self._names:
-            raise BuildError(f"{root}: contains no folders; expected {root}/<class>/<image>, one folder per class")
         if classes is None and not splits_as_classes:
             _check_no_splits(root, self._names, self._links)
+        if no_labels:
+            self._names = ClassList([UNLABELED])
+        if not self._names:
+            expected = f"expected {root}/<class>/<image>, one folder per class"
+            raise BuildError(f"{root}: contains no folders; {expected}; for images without classes, pass --no-labels")
+
+    @property
+    def found(self) -> str:
+        return f"{self.kind}, without labels" if self.no_labels else super().found
 
     def facts(self) -> Json:
-        return {"classes": self._names, "follow_links": self._links.follow}
+        of = {"no_labels": True} if self.no_labels else {"classes": self._names}
+        return {**of, "follow_links": self._links.follow}
+
+    def options(self) -> Json:
+        return {"no_labels": True} if self.no_labels else {}
 
     def classes(self) -> tuple[ImageClass, ...]:
         return tuple(map(ImageClass, self._names))
 
     def entries(self) -> Iterator[Entry]:
         """Yield every sample, by class in label order, then by name."""
-        check_classes(self.root, self._names, class_folders(self.root))
-        return map(self._noted, self._by_suffix.images(list_folders(self.root, "", self._names, self._links)))
+        if not self.no_labels:
+            check_classes(self.root, self._names, class_folders(self.root))
+        folders = [""] if self.no_labels else self._names
+        return map(self._noted, self._by_suffix.images(list_folders(self.root, "", folders, self._links)))
 
     def warnings(self, samples: int) -> list[str]:
         unused = unused_classes(self._names, self._used)
-        return [*unused, *self._by_suffix.warnings("; --suffix reads them"), *_images_without_class(self.root)]
+        outside = [] if self.no_labels else _images_without_class(self.root)
+        return [*unused, *self._by_suffix.warnings("; --suffix reads them"), *outside]
 
     def read(self, entry: Entry) -> bytes:
         return read_file(self.root, entry, self._links)
@@ -194,7 +221,7 @@ def _to_walk(item: os.DirEntry[bytes], links: Links, followed: set[bytes]) -> bo
 def _check_no_splits(root: Path, names: Sequence[str], links: Links) -> None:
     """Raise BuildError if these class folders of `root` look like splits, such as train.X1 and val.X."""
     splits = {name: word[1].lower() for name in names if (word := SPLIT_WORD.match(name))}
-    if len(splits) < min(2, len(names)):  # a single "train" among other classes is a vehicle
+    if len(splits) < min(2, len(names)) or not names:  # a single "train" among other classes is a vehicle
         return
     first = min(splits, key=lambda name: SPLITS.index(splits[name]))
     held = [] if links.folder_leads_outside(os.fsencode(root / first)) else class_folders(root / first)
@@ -279,8 +306,9 @@ def open_folder(
     suffix: Annotated[
         list[str] | None, "Read files with this suffix, too, such as .dat. Repeat the flag for more suffixes.", "TEXT"
     ] = None,
+    no_labels: NoLabels = False,
 ) -> FolderSource:
-    """Read images from one folder per class. SRC holds <class>/.../<image>.
+    """Read images from one folder per class. SRC holds <class>/.../<image>, or with --no-labels any images.
 
     Args:
         src: The folder that holds the class folders.
@@ -289,9 +317,11 @@ def open_folder(
         splits_as_classes: Whether folders named like splits may be classes although they contain folders. Default
             False: they raise BuildError.
         suffix: Suffixes of other files to read as images, such as ".dat"; default None: none.
+        no_labels: Whether all images below `src` are of one class; default False.
 
     Raises:
-        BuildError: If `src` cannot be read, has no class folders or seems to contain splits.
+        BuildError: If `src` cannot be read, has no class folders or seems to contain splits, or there are both
+            `classes` and `no_labels`.
 
     Example:
         >>> source = open_folder("imagenet/val")
@@ -300,7 +330,12 @@ def open_folder(
     """
     root = source_path(src)
     return FolderSource(
-        root, classes=classes, follow_links=follow_links, splits_as_classes=splits_as_classes, suffix=suffix
+        root,
+        classes=classes,
+        follow_links=follow_links,
+        splits_as_classes=splits_as_classes,
+        suffix=suffix,
+        no_labels=no_labels,
     )
 
 

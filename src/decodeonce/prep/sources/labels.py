@@ -16,14 +16,19 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import Value, name_bytes
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.folder import ClassList, check_no_duplicates, unused_classes
+from decodeonce.prep.sources.folder import (
+    UNLABELED,
+    ClassList,
+    check_no_duplicates,
+    check_unlabeled,
+    unused_classes,
+)
 from decodeonce.store.columns import column_file
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import Column, ImageClass
 
 MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
-UNLABELED = "unlabeled"  # the class of images without labels
 WHOLE_IN_FLOAT32 = 2**24  # float32 represents every whole number up to here
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(?:\.0*)?")  # pandas writes 5.0 if another label of the table is missing
@@ -48,8 +53,7 @@ class LabelledSource(Source):
         self, root: Path, classes: Sequence[str] | None, column: Sequence[str] | None, *, no_labels: bool = False
     ) -> None:
         super().__init__(root)
-        if no_labels and classes is not None:
-            raise BuildError("--no-labels: images without labels have no classes; omit --classes")
+        check_unlabeled(no_labels, classes=classes)
         self.no_labels = no_labels
         self.column_names = tuple(column or ())
         self._number_columns = number_columns(self.column_names)
@@ -57,9 +61,13 @@ class LabelledSource(Source):
         self._given: list[str] | None = self._requested
         self._names: list[str] | None = [UNLABELED] if no_labels else self._requested
         self._numbers: dict[str, int] = {}
+        self._keeps_labels = False  # whether the labels are in one of the columns, too
 
     def facts(self) -> Json:
         return {"no_labels": True} if self.no_labels else {"classes": [cls.name for cls in self.classes()]}
+
+    def options(self) -> Json:
+        return {"no_labels": True} if self.no_labels else {}
 
     def classes(self) -> tuple[ImageClass, ...]:
         if self._names is None:
@@ -69,6 +77,8 @@ class LabelledSource(Source):
     def warnings(self, samples: int) -> list[str]:
         names, used = self._names or [], {number for number in self._numbers.values() if number >= 0}
         warnings = unused_classes(names, used)
+        if self._keeps_labels and self.no_labels:
+            warnings.append("the labels are numbers to predict, which the column keeps; all images get the label 0")
         if self._given is None and samples and len(used) > max(samples // 2, 1):
             warnings.append(f"{len(used)} different labels for {samples} samples; check that the labels are classes")
         return warnings
@@ -78,7 +88,8 @@ class LabelledSource(Source):
 
         If all labels are whole numbers, they are the class numbers; a negative one has no class. Otherwise they are
         names, in the order of the given classes, or sorted by their bytes. Without given classes, other numbers are
-        refused: they would become names, and 10.5 would come before 2.5.
+        refused: they would become names, and 10.5 would come before 2.5. If a column keeps such numbers, or lists, all
+        labels are ignored.
 
         Args:
             seen: Each label, with the place where it was seen first, for messages.
@@ -94,6 +105,9 @@ class LabelledSource(Source):
         texts = [label for label in seen if given or not numbered or not _WHOLE.fullmatch(label)]
         if not texts:
             self._learn_numbers({label: int(label.partition(".")[0]) for label in seen}, seen)
+            return
+        if numbered and self._given is None and self._keeps_labels and all(map(_is_to_predict, seen)):
+            self.no_labels, self._names = True, [UNLABELED]
             return
         if numbered and self._given is None and _are_fractions(seen):
             raise BuildError(
@@ -201,6 +215,11 @@ def _is_number(value: object) -> bool:
 def _are_fractions(labels: Iterable[str]) -> bool:
     """Return whether all labels are numbers, and some of them have a point or an exponent, or are "nan"."""
     return all(map(_NUMBER.fullmatch, labels)) and not all(map(str.isdecimal, labels))
+
+
+def _is_to_predict(label: str) -> bool:
+    """Return whether a label that a column keeps is a number or a list of numbers, as in multi-label classification."""
+    return label.startswith("[") or bool(_NUMBER.fullmatch(label))
 
 
 def number_columns(names: Sequence[str]) -> list[NumberColumn]:

@@ -22,6 +22,7 @@ from decodeonce.prep.entry import Entry, Undecodable, name_bytes
 from decodeonce.prep.processes.isolated import MEMORY_BYTES, Isolated, answer_questions
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, parallel_map, size_problem
+from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, ObjectHolder, SourceFiles, source_file
 from decodeonce.prep.sources.labels import LabelledSource
 from decodeonce.prep.sources.patterns import describe_files, find_files
@@ -58,7 +59,7 @@ Row = tuple[str | None, str | None, bool, Sequence[object]]
 
 
 class Columns(NamedTuple):
-    """The columns to read: `image` ("image.bytes" for a struct), `path` of the image ("" for none), and `label`.
+    """The columns to read: `image` ("image.bytes" for a struct), and `path` of the image and `label` ("" for none).
 
     `numbers` are the columns of numbers to keep.
     """
@@ -79,10 +80,11 @@ class ParquetSource(LabelledSource):
     Args:
         root: The folder that file names are relative to.
         files: Name, size in bytes and mtime in ns of each file.
-        columns: Names of the columns of image bytes, image path ("" for none) and label, and a list of the columns of
-            numbers to keep.
+        columns: Names of the columns of image bytes, image path ("" for none) and label ("" for none), and a list of
+            the columns of numbers to keep.
         groups: Number of row groups of each file; default (): listing finds it.
         classes: Class names in label order; default None: the names in the schema, or they follow from the labels.
+        no_labels: Whether all images are of one class; default False.
 
     Example:
         >>> source = open_parquet("val.parquet")
@@ -101,9 +103,10 @@ class ParquetSource(LabelledSource):
         columns: Sequence[Any],
         groups: Sequence[int] = (),
         classes: Sequence[str] | None = None,
+        no_labels: bool = False,
     ) -> None:
         self._columns = Columns(*columns)
-        super().__init__(root, classes, self._columns.numbers)
+        super().__init__(root, classes, self._columns.numbers, no_labels=no_labels)
         self._files = SourceFiles(root, files)
         self._groups = list(groups)  # row groups per file
         self._table: tuple[int, Table] | None = None
@@ -118,7 +121,7 @@ class ParquetSource(LabelledSource):
     @property
     def found(self) -> str:
         files, columns = describe_files([file.name for file in self._files.files], "Parquet file"), self._columns
-        return f"{files}, images from {columns.image}, labels from {columns.label}"
+        return f"{files}, images from {columns.image}, {describe_labels(columns.label)}"
 
     def facts(self) -> Json:
         facts = {**super().facts(), "files": self._files.facts(), "columns": [*self._columns]}
@@ -156,7 +159,7 @@ class ParquetSource(LabelledSource):
         return self._files.path(self._locate(entry.unit)[0])
 
     def options(self) -> Json:
-        return {"image_column": self._columns.image, "label_column": self._columns.label}
+        return {**super().options(), "image_column": self._columns.image, "label_column": self._columns.label}
 
     def _locate(self, unit: int) -> tuple[int, int]:
         """Return the file of row group `unit`, counted over all files, and its index there."""
@@ -210,6 +213,7 @@ def open_parquet(
         "Keep this column of numbers or of lists of numbers. Repeat the flag for more columns.",
         "NAME",
     ] = None,
+    no_labels: NoLabels = False,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ParquetSource:
@@ -221,7 +225,9 @@ def open_parquet(
         src: A Parquet file, a folder that holds the files of one split, or a pattern with braces or wildcards.
         image_column: Name of the column of images, binary or a struct with binary `bytes`; default "": the only one.
         label_column: Name of the column of labels, integers or strings; default "": the only one.
-        column: Names of columns of numbers, or of lists of numbers, to keep in the store; default None: none.
+        column: Names of columns of numbers, or of lists of numbers, to keep in the store; default None: none. If no
+            other column could hold labels, all images are of one class.
+        no_labels: Whether to ignore labels: all images are of one class; default False.
         classes: Class names in label order; default None: the names in the schema if it has them. Otherwise labels that
             are all whole numbers are the class numbers, and other labels are sorted by their bytes.
         follow_links: Whether links in a folder may lead out of it; default False.
@@ -238,8 +244,10 @@ def open_parquet(
     src = source_text(src)
     root, names = find_files(src, (".parquet",), deep=True, follow_links=follow_links)
     files = SourceFiles(root, parallel_map(root, partial(source_file, root), names))
-    columns = ask_about(files, 0, "columns", image=image_column, label=label_column, numbers=column or [])
-    return ParquetSource(root, files=files.files, columns=columns, classes=classes)
+    check_unlabeled(no_labels, label_column=label_column)
+    asked = {"image": image_column, "label": label_column, "numbers": column or [], "no_labels": no_labels}
+    columns = Columns(*ask_about(files, 0, "columns", optional=classes is None, **asked))
+    return ParquetSource(root, files=files.files, columns=columns, classes=classes, no_labels=not columns.label)
 
 
 def pyarrow() -> Arrow:
@@ -290,12 +298,13 @@ class Table:
         nulls = _null_count(facts, columns.image)
         mixed = 0 < nulls < facts.num_rows
         data = self.read(
-            group, [columns.label, *filter(None, [columns.path]), *[columns.image] * mixed, *columns.numbers]
+            group, [*filter(None, [columns.label, columns.path]), *[columns.image] * mixed, *columns.numbers]
         )
         count, where = data.num_rows, f"{self.path}: row group {group}"
         if count != facts.num_rows:
             raise BuildError(f"{where}: {count} rows, expected {facts.num_rows}; download the file again")
-        labels = (None if label is None else str(label) for label in column(data, columns.label).to_pylist())
+        found = column(data, columns.label).to_pylist() if columns.label else [None] * count
+        labels = (None if label is None else str(label) for label in found)
         paths = column(data, columns.path).to_pylist() if columns.path else [None] * count
         if any(len(path) > MAX_NAME_BYTES for path in filter(None, paths)):
             raise BuildError(f"{where}: a path of more than {MAX_NAME_BYTES} bytes; shorten it")
@@ -346,16 +355,29 @@ def image_at(images: Arrow, place: int) -> bytes:
     return bytes(image)
 
 
-def find_columns(path: str, schema: Arrow, *, image: str = "", label: str = "", numbers: Sequence[str] = ()) -> Columns:
+def find_columns(
+    path: str,
+    schema: Arrow,
+    *,
+    image: str = "",
+    label: str = "",
+    numbers: Sequence[str] = (),
+    no_labels: bool = False,
+    optional: bool = False,
+) -> Columns:
     """Return the columns of images and labels of a schema, by type and name, or the ones passed as `image` and `label`.
 
-    `numbers` are the columns of numbers to keep. Raise BuildError if a column is missing, ambiguous or of another type.
+    `numbers` are the columns of numbers to keep. With `no_labels`, there is no column of labels. With `optional`, there
+    is none if there are `numbers` and no other column could hold labels. Raise BuildError if a column is missing,
+    ambiguous or of another type.
     """
     images = {field.name: leaves for field in schema if (leaves := _image_leaves(field)) is not None}
     likely = [name for name in images if name.lower() in IMAGE_COLUMNS] if len(images) > 1 else list(images)
     labels = [field.name for field in schema if _is_label(field.type)]
     coded = [name for name in labels if class_names(schema, name) is not None]
     known = coded or [name for name in labels if name.lower() in LABEL_COLUMNS]
+    known = [name for name in known if name not in numbers] or known
+    no_labels = no_labels or bool(optional and numbers and not label and not known and set(labels) <= set(numbers))
     if image:
         likely = [name for name, leaves in images.items() if image in (name, leaves[0])]
     if label:
@@ -363,7 +385,12 @@ def find_columns(path: str, schema: Arrow, *, image: str = "", label: str = "", 
     chosen = _choose(path, schema, "image", likely, image)
     for name in numbers:
         _check_numbers(path, schema, name)
-    return Columns(*images[chosen], _choose(path, schema, "label", known, label), list(numbers))
+    return Columns(*images[chosen], "" if no_labels else _choose(path, schema, "label", known, label), list(numbers))
+
+
+def describe_labels(column: str) -> str:
+    """Return where labels come from, as text."""
+    return f"labels from {column}" if column else "without labels"
 
 
 def _check_numbers(path: str, schema: Arrow, name: str) -> None:
@@ -389,7 +416,8 @@ def _choose(path: str, schema: Arrow, what: str, found: list[str], named: str) -
         problem = f"cannot hold {content}, expected {expected}" if named in schema.names else "no such column"
         raise BuildError(f"{path}: --{what}-column {named}: {problem}; {columns}")
     problem = f"several columns may hold {content} ({', '.join(found)})" if found else f"no column looks like {content}"
-    raise BuildError(f"{path}: {problem}; choose one with --{what}-column; {columns}")
+    advice = f"choose one with --{what}-column" + (", or pass --no-labels" if what == "label" else "")
+    raise BuildError(f"{path}: {problem}; {advice}; {columns}")
 
 
 def _image_leaves(field: Arrow) -> tuple[str, str] | None:
@@ -450,7 +478,7 @@ def _opened(file: FileFacts) -> Table:
     return _table[2]
 
 
-def _columns(file: FileFacts, **asked: str) -> Columns:
+def _columns(file: FileFacts, **asked: Any) -> Columns:
     return find_columns(file[0], _opened(file).file.schema_arrow, **asked)
 
 
@@ -466,7 +494,7 @@ def _facts(file: FileFacts, columns: list[Any]) -> Json:
     if not all(0 <= here <= MAX_MEMBERS for here in (*rows, sum(rows))):
         raise BuildError(f"{file[0]}: {sum(rows)} rows, expected at most {MAX_MEMBERS}; write it as several files")
     labels = dict[str, None]()  # in order of appearance
-    for group in range(len(rows)):
+    for group in range(len(rows) if label else 0):
         values = column(_opened(file).read(group, [label]), label).unique()
         here = list(map(str, values.drop_null().to_pylist()))
         if sum(map(len, here)) > MAX_LABELS_BYTES or max(map(len, here), default=0) > MAX_NAME_BYTES:

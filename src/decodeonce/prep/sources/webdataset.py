@@ -1,6 +1,6 @@
 """WebDataset shards: tars, plain or gzipped, of images and files with their labels.
 
-A sample is a run of members whose names are equal up to the first dot.
+A sample is a run of members whose names are equal up to the first dot, or up to the last one with `last_dot`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from decodeonce.errors import BuildError, Stopped
+from decodeonce.formatting import counted
 from decodeonce.host import network_file_system, usable_cores
 from decodeonce.prep.entry import Entry, Value, name_bytes, name_text
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
 from decodeonce.prep.sources.files import STAT_THREADS, parallel_map
+from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import (
     GZIP_MAGIC,
     FileFacts,
@@ -43,12 +45,14 @@ from decodeonce.store.layout import Json, Paired
 
 SUFFIXES = SOURCES["webdataset"].suffixes
 # The first one that a sample has is its image.
-IMAGE_SUFFIXES = (b"jpg", b"jpeg", b"png", b"webp", b"gif", b"bmp", b"tif", b"tiff", b"ppm", b"pgm", b"pbm")
-LABELS = (b"cls", b"txt", b"json")  # the first one that a sample has gives its label
+IMAGE_SUFFIXES = (b"jpg", b"jpeg", b"png", b"webp", b"gif", b"bmp", b"tif", b"tiff", b"ppm", b"pgm", b"pbm", b"avif")
+JSON = b"json"
+LABELS = (b"cls", b"txt", JSON)  # the first one that a sample has gives its label
 LABEL_KEYS = ("label", "cls", "class")
 MAX_LABEL_BYTES = 1 << 16
 _LONE = re.compile("[\ud800-\udfff]")  # lone surrogates: JSON can contain them, valid text cannot
 _PARTS = re.compile(rb"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)
+_PARTS_AT_LAST_DOT = re.compile(rb"((?:.*/)?[^/]+)\.([^/.]+)", re.DOTALL)
 
 
 class WebdatasetSource(LabelledSource):
@@ -65,10 +69,14 @@ class WebdatasetSource(LabelledSource):
         column: Keys of each sample's json to keep as columns of numbers; default None: none.
         paired: The suffix, such as "mask.png", of each mask ("mask") or image of three channels ("target:rgb") of a
             sample; default None: none.
+        image_suffix: Suffix of each sample's image, such as "input.jpg"; default "": the first known one of a sample.
+        label_suffix: Suffix of each sample's label, such as "target.cls"; default "": cls, txt or json.
+        last_dot: Whether a suffix begins at the last dot of a name; default False: at the first.
         no_labels: Whether to ignore labels: all samples are of one class; default False.
 
     Raises:
-        BuildError: If two names have the same suffix.
+        BuildError: If a suffix is given twice, or there are both `label_suffix` and `no_labels`, unless it names the
+            file with the columns.
 
     Example:
         >>> source = open_webdataset("shards/shard-000000.tar")
@@ -78,7 +86,7 @@ class WebdatasetSource(LabelledSource):
 
     kind = "webdataset"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings that a plan records
         self,
         root: Path,
         *,
@@ -87,18 +95,35 @@ class WebdatasetSource(LabelledSource):
         classes: Sequence[str] | None = None,
         column: Sequence[str] | None = None,
         paired: Mapping[str, str] | None = None,
+        image_suffix: str = "",
+        label_suffix: str = "",
+        last_dot: bool = False,
         no_labels: bool = False,
     ) -> None:
         super().__init__(root, classes, column, no_labels=no_labels)
+        label = _member_suffix(label_suffix)
+        has_columns = bool(column) and label.endswith(JSON)
+        check_unlabeled(no_labels, label_suffix="" if has_columns else label_suffix)
+        self._keeps_labels = not set(LABEL_KEYS).isdisjoint(self.column_names)
         self._suffixes = dict(paired or {})
-        members = list(map(_member_suffix, self._suffixes.values()))
+        chosen = {"image_suffix": image_suffix, "label_suffix": label_suffix, "last_dot": last_dot}
+        self._chosen = {name: value for name, value in chosen.items() if value}
+        members = list(map(_member_suffix, filter(None, (*self._suffixes.values(), image_suffix, label_suffix))))
         if twice := [name_text(suffix) for suffix in members if members.count(suffix) > 1]:
-            raise BuildError(f"--paired: {twice[0]} is given for two names, expected another suffix for each name")
+            expected = "expected another suffix for the image, the label and each of --paired"
+            raise BuildError(f"the suffix {twice[0]} is given twice, {expected}")
+        of_pairs = tuple(map(_member_suffix, self._suffixes.values()))
+        known = tuple(suffix for suffix in IMAGE_SUFFIXES if suffix not in of_pairs)
+        images = (_member_suffix(image_suffix),) if image_suffix else known
+        labels = () if no_labels else (label,) if label else LABELS
+        self._naming = Naming(images, labels, label if has_columns else JSON, of_pairs, last_dot)
         self.paired = tuple(map(Paired.parse, self._suffixes))
         self.read_unit = "gzip stream" if gzipped else ""
         self._files = SourceFiles(root, files)
         self._gzipped = frozenset(gzipped)
         self._stream: tuple[int, GzipStream] | None = None
+        self._without_end = set[str]()  # names of the tars that lack the empty blocks at the end
+        self._asked = self.options()  # listing may find out that labels are to be ignored
 
     @property
     def top(self) -> Path:
@@ -110,35 +135,40 @@ class WebdatasetSource(LabelledSource):
         if self.no_labels:
             labels = "without labels"
         else:
-            with closing(self._samples(0)) as found:
+            with closing(self._samples(0, self._naming)) as found:
                 label_from = next((sample.label_from for sample in found if sample.label), "")
-            labels = f"labels from {label_from}" if label_from else "no labels in the first shard; pass --no-labels"
+            none = "no labels in the first shard; name their files with --label-suffix, or pass --no-labels"
+            labels = f"labels from {label_from}" if label_from else none
         return f"{describe_files([file.name for file in self._files.files], 'shard')}, {labels}"
+
+    def warnings(self, samples: int) -> list[str]:
+        first = min(self._without_end, default="")
+        found = f"{counted(len(self._without_end), 'shard')} without the empty blocks that end a tar (first {first})"
+        warning = f"{found}: all members are whole, but others may be missing; if you downloaded it, check its size"
+        return [*super().warnings(samples), *([warning] if first else [])]
 
     def facts(self) -> Json:
         own = {"gzipped": sorted(self._gzipped), "column": list(self.column_names), "paired": self._suffixes}
-        return {**super().facts(), "files": self._files.facts(), **own}
+        return {**super().facts(), "files": self._files.facts(), **own, **self._chosen}
 
     def fingerprint(self) -> object:
-        paired = [self._suffixes] if self._suffixes else []
-        labels = ["no labels"] if self.no_labels else []
-        return [self._files.facts(), sorted(self._gzipped), self._requested, *self.column_names, *paired, *labels]
+        own = [*self.column_names, *filter(None, [self._asked])]
+        return [self._files.facts(), sorted(self._gzipped), self._requested, *own]
 
     def options(self) -> Json:
-        return {"paired": self._suffixes} if self._suffixes else {}
+        return {**super().options(), **({"paired": self._suffixes} if self._suffixes else {}), **self._chosen}
 
     def entries(self) -> Iterator[Entry]:
         """Yield every sample in the order of shards and members, after all shards have been indexed."""
         columns, seen, indexes = number_columns(self.column_names), dict[str, str](), list[str]()
         with ThreadPoolExecutor(self._threads()) as threads:
-            shards = threads.map(self._listed, range(len(self._files.files)))
+            shards = threads.map(partial(self._listed, self._naming), range(len(self._files.files)))
             for number, found in enumerate(shards):
                 path = os.fsdecode(self._files.path(number))
                 for sample in found:
                     if sample.label and sample.label not in seen:
                         seen[sample.label] = f"{path}/{name_text(sample.member.name)}"
-                    if sample.label or self.no_labels:
-                        _collect(columns, sample, path)
+                    _collect(columns, sample, path)
                 # JSON takes 60 bytes per sample and its name, objects 500.
                 listed = [(*sample.member, sample.label, sample.paired) for sample in found]
                 indexes.append(json.dumps(listed, default=name_text))
@@ -147,7 +177,7 @@ class WebdatasetSource(LabelledSource):
         for number, index in enumerate(indexes):
             for name, place, size, damage, text, paired in json.loads(index):
                 label, problem = self._class_of(text)
-                values = next(rows, ()) if (text or self.no_labels) and not damage else ()
+                values = () if damage else next(rows, ())
                 member = Member(name_bytes(name), place, size, damage or problem)
                 yield self._entry(number, member, paired, label, values)
 
@@ -184,7 +214,7 @@ class WebdatasetSource(LabelledSource):
         for number, file in enumerate(self._files.files):
             here = {name for name in names if name.startswith(name_bytes(file.name) + b"/")}
             try:
-                samples = self._listed(number) if here else ()
+                samples = self._listed(self._naming._replace(labels=()), number) if here else ()
                 found = (self._entry(number, sample.member, sample.paired) for sample in samples)
                 yield from (entry for entry in found if entry.name in here)
             except BuildError as error:
@@ -198,9 +228,9 @@ class WebdatasetSource(LabelledSource):
             return CONNECTIONS
         return STAT_THREADS if network_file_system(self.root) else usable_cores() if self._gzipped else 1
 
-    def _listed(self, number: int) -> list[TarSample]:
+    def _listed(self, naming: Naming, number: int) -> list[TarSample]:
         """Return the samples of one shard. Of images with one name, the last one counts, as when a tar is unpacked."""
-        found = list(self._samples(number))
+        found = list(self._samples(number, naming))
         last = {sample.member.name: place for place, sample in enumerate(found)}
         for place, sample in enumerate(found):
             if last[sample.member.name] != place and not sample.member.problem:
@@ -208,23 +238,35 @@ class WebdatasetSource(LabelledSource):
                 found[place] = sample._replace(member=sample.member._replace(problem=problem), paired=())
         return found
 
-    def _samples(self, number: int) -> Generator[TarSample, None, None]:
+    def _samples(self, number: int, naming: Naming) -> Generator[TarSample, None, None]:
         """Yield the samples of one shard."""
         with self._files.opened(number) as file:
             tar = GzipStream(file, BuildError) if number in self._gzipped else file
-            yield from read_samples(tar, self.column_names, list(self._suffixes.values()))
+            no_end = partial(self._without_end.add, self._files.files[number].name)
+            yield from read_samples(tar, self.column_names, naming, no_end)
             tar.read_to_end()
 
 
-def open_webdataset(
+def open_webdataset(  # noqa: PLR0913 - the flags of the command
     src: str | Path,
     *,
+    image_suffix: Annotated[
+        str,
+        "Read the file with this suffix, such as input.jpg, as a sample's image. (default: jpg, jpeg, png, ...)",
+        "TEXT",
+    ] = "",
+    label_suffix: Annotated[
+        str, "Read labels from the file with this suffix, such as target.cls. (default: cls, txt or json)", "TEXT"
+    ] = "",
+    last_dot: Annotated[
+        bool, "Let suffixes begin at the last dot of a name. Without this flag, they begin at the first dot."
+    ] = False,
     column: Annotated[
         list[str] | None,
         "Keep this key of each sample's json as a column of numbers. Repeat the flag for more columns.",
         "NAME",
     ] = None,
-    no_labels: Annotated[bool, "Ignore labels: all images get the label 0."] = False,
+    no_labels: NoLabels = False,
     paired: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
@@ -235,6 +277,10 @@ def open_webdataset(
 
     Args:
         src: A folder of tars, a tar, or a pattern with braces or wildcards. Tars may be gzipped.
+        image_suffix: Suffix of each sample's image, such as "input.jpg"; default "": the first known one of a sample.
+        label_suffix: Suffix of each sample's label, such as "target.cls"; default "": cls, txt or json. If it ends with
+            "json", the label is the value of the key `label`, `cls` or `class`, and the file has the columns, too.
+        last_dot: Whether a suffix begins at the last dot of a name; default False: at the first.
         column: Keys of each sample's json to keep as columns of numbers; default None: none.
         paired: The suffix, such as "mask.png", of each mask ("mask") or image of three channels ("target:rgb") of a
             sample; default None: none.
@@ -258,7 +304,16 @@ def open_webdataset(
     packed = parallel_map(root, partial(_is_gzipped, files), range(len(names)))
     gzipped = [number for number, is_gzipped in enumerate(packed) if is_gzipped]
     return WebdatasetSource(
-        root, files=files.files, gzipped=gzipped, classes=classes, column=column, paired=paired, no_labels=no_labels
+        root,
+        files=files.files,
+        gzipped=gzipped,
+        classes=classes,
+        column=column,
+        paired=paired,
+        image_suffix=image_suffix,
+        label_suffix=label_suffix,
+        last_dot=last_dot,
+        no_labels=no_labels,
     )
 
 
@@ -267,8 +322,26 @@ def _is_gzipped(files: SourceFiles, number: int) -> bool:
         return holder.read_at(0, len(GZIP_MAGIC)) == GZIP_MAGIC
 
 
+class Naming(NamedTuple):
+    """How the names of a tar's members tell samples, images and labels.
+
+    Attributes:
+        images: Suffixes of images. The first one that a sample has is its image.
+        labels: Suffixes of labels. The first one that a sample has gives its label. () if labels are not needed.
+        json: Suffix of the file with the columns.
+        paired: Suffixes of the members that belong to an image.
+        last_dot: Whether a suffix begins at the last dot of a name.
+    """
+
+    images: tuple[bytes, ...] = IMAGE_SUFFIXES
+    labels: tuple[bytes, ...] = LABELS
+    json: bytes = JSON
+    paired: tuple[bytes, ...] = ()
+    last_dot: bool = False
+
+
 class TarSample(NamedTuple):
-    """A sample in a tar: its image, or its first member, with the problem if it has no image, and its label.
+    """A sample in a tar: its image, or another member, with the problem if it has no image, and its label.
 
     Attributes:
         member: The image.
@@ -285,55 +358,90 @@ class TarSample(NamedTuple):
     paired: Sequence[list[int]] = ()
 
 
-def read_samples(tar: Holder, columns: Sequence[str] = (), paired: Sequence[str] = ()) -> Iterator[TarSample]:
+FIRST_DOT = Naming()
+
+
+def read_samples(
+    tar: Holder,
+    columns: Sequence[str] = (),
+    naming: Naming = FIRST_DOT,
+    no_end: Callable[[], object] | None = None,
+) -> Iterator[TarSample]:
     """Group the members of a tar into samples, in their order. A gzip stream is only read forward."""
-    parts = ((match[1], match[2].lower(), m) for m in list_tar(tar) if (match := _PARTS.fullmatch(m.name)))
+    pattern = _PARTS_AT_LAST_DOT if naming.last_dot else _PARTS
+    parts = ((match[1], match[2].lower(), m) for m in list_tar(tar, no_end) if (match := pattern.fullmatch(m.name)))
     for _, sample in groupby(parts, itemgetter(0)):
-        yield _sample(((suffix, member) for _, suffix, member in sample), tar, columns, paired)
+        yield from _sample(((suffix, member) for _, suffix, member in sample), tar, columns, naming)
 
 
 def _sample(
-    parts: Iterator[tuple[bytes, Member]], tar: Holder, columns: Sequence[str], paired: Sequence[str]
-) -> TarSample:
-    first: Member | None = None
-    wanted: dict[bytes, Member | None] = dict.fromkeys(map(_member_suffix, paired))
-    images: list[tuple[int, Member]] = []
+    parts: Iterator[tuple[bytes, Member]], tar: Holder, columns: Sequence[str], naming: Naming
+) -> Iterator[TarSample]:
+    """Yield a sample. Without an image, yield every image of a longer suffix, so that none is lost uncounted."""
+    members: list[tuple[bytes, Member]] = []
     texts: dict[bytes, bytes] = {}
-    suffixes: list[bytes] = []
     for suffix, member in parts:
-        first = first or member
-        suffixes.append(suffix)
-        if suffix in wanted:
-            wanted[suffix] = member
-        elif suffix in IMAGE_SUFFIXES:
-            images.append((IMAGE_SUFFIXES.index(suffix), member))
-        elif suffix in LABELS and suffix not in texts and 0 < member.size <= MAX_LABEL_BYTES:
-            is_best = texts.keys().isdisjoint(LABELS[: LABELS.index(suffix)])
-            if is_best or (columns and suffix == b"json"):
-                texts[suffix] = tar.read_at(member.place, member.size)
-    assert first is not None
-    _, main = min(images, key=itemgetter(0), default=(0, first))
-    main = main._replace(problem=main.problem or _problem(suffixes))
-    label_from = next((suffix for suffix in LABELS if suffix in texts), b"")
+        members.append((suffix, member))
+        if suffix not in texts and 0 < member.size <= MAX_LABEL_BYTES and _is_read(suffix, texts, columns, naming):
+            texts[suffix] = tar.read_at(member.place, member.size)
+    suffixes = [suffix for suffix, _ in members]
+    main = next((member for image in naming.images for suffix, member in members if suffix == image), None)
+    if main is None:
+        longer = [member for suffix, member in members if _ends_like(suffix, IMAGE_SUFFIXES)]
+        problem = _no_image(suffixes, naming)
+        for member in longer or [members[0][1]]:
+            yield TarSample(member._replace(problem=problem), "", "")
+        return
+    label_from = next((suffix for suffix in naming.labels if suffix in texts), b"")
     label = _label(label_from, texts.get(label_from, b""))
-    fields = _fields(texts.get(b"json", b"")) if columns else {}
+    main = main._replace(problem=main.problem or _problem(suffixes, naming, label))
+    by_suffix = dict(members)
+    wanted = {suffix: by_suffix.get(suffix) for suffix in naming.paired}
     for suffix, other in wanted.items():
         if problem := "missing in the sample" if other is None else other.problem:
             main = main._replace(problem=main.problem or f"{name_text(suffix)}: {problem}")
     places = [] if main.problem else [[other.place, other.size] for other in wanted.values() if other]
+    fields = _fields(texts.get(naming.json, b"")) if columns else {}
     values = [fields.get(column) for column in columns]
-    return TarSample(main, label, label_from.decode() if label else "", values, places)
+    yield TarSample(main, label, name_text(label_from) if label else "", values, places)
 
 
-def _problem(suffixes: Sequence[bytes]) -> str:
-    """Return why a sample with files of these suffixes cannot become a row, or "" if it can."""
-    image = next((suffix for suffix in IMAGE_SUFFIXES if suffix in suffixes), b"")
-    if not image:
-        found = ", ".join(map(name_text, suffixes[:3]))
-        return f"no image in the sample, which has {found}; a sample's files are equal up to the first dot"
+def _is_read(suffix: bytes, texts: Collection[bytes], columns: Sequence[str], naming: Naming) -> bool:
+    """Return whether the file with a suffix has the columns, or a better label than the `texts` that were read."""
+    if suffix in naming.labels and not any(label in texts for label in naming.labels[: naming.labels.index(suffix)]):
+        return True
+    return bool(columns) and suffix == naming.json
+
+
+def _no_image(suffixes: Sequence[bytes], naming: Naming) -> str:
+    """Return why a sample with files of these suffixes has no image, and what to do."""
+    problem = f"no image in the sample, which has {', '.join(map(name_text, suffixes[:3]))}"
+    longer = [name_text(suffix) for suffix in suffixes if _ends_like(suffix, IMAGE_SUFFIXES)]
+    if len(naming.images) == 1:
+        advice = f"expected {name_text(naming.images[0])}"
+    else:
+        advice = f"a sample's files are equal up to the {'last' if naming.last_dot else 'first'} dot"
+        advice += f"; to read {longer[0]}, pass --image-suffix {longer[0]}" if longer else ""
+    dots = "; if the names of samples contain dots, pass --last-dot" if len(longer) > 1 else ""
+    return f"{problem}; {advice}{dots}"
+
+
+def _problem(suffixes: Sequence[bytes], naming: Naming, label: str) -> str:
+    """Return why a sample with an image and files of these suffixes cannot become a row, or "" if it can."""
+    image = next(suffix for suffix in naming.images if suffix in suffixes)
     if suffixes.count(image) > 1:
         return "two images in the sample"
-    return "two labels in the sample" if any(suffixes.count(label) > 1 for label in LABELS) else ""
+    if any(suffixes.count(label) > 1 for label in naming.labels):
+        return "two labels in the sample"
+    if label or not naming.labels:
+        return ""
+    other = next((name_text(suffix) for suffix in suffixes if _ends_like(suffix, LABELS)), "")
+    return f"no label; to read {other}, pass --label-suffix {other}" if other else "no label"
+
+
+def _ends_like(suffix: bytes, known: Sequence[bytes]) -> bool:
+    """Return whether a suffix has several parts, of which the last one is known, such as "input.jpg"."""
+    return b"." in suffix and suffix.rpartition(b".")[2] in known
 
 
 def _member_suffix(text: str) -> bytes:
@@ -341,7 +449,7 @@ def _member_suffix(text: str) -> bytes:
 
 
 def _label(suffix: bytes, data: bytes) -> str:
-    if suffix != b"json":
+    if not suffix.endswith(JSON):
         return name_text(data).strip()
     facts = _fields(data)
     found = next((facts[key] for key in LABEL_KEYS if key in facts), None)
