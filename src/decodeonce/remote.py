@@ -203,7 +203,7 @@ def list_folder(url: str) -> list[tuple[str, bool]]:
     """Return the names in a folder, and whether each is a folder; raise BuildError if it is missing."""
     system, path = _opened(url)
     listed = attempt(url, partial(system.ls, path, detail=True))
-    found = [(item["name"], item["type"] == "directory") for item in listed if _is_below(item["name"])]
+    found = [(item["name"], item["type"] == "directory") for item in listed if _is_below(url, item["name"])]
     # An object whose name ends with a slash marks an empty folder.
     return [(name.rstrip("/").rpartition("/")[2], folder) for name, folder in found if folder or name[-1] != "/"]
 
@@ -212,7 +212,7 @@ def list_objects(url: str) -> Iterator[tuple[str, ObjectFacts]]:
     """Yield the objects below a folder: their paths in it, and their facts. Most stores list 1,000 per request."""
     system, path = _opened(url)
     for name, facts in attempt(url, partial(system.find, path, detail=True)).items():
-        if (inner := name[len(path) + 1 :]) and inner[-1] != "/" and _is_below(name):
+        if (inner := name[len(path) + 1 :]) and inner[-1] != "/" and _is_below(url, name):
             known = facts.get("size") is not None
             yield inner, ObjectFacts(facts["size"], _version(facts)) if known else stat_object(f"{url}/{inner}")
 
@@ -229,18 +229,20 @@ def find_objects(url: str, suffixes: tuple[str, ...], *, deep: bool) -> list[str
         names = attempt(url, partial(system.find, path, maxdepth=None if deep else 1))
         if not names:  # `find` does not raise an error for a bucket that is missing
             attempt(url, partial(system.info, path))
-    found = [name if is_url(name) else f"{scheme_of(url)}://{name.lstrip('/')}" for name in names if _is_below(name)]
+    found = [
+        name if is_url(name) else f"{scheme_of(url)}://{name.lstrip('/')}" for name in names if _is_below(url, name)
+    ]
     for name in found:
         check_url(name)  # a page of links may repeat the query of its own address
     return sorted((name for name in found if name.endswith(suffixes)), key=os.fsencode)
 
 
-def _is_below(name: str) -> bool:
-    """Whether a listed name is one of an object or folder below the listed one.
+def _is_below(url: str, name: str) -> bool:
+    """Whether a name that was listed at a URL is one of an object or folder below it.
 
     A page may have links to itself in another order, such as "?C=N;O=D", and to folders above, such as "%2e%2e".
     """
-    return "/?" not in name and not {".", ".."} & {*unquote(name).split("/")}
+    return scheme_of(url) not in WEB or ("/?" not in name and not {".", ".."} & {*unquote(name).split("/")})
 
 
 def attempt(url: str, function: Callable[[], Result]) -> Result:

@@ -360,6 +360,14 @@ def test_death_of_isolated_process_is_an_error() -> None:
         process.ask("x", action="hang")
 
 
+def test_process_is_started_by_a_python_that_was_compiled_for_an_older_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    with closing(Isolated("tests.hostile.crashing")) as process:
+        assert process.ask("x", action="a") == "a"
+        with pytest.raises(Stopped, match="was killed"):
+            process.ask("x", action="kill")
+
+
 def test_isolated_process_outlives_the_thread_that_started_it() -> None:
     with closing(Isolated("tests.hostile.crashing")) as process:
         first = threading.Thread(target=process.ask, args=("x",), kwargs={"action": "first"})

@@ -321,6 +321,16 @@ def test_rows_that_repeat_within_an_epoch_have_numbers_of_their_own(store: Path)
     assert sorted(positions) == list(range(len(positions)))
 
 
+def test_rows_of_different_ranks_have_different_numbers(store: Path) -> None:
+    numbers: list[int] = []
+    for rank in range(2):
+        settings = {"rank": rank, "world_size": 2, "partition": "range", "tail": "drop"}
+        with loader_of(store, steps=20, **settings) as loader:
+            batches = list(loader)
+        numbers += torch.cat([batch.positions for batch in batches if batch.positions is not None]).tolist()
+    assert len(numbers) == len(set(numbers)) == 2 * 20 * 7
+
+
 def test_epoch_of_some_steps_resumes_with_a_different_world_size(store: Path) -> None:
     settings = {"tail": "drop", "batch_size": 5, "steps": 4}  # of 10 rows
     with loader_of(store, rank=0, world_size=2, **settings) as loader:
@@ -333,6 +343,8 @@ def test_epoch_of_some_steps_resumes_with_a_different_world_size(store: Path) ->
         alone.load_state_dict(state)
         assert alone.steps_left == 6
         assert [batch.rows.tolist() for batch in alone][::2] == epoch[5:]
+        now = alone.state_dict()
+        assert (now["epoch"], 60 * now["pass"] + now["rows_consumed"]) == (2, 2 * 40)  # where epoch 1 ended
 
 
 def test_states_with_and_without_steps_do_not_mix(store: Path) -> None:

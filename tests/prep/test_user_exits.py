@@ -77,6 +77,20 @@ def test_dataset_may_change_its_folder(tmp_path: Path) -> None:
     assert (tmp_path / "out/store.json").exists()
 
 
+def test_map_may_change_its_folder_while_a_block_is_written(tmp_path: Path) -> None:
+    make_tree(tmp_path / "src", classes=4, per_class=30)
+    (tmp_path / "elsewhere/out").mkdir(parents=True)
+    (tmp_path / "elsewhere/out/store.json").write_text("of another store")
+    code = (
+        "import os, time\ndef moved(pixels, sample):\n    os.chdir(FOLDER)\n    time.sleep(0.01)\n    return pixels\n"
+    )
+    (tmp_path / "maps.py").write_text(f"FOLDER = {str(tmp_path / 'elsewhere')!r}\n{code}")
+    flags = ("--size", 512, "--workers", 2, "--map", "maps:moved")  # a block a row
+    done = prep_process("build", "imagenet", "src", "out", *flags, cwd=tmp_path)
+    assert (done.returncode, "120 rows" in done.stdout) == (0, True), done.stderr
+    assert (tmp_path / "elsewhere/out/store.json").read_text() == "of another store"
+
+
 def test_what_a_dataset_prints_is_no_output_of_the_command(tmp_path: Path) -> None:
     noise = "print('noise')"
     done = build(tmp_path, at_import=noise, at_call=noise, at_sample=noise)
@@ -115,7 +129,7 @@ def test_exception_of_a_dataset_has_a_readable_text(tmp_path: Path, raised: str,
 def test_lack_of_memory_while_listing_stops_the_build(tmp_path: Path) -> None:
     done = build(tmp_path, at_sample="raise MemoryError")
     assert (done.returncode, done.stderr.count("\n")) == (75, 1)
-    assert done.stderr.startswith("prep: stopped: out of memory; run the same command again")
+    assert done.stderr.startswith("prep: stopped: mine:images: out of memory; run the same command again")
 
 
 def test_dataset_of_too_many_samples_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import TextIO
 from decodeonce.errors import DecodeonceError, Stopped, failure_from
 from decodeonce.formatting import without_secrets
 
+EXIT_SECONDS = 2.0  # that threads of imported code may take to end
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 75
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU)
 GC_THRESHOLD = 20_000  # with Python's default, 700, importing the modules triggers 60 collections: 20 ms
@@ -46,22 +47,23 @@ def main() -> None:
         for number in (*STOPPING, LAST_BLOCKS):
             signal.signal(number, signal.SIG_IGN)
         log_outcome(code or 0)
-    _end_threads_of_users(code or 0)
+    _limit_threads_of_users(code or 0)
     gc.freeze()  # otherwise Python scans all imported objects again before it exits: 50 ms
     sys.exit(code)
 
 
-def _end_threads_of_users(code: int) -> None:
-    """End the process if code of the user, such as a dataset, left threads running; Python would wait for them."""
-    threads = [
-        thread for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon
-    ]
-    if threads:
-        write_error(
-            f"prep: {len(threads)} threads of imported code are still running and were ended: {threads[0].name}"
-        )
-        sys.stdout.flush()
+def _limit_threads_of_users(code: int) -> None:
+    """End this process soon if imported code, such as a dataset, left threads running. Python would wait for them."""
+
+    def leave() -> None:
+        write_error("prep: threads of imported code are still running and were ended")
         os._exit(code)
+
+    if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
+        sys.stdout.flush()
+        timer = threading.Timer(EXIT_SECONDS, leave)
+        timer.daemon = True
+        timer.start()
 
 
 def program() -> str:

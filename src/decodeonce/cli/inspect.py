@@ -127,7 +127,7 @@ def status(
     from decodeonce.prep.jobs.submitted import job_states
 
     jobs = job_states(out)
-    shown = {name: {**states.queued, **states.ended} for name, states in jobs.items()}
+    shown = {name: asdict(states) for name, states in jobs.items()}
     try:
         status = read_status(out)
     except BuildError:
@@ -161,7 +161,7 @@ def _jobs_text(jobs: Mapping[str, JobStates]) -> str:
 
 def logs(
     out: Annotated[Path, typer.Argument(help="Build whose jobs `prep submit` wrote.", metavar="OUT")],
-    lines: Annotated[int, option("Print up to N lines of each log.", "N", min=1)] = 20,
+    lines: Annotated[int, option("Print up to N lines of each log.", "N", min=1, max=100_000)] = 20,
 ) -> None:
     """Print the last lines of what the jobs of a build have printed."""
     from decodeonce.prep.jobs.submitted import submitted_jobs

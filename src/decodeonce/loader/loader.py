@@ -51,6 +51,7 @@ CHOICES: dict[str, object] = {
 # In our measurements, two threads copied as fast as two cores can. A rank should use only a few cores for loading.
 MOST_THREADS = 4
 MOST = 1000  # threads, and batches prepared ahead; a larger number is a mistake
+MOST_STEPS = 1 << 32
 GIVEN = "given"  # the source of a rank that the user passed
 
 
@@ -86,8 +87,8 @@ class Loader:
             evenly into smaller batches; a rank without rows gets one row of padding. Default: "keep" with
             ``shuffle="none"``, which is for evaluation, otherwise "drop".
         steps: Steps per epoch, at least 1. Each epoch continues where the previous one ended; where too few rows for a
-            batch are left, the next pass through the rows begins. Such a run resumes exactly, unlike one that leaves
-            each epoch with ``break``. Default: None, an epoch is one pass.
+            batch are left, `tail` applies, and the next pass through the rows begins. Such a run resumes exactly,
+            unlike one that leaves each epoch with ``break``. Default: None, an epoch is one pass.
         prefetch: Batches prepared ahead, 1 to 1,000. Default: 3. On a CPU, the Loader uses host memory for about
             ``prefetch + 2`` batches. With another device, it uses pinned host memory for 3 batches, and device memory
             for about ``prefetch + 2`` batches.
@@ -187,7 +188,7 @@ class Loader:
         shape = (self.batch_size, *self._manifest.row_shape)
         parts = self._manifest.parts if self._manifest.paired else None
         self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None, parts)
-        self._steps = None if steps is None else whole("steps", steps, 1)
+        self._steps = None if steps is None else whole("steps", steps, 1, MOST_STEPS)
         self._positions = Positions(self._partition, self._steps)
         made, why = make_reader(opened, reader, threads, verify=verify)
         self._reader: Reader | None = made
@@ -219,8 +220,8 @@ class Loader:
     def epoch(self) -> int:
         """Number of the running epoch; between two ``for`` loops, the number of the next epoch.
 
-        ``for epoch in range(loader.epoch, epochs)`` runs the remaining epochs, also after ``load_state_dict()``. After
-        ``break``, it is still the number of the epoch that was left, like the epoch of ``state_dict()``.
+        ``for epoch in range(loader.epoch, epochs)`` runs the remaining epochs, also after ``load_state_dict()``, but
+        not after ``break``: then, it is still the number of the epoch that was left, as in ``state_dict()``.
         """
         running = self._running()
         return running.number if running else self._positions.now.epoch
@@ -323,13 +324,13 @@ class Loader:
         seed, shuffle, table, has_steps = self._seed, self._shuffle, self._table, self._steps is not None
         # Without the rank, ranges of equal size would get the same order.
         words = [self.world_size, self.rank] if self._kind == "range" else []
-        count = len(partition.rows)
+        count, rows = self.count, len(partition.rows)
 
         def make_pass(number: int, consumed: int) -> Iterator[StepRows]:  # without self, which its thread would keep
             key = derive_key(seed, number, *words)
-            order = make_order(shuffle, count, manifest.block_rows, key, table)
+            order = make_order(shuffle, rows, manifest.block_rows, key, table)
             # Rows repeat within an epoch if they are drawn, or if it contains the end of a pass.
-            first = number * count if has_steps else 0 if table else None
+            first = number * count + partition.before if has_steps else 0 if table else None
             steps = plan_steps(order, partition, consumed, now.epoch, first)
             return read_ahead(steps, order, partition, consumed, manifest.row_bytes)
 
@@ -431,8 +432,10 @@ class Loader:
             found = f"its rows have digest {state['store']!r}, those of {self._root} have {store!r}"
             raise ValueError(f"the state is from a different store: {found}; to resume anyway, pass other_store=True")
         if ("pass" in state) != ("pass" in self._positions.state()):
-            this, other = ("with", "without")[:: 1 if "pass" in state else -1]
-            raise ValueError(f"the state is from a Loader {this} steps=, and this one was created {other} it")
+            which = "with steps=, and this one was created without it"
+            if "pass" not in state:
+                which = "without steps=, and this one was created with it"
+            raise ValueError(f"the state is from a Loader {which}")
         numbers = {name: whole(name, state.get(name), 0) for name in self._positions.state()}
         if numbers["rows_consumed"] > (count := len(self._partition.rows)):
             raise ValueError(f"rows_consumed is {numbers['rows_consumed']}, expected at most {count}")

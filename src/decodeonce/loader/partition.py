@@ -49,7 +49,8 @@ class Partition:
     The order of an epoch is over `rows` of the store, in ascending order: a range, or those of a subset. Every step
     consumes `stride` rows of the order and divides them into `slices` slices. This rank takes slice number `slice_`.
     With "global", all ranks slice one order over the whole store or subset. With "range", each rank has an order over
-    its own range, in a single slice. `fewest` and `most` are the lengths of the shortest and the longest range.
+    its own range, in a single slice, after the `before` rows of lower ranks. `fewest` and `most` are the lengths of
+    the shortest and the longest range.
     """
 
     rows: range | Rows
@@ -59,6 +60,7 @@ class Partition:
     slice_: int
     slices: int
     tail: Tail
+    before: int = 0
 
     def at(self, places: Rows) -> Rows:
         """The elements of `rows` at `places`."""
@@ -160,7 +162,7 @@ def _own_range(whole: Partition) -> Partition:
         raise ValueError(f'{count} rows are too few for {ranks} ranks; use fewer ranks, or partition="global"')
     own = part_rows(count, whole.slice_, ranks)
     rows, fewest, most = whole.rows[own.start : own.stop], count // ranks, -(-count // ranks)
-    return replace(whole, rows=rows, fewest=fewest, most=most, slice_=0, slices=1)
+    return replace(whole, rows=rows, fewest=fewest, most=most, slice_=0, slices=1, before=own.start)
 
 
 def plan_steps(

@@ -17,13 +17,13 @@ class Position:
 
     epoch: number of the epoch.
     rows_consumed: rows that the pass has consumed, as the partition counts them.
-    number: number of the pass.
+    pass_number: number of the pass.
     epoch_rows: rows that the epoch has consumed; counted only with `steps`.
     """
 
     epoch: int
     rows_consumed: int
-    number: int
+    pass_number: int
     epoch_rows: int = 0
 
 
@@ -53,32 +53,35 @@ class Positions:
 
     def passes(self, position: Position) -> Iterator[tuple[int, int]]:
         """The number of each pass from a position on, and the rows that it has consumed."""
-        yield position.number, position.rows_consumed
+        yield position.pass_number, position.rows_consumed
         if self._steps:
-            yield from ((number, 0) for number in count(position.number + 1))
+            yield from ((number, 0) for number in count(position.pass_number + 1))
 
     def advance(self) -> None:
         """Count a batch as yielded. The last batch of an epoch moves to the start of the next epoch."""
         now, stride = self.now, self._partition.stride
         if self.next == now:
             self.next = self.start(now.epoch + 1)
-        if self.left(now) > 1:
-            place = self._in_pass(now.number, now.rows_consumed + stride)
+        left = self.left(now)
+        place = self._in_pass(now.pass_number, now.rows_consumed + (stride if left else 0))
+        if left > 1:
             self.now = Position(now.epoch, *place, now.epoch_rows + stride if self._steps else 0)
-        else:
-            self.now = self.next
+            return
+        if self._steps and self.next.epoch == now.epoch + 1:  # `start` differs if the batch size was another before
+            self.next = Position(self.next.epoch, *place)
+        self.now = self.next
 
     def state(self) -> dict[str, int]:
         """The position of training, for `restore()`."""
         now = self.now
         state = {"epoch": now.epoch, "rows_consumed": now.rows_consumed}
-        return {**state, "pass": now.number, "epoch_rows": now.epoch_rows} if self._steps else state
+        return {**state, "pass": now.pass_number, "epoch_rows": now.epoch_rows} if self._steps else state
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Move to the position of a Loader that can have another batch size."""
         now = Position(state["epoch"], state["rows_consumed"], state.get("pass", state["epoch"]))
         if self._steps:
-            now = Position(now.epoch, *self._in_pass(now.number, now.rows_consumed), state["epoch_rows"])
+            now = Position(now.epoch, *self._in_pass(now.pass_number, now.rows_consumed), state["epoch_rows"])
         self.now = self.next = now
 
     def _in_pass(self, number: int, consumed: int) -> tuple[int, int]:

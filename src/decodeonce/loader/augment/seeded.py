@@ -6,6 +6,7 @@ change the images, and the images would change what they draw.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -117,6 +118,18 @@ def _functions() -> list[tuple[ModuleType, str, Callable[..., Any], Callable[...
         for name, function in list(vars(module).items())
         if getattr(function, "__self__", None) is hidden
     ]
+
+
+def _forget_threads() -> None:
+    """Restore the functions in a forked process, in which none of these threads exists."""
+    global _lock, _threads
+    _lock = threading.Lock()
+    if _threads:
+        _threads = 1
+        _follow_threads(-1)
+
+
+os.register_at_fork(after_in_child=_forget_threads)
 
 
 def _by_thread(module: ModuleType, name: str, function: Callable[..., Any], kind: str) -> Callable[..., Any]:

@@ -309,6 +309,7 @@ class Worker:
         self.child = child_of(WORKER)
         self.child.send(first_message)
         self.blocks: list[int] = []
+        self.dismissed = False  # whether it was told that there are no more blocks
         self.limit_passed = 0.0
         # The row that was last seen, when it was first seen, and the processor time at that moment.
         self._watched: tuple[int | None, float, float] = (None, 0.0, 0.0)
@@ -407,6 +408,7 @@ class WorkerPool:
         """Return the worker's next order, or None: the worker then ends once its current blocks are durable."""
         block = None if _ending else self._queue.take(worker)
         if block is None:
+            worker.dismissed = True
             return None
         worker.blocks.append(block)
         return {"block": block, "poison": self._poison}
@@ -417,13 +419,14 @@ class WorkerPool:
         Returns:
             Whether the worker died unexpectedly.
         """
+        if worker.dismissed and not worker.blocks:  # how it exits depends on the user's code
+            worker.child.end()
+            return False
         row, status = worker.row, worker.child.exit_status()
         if status in READER_CRASHES and row is None:
             row = worker.child.heartbeat.reading
         worker.child.end()
         self._queue.put_back(worker, worker.blocks)
-        if status == 0 and not worker.blocks:
-            return False
         if row is None or (status in KILLED and not worker.limit_passed):
             self._idle_deaths += 1
             if self._idle_deaths > self._size + STRIKES:

@@ -211,7 +211,9 @@ def main(arguments: list[str]) -> int:
     with Parent(arguments) as parent:
         settings = parent.receive()
         share(settings.get("remote", {}))
-        plan = read_plan(StorePaths(settings["out"]))
+        # Absolute, because the user's code may change the current folder while a block is written.
+        out, journal = (Path(os.path.abspath(settings[name])) for name in ("out", "journal"))
+        plan = read_plan(StorePaths(out))
         decoder = BlockDecoder(plan, parent.heartbeat, fail_on_bad=settings["on_bad"] == "fail")
-        serve(parent, plan, decoder, Path(settings["journal"]))
+        serve(parent, plan, decoder, journal)
     return 0

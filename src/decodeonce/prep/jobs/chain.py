@@ -106,8 +106,8 @@ def _write(paths: StorePaths, texts: Mapping[str, bytes]) -> None:
             if states.queued:
                 out = quoted(paths.root)
                 raise BuildError(
-                    f"{paths.jobs}: {name} of another submission is in the queue ({next(iter(states.queued))}); wait "
-                    f"for its jobs, or run: prep cancel {out}"
+                    f"{paths.jobs}: {name} of another submission may be in the queue ({next(iter(states.queued))}); "
+                    f"wait for its jobs, or run: prep cancel {out}"
                 )
     make_folder(paths.jobs)
     for name, text in texts.items():

@@ -6,13 +6,13 @@ record=$PWD/submitted unknown=@UNKNOWN_JOB@
 if [ -e "$record" ]; then
   while IFS=$'\t' read -r name id _ cluster; do
     [ -z "$cluster" ] || export SLURM_CLUSTERS="$cluster"
-    if found=$(@STATES@ "$id" 2>&1); then
+    if found=$(@STATES@ "$id" 2> /dev/null); then  # without warnings
       if [ -n "$found" ]; then
         echo "$name $id is still in the queue; to cancel this chain, run: prep cancel "@OUT@ >&2
         exit 1
       fi
-    elif ! [[ $found =~ $unknown ]]; then
-      echo "$name $id may still be in the queue: $found; run this again when the batch system answers" >&2
+    elif problem=$(@STATES@ "$id" 2>&1) || ! [[ $problem =~ $unknown ]]; then
+      echo "$name $id may still be in the queue: $problem; run this again when the batch system answers" >&2
       exit 1
     fi
   done < "$record"

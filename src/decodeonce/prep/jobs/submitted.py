@@ -11,13 +11,14 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.jobs.schedulers import SCHEDULERS, Scheduler
 from decodeonce.store import StorePaths
+from decodeonce.store.layout import Json
 
 LOGS = "logs"  # the folder in OUT.jobs with a log of each process
 KILLED, NO_LOG = "ended without a message", "ended without a log"
@@ -70,7 +71,8 @@ class SubmittedJob:
     def printed(self, out: Path) -> list[Path]:
         """Return the files with what the job or its elements printed, oldest first."""
         folder, names = StorePaths(out).jobs, [name.format(number=self.number) for name in self._system.logs]
-        return sorted((path for name in names for path in folder.glob(name)), key=lambda path: path.stat().st_mtime)
+        paths = (path for name in names for path in folder.glob(name) if path.is_file())
+        return sorted(paths, key=lambda path: path.stat().st_mtime)
 
     @property
     def _system(self) -> Scheduler:
@@ -119,27 +121,46 @@ def job_states(out: Path) -> dict[str, JobStates]:
     found = {}
     for job in jobs:
         queued = Counter(job.states())
-        ended = Counter[str]() if queued else Counter(ends.get(job.number, [NO_LOG]))
-        if any(end in WITHOUT_MESSAGE for end in ended) and (last := _last_line(job.printed(out))):
-            ended = Counter(f"{end}: {last}" if end in WITHOUT_MESSAGE else end for end in ended.elements())
-        found[f"{job.name} {job.id}"] = JobStates(queued, ended)
+        found[f"{job.name} {job.id}"] = JobStates(queued, Counter() if queued else _ended(job, out, ends))
     return found
+
+
+def _ended(job: SubmittedJob, out: Path, ends: Mapping[str, list[str]]) -> Counter[str]:
+    """Return how the elements of a job ended that is not in the queue, with the last line of one that does not say."""
+    if job.name == "then":
+        return Counter(["ended"])  # a script of the user, which can print its own log elsewhere
+    printed, known = job.printed(out), ends.get(job.number, [])
+    ended = Counter([*known, *[KILLED] * (len(printed) - len(known))] or [NO_LOG])
+    if last := _last_line(printed):
+        ended = Counter(f"{end}: {last}" if end in WITHOUT_MESSAGE else end for end in ended.elements())
+    return ended
 
 
 def _ends(folder: Path) -> dict[str, list[str]]:
     """Return how each process ended that wrote a log, by the number of its job; only the last one of each task."""
     ends: dict[tuple[str, str], str] = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
-        events = [json.loads(line) for line in path.read_bytes().splitlines() if line.endswith(b"}")]
-        if events and events[0].get("job"):
-            last = events[-1]
-            text = last["event"] if last["event"] == "finished" else f"{last['event']}: {last.get('message', '')}"
-            key = _number(events[0]["job"]), str(events[0].get("task"))
-            ends[key] = text if "exit_code" in last else KILLED
+        key = "", ""
+        for event in filter(None, map(_event, path.read_bytes().splitlines())):
+            if event["event"] == "start":  # of one process; several can write to the same file, one after another
+                key = _number(str(event.get("job"))), str(event.get("task"))
+                ends[key] = KILLED
+            elif "exit_code" in event:
+                message = f": {event.get('message', '')}" if event["event"] != "finished" else ""
+                ends[key] = f"{event['event']}{message}"
     found: dict[str, list[str]] = {}
     for (number, _), text in ends.items():
         found.setdefault(number, []).append(text)
     return found
+
+
+def _event(line: bytes) -> Json | None:
+    """Return the event of a line of a log; None if a full disk or a kill left only a part of it."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
 
 
 def _last_line(paths: Sequence[Path]) -> str:

@@ -174,10 +174,8 @@ class Decoder:
             raise Undecodable("empty file")
         if turn is None:
             turn = _orientation(data) if self._recipe.exif == "apply" else 1
-        is_jpeg, convert = (
-            data.startswith(b"\xff\xd8\xff") and not mask,
-            partial(_converted, levels=self._recipe.levels),
-        )
+        is_jpeg = data.startswith(b"\xff\xd8\xff") and not mask
+        convert = partial(_converted, levels=self._recipe.levels)
         try:
             decoded = self._decode_plain_jpeg(data, box, turn) if is_jpeg else None
             if decoded is None:
@@ -185,8 +183,7 @@ class Decoder:
         except Undecodable as problem:
             if mask or self._recipe.on_damaged != "keep-truncated" or not str(problem).startswith("truncated"):
                 raise
-            with _truncated_images_load():
-                decoded = _decode_with_pillow(data, convert)
+            decoded = _decode_with_pillow(data, convert, truncated=True)
             decoded = replace(decoded, unusual=_join(decoded.unusual, str(problem)))
         if box is not None:
             image = decoded.image.crop(pixel_box(box, *decoded.image.size))  # the decoded size, which may be scaled
@@ -352,9 +349,12 @@ def _check_size(width: int, height: int) -> None:
 
 
 @contextmanager
-def _opened(data: bytes, *, check: bool = True) -> Iterator[Image.Image]:
-    """Open an image with Pillow, without its warnings, and check its size and kind unless only the header is read."""
-    with warnings.catch_warnings():
+def _opened(data: bytes, *, check: bool = True, truncated: bool = False) -> Iterator[Image.Image]:
+    """Open an image with Pillow, without its warnings, and check its size and kind unless only the header is read.
+
+    With `truncated`, the block can load a truncated image, whatever a user's code has set for its own images.
+    """
+    with warnings.catch_warnings(), _truncated_images_load(truncated):
         warnings.simplefilter("ignore")
         is_avif = data[4:8] == b"ftyp" and reads_avif()
         image: Image.Image = Image.open(io.BytesIO(data), formats=_with_avif() if is_avif else FORMATS)
@@ -374,18 +374,20 @@ def _with_avif() -> tuple[str, ...]:
 
 
 @contextmanager
-def _truncated_images_load() -> Iterator[None]:
-    """Let Pillow decode truncated images."""
-    ImageFile.LOAD_TRUNCATED_IMAGES = True
+def _truncated_images_load(load: bool) -> Iterator[None]:
+    """Let Pillow load truncated images, or not, in a block."""
+    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, load
     try:
         yield
     finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = False
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
-def _decode_with_pillow(data: bytes, convert: Callable[[Image.Image], DecodedImage]) -> DecodedImage:
+def _decode_with_pillow(
+    data: bytes, convert: Callable[[Image.Image], DecodedImage], *, truncated: bool = False
+) -> DecodedImage:
     try:
-        with _opened(data) as image:
+        with _opened(data, truncated=truncated) as image:
             return convert(image)
     except BAD_CONTENT as error:
         raise Undecodable(reason(data, error)) from None

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import LeftOut, Undecodable
 from decodeonce.prep.pixels.geometry import PixelBox
-from decodeonce.prep.processes.user_code import raised_text, user_code
 from decodeonce.prep.recipe import UserMap
+from decodeonce.prep.user_code import raised_text, user_code
 from decodeonce.store.hashing import file_hexdigest
 
 Pixels = NDArray[np.uint8]

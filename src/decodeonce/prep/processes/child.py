@@ -114,9 +114,10 @@ class Child:
             os.close(self.heartbeat.fd)  # the page stays mapped
         self._unread = bytearray()
         # Of the process itself: a process that a user's code left behind can keep the socket open for longer.
-        self.ended: int | None = None
-        with suppress(OSError):  # Linux before 5.3, or a container that forbids the call
-            self.ended = os.pidfd_open(self.process.pid)
+        self.pidfd: int | None = None
+        # Linux before 5.3, a container that forbids the call, or a Python that was compiled for an older Linux
+        with suppress(OSError, AttributeError):
+            self.pidfd = os.pidfd_open(self.process.pid)
 
     def send(self, message: object) -> None:
         """Send a message. If the process has died, nothing is raised: its exit status says why."""
@@ -153,9 +154,9 @@ class Child:
         self.process.wait()
         _alive.discard(self.process.pid)
         self.socket.close()
-        if self.ended is not None:
-            os.close(self.ended)
-            self.ended = None
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
 
 
 @contextmanager
@@ -178,7 +179,7 @@ def wait_for(children: Collection[Child], seconds: float | None = None) -> list[
     """Return the children with messages to `receive`, or that have ended; wait up to `seconds` for one (None: ever)."""
     poll, by_fd = select.poll(), dict[int, Child]()
     for child in children:
-        for fd in (child.socket.fileno(), child.ended):
+        for fd in (child.socket.fileno(), child.pidfd):
             if fd is not None:
                 poll.register(fd, select.POLLIN)
                 by_fd[fd] = child
@@ -275,9 +276,8 @@ def kill_children() -> None:
 class Parent:
     """The parent process, as seen from a worker.
 
-    As a context manager, it reports a DecodeonceError, an OSError or a lack of memory that ends the block to the
-    parent. The block ends without an error if the parent is gone when this process sends a message or waits for an
-    order.
+    As a context manager, it reports a DecodeonceError or OSError that ends the block to the parent. The block ends
+    without an error if the parent is gone when this process sends a message or waits for an order.
 
     Args:
         arguments: The arguments of `main`.
@@ -301,8 +301,6 @@ class Parent:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if isinstance(error, MemoryError):
-            error = Stopped("out of memory; run the same command again with more memory or fewer workers")
         with self._socket, suppress(ParentGone):
             if isinstance(error, (DecodeonceError, OSError)):
                 self._send({"failed": _described(error)})

@@ -16,18 +16,18 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from decodeonce.errors import BuildError, DecodeonceError, raise_file_system_failure
+from decodeonce.errors import BuildError, DecodeonceError, Stopped, raise_file_system_failure
 from decodeonce.formatting import counted
 from decodeonce.host import usable_cores
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes
 from decodeonce.prep.pixels.user_map import import_function
 from decodeonce.prep.processes.child import Parent, run_workers
-from decodeonce.prep.processes.user_code import raised_text, user_code
 from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.folder import ClassList, NoLabels, check_no_duplicates, check_unlabeled
 from decodeonce.prep.sources.labels import LabelledSource
 from decodeonce.prep.sources.parquet import class_names as names_in_schema
 from decodeonce.prep.sources.parquet import column, describe_labels, find_columns
+from decodeonce.prep.user_code import raised_text, user_code
 from decodeonce.remote import check_url
 from decodeonce.store.layout import Paired
 
@@ -551,5 +551,9 @@ def main(arguments: list[str]) -> int:
         root, facts = parent.receive()
         source = DatasetSource(root, **facts)
         for first, last in parent.orders():
-            parent.report((first, source.listed(first, last)))
+            try:
+                parent.report((first, source.listed(first, last)))
+            except MemoryError:
+                advice = "run the same command again with more memory"
+                raise Stopped(f"{Path(root).name}: out of memory; {advice}") from None
     return 0
