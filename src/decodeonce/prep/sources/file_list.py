@@ -18,6 +18,7 @@ from typing import Annotated, NamedTuple
 import xxhash
 
 from decodeonce.errors import BuildError
+from decodeonce.formatting import quoted
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.files import named_entries, read_file, stat_entries
 from decodeonce.prep.sources.folder import IMAGE_SUFFIXES, NoLabels, check_unlabeled
@@ -116,11 +117,20 @@ class ListSource(LabelledSource):
         seen: dict[str, str] = {}
         labelled, layout = False, find_layout(self.file, self._columns)
         self._keeps_labels = layout.label in layout.others and not self._columns.label
-        for line, name in self._lines():
+        for number, (line, name) in enumerate(self._lines()):
+            if number == 0 and not layout.header:
+                self._check_first(line, name)
             labelled = line.label is not None
             if label := self._label(line, name):
                 seen.setdefault(label, f"{self.file}: line {line.number}")
         self._learn(seen, numbered=labelled)
+
+    def _check_first(self, line: ListLine, name: bytes) -> None:
+        """Raise BuildError if the first line may be a header line with unknown names, which would add a class."""
+        if not {*line.path} & {*"./\\"} and not (self.root / name_text(name)).is_file():
+            advice = f"if this line is a header, pass --image-column {quoted(line.path)}"
+            advice += f" --label-column {quoted(line.label)}" if line.label else ""
+            raise BuildError(f"{self.file}: line {line.number}: {line.path!r}: no such file; {advice}")
 
     def _listed(self) -> Iterator[Entry]:
         listed = set[bytes]()  # digests of the names: about 100 bytes per line
