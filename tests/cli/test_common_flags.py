@@ -250,13 +250,18 @@ def test_url_with_a_secret_and_a_space_is_refused(tmp_path: Path, word: str) -> 
 
 def test_log_that_cannot_be_written_warns(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     store = make_store(tmp_path / "store", random_images(9))
+    (tmp_path / "mine.csv").write_text("a,b")
+    os.mkfifo(tmp_path / "fifo")
     for name, why in (
         ("/dev/full", "No space left on device"),
         ("store.json/x", "Not a directory"),
+        (str(tmp_path / "mine.csv"), "contains something other than JSON lines and was not changed"),
+        (str(tmp_path / "fifo"), "No such device or address"),  # without a reader
     ):
         result = prep("verify", store, "--log", store / name)
         assert (result.returncode, result.stdout) == (0, f"{store}: 9 rows intact\n")
         assert capfd.readouterr().err == f"prep: --log {store / name}: {why}; continuing without a log\n"
+    assert (tmp_path / "mine.csv").read_text() == "a,b"
 
 
 def test_closed_streams_do_not_matter(tmp_path: Path) -> None:

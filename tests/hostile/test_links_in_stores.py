@@ -6,7 +6,6 @@ that writes, and checks that the foreign folder is unchanged.
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 
 from decodeonce.build import Recipe, WorkSettings, build, make_plan, work
-from decodeonce.prep.export.export import ExportSettings, export_store
+from decodeonce.prep.export.export import ExportSettings, _node, export_store
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import open_store, stage
 from tests.command import Ended, prep
@@ -97,7 +96,7 @@ def cases(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cas
     export_store(store, base / "export/left", ExportSettings())
     ended = subprocess.Popen(["true"])
     ended.wait()
-    (base / "export/left").rename(base / f"export/out.tmp-{socket.gethostname()}-{ended.pid}")
+    (base / "export/left").rename(base / f"export/out.tmp-{_node()}-{ended.pid}")
     (base / "jobs").mkdir()
     prep_line(SUBMIT, tree, base, base / "jobs")
     repair = ["repair HERE/out --from TREE", "finish HERE/out"]

@@ -217,6 +217,13 @@ def test_stores_that_differ_are_not_merged(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_order_of_rows_does_not_keep_stores_from_being_merged(tmp_path: Path) -> None:
+    stores = [small_store(tmp_path / name, ["a", "b", "c"]) for name in ("shuffled", "stored")]
+    resign(stores[0], lambda facts: facts["recipe"].update(shuffle_seed=0))
+    convert(stores, tmp_path / "out")
+    assert (tmp_path / "out/store.json").exists()
+
+
 def test_stores_with_different_selections_are_listed_under_joined(tmp_path: Path) -> None:
     store, halves = small_store(tmp_path / "a", ["a", "b", "c"]), []
     for rows in ((None, 4), (4, None)):

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tarfile
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import BuildError, DecodeonceError, Stopped, StoreError
-from decodeonce.prep.export.export import ExportSettings, export_store
+from decodeonce.prep.export.export import ExportSettings, _node, export_store
 from decodeonce.prep.recipe import Recipe
 from decodeonce.sources import FolderSource, open_webdataset
 from decodeonce.store import Store, disk, open_store, part_rows, stage_store
@@ -246,14 +245,14 @@ def test_unfinished_export_is_removed_or_refused(
 ) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    for name in (f"other node-{ended.pid}", f"{socket.gethostname()}-{os.getpid()}"):
+    for name in (f"other node-{ended.pid}", f"{_node()}-{os.getpid()}"):
         (tmp_path / f"out.tmp-{name}").mkdir()
         with pytest.raises(
             DecodeonceError, match=r"exports to .*, or was killed there; wait .* run: rm -r .*/out\.tmp"
         ):
             export_store(open_store(store), tmp_path / "out", TARS)
         (tmp_path / f"out.tmp-{name}").rmdir()
-    left = tmp_path / f"out.tmp-{socket.gethostname()}-{ended.pid}"
+    left = tmp_path / f"out.tmp-{_node()}-{ended.pid}"
     (left / "class0").mkdir(parents=True)
     (left / "shard-000009.tar").write_bytes(b"half")
     (tmp_path / "out.tmp-mine").mkdir()

@@ -46,13 +46,29 @@ def test_columns_and_suffix_can_be_named(root: Path, header: str) -> None:
     failed = build_list(root, table)
     assert (failed.returncode, "labels are classes" in failed.stderr) == (1, False)
     if header == "id,breed":  # the others have a name that is known
-        advice = "line 1: 'id': no such file; if this line is a header, pass --image-column id --label-column breed\n"
+        advice = "line 1: 'id': no such file; if this line is a header, pass --image-column id --label-column breed;"
         assert advice in build_list(root, table, "--suffix", ".jpg").stderr
     flags = ("--image-column", image, "--label-column", label, "--suffix", ".jpg")
     assert build_list(root, table, *flags).returncode == 0
     store = open_store(root / "out")
     assert [store.classes[label].name for label in store.labels] == ["pug", "beagle", "pug"]
     assert [sample.source for sample in store.samples] == ["0000.jpg", "0001.jpg", "0002.jpg"]
+
+
+def test_first_line_is_no_header_if_only_its_suffix_is_missing(root: Path) -> None:
+    done = build_list(root, "0000,pug\n0001,beagle\n")
+    assert (
+        "line 1: '0000': no such file; a file of this name with the suffix .jpg exists; pass --suffix .jpg"
+        in done.stderr
+    )
+    done = build_list(root, "image.id,Breed\n0000,pug\n0001,beagle\n", "--suffix", ".jpg")
+    assert "pass --image-column image.id --label-column Breed" in done.stderr
+
+
+def test_lists_are_no_classes(root: Path) -> None:
+    done = build_list(root, 'path,labels\n0000.jpg,"[0, 1]"\n0001.jpg,"[1, 1]"\n')
+    message = "label '[0, 1]' is a list; to predict several labels for each image, pass --no-labels"
+    assert (done.returncode, message in done.stderr) == (1, True)
 
 
 def test_missing_column_is_named(root: Path) -> None:
@@ -163,6 +179,18 @@ def test_every_kind_reads_images_without_labels(root: Path, kind: str) -> None:
     assert [sample.digest for sample in store.samples] == [xxhash.xxh3_64_hexdigest(data) for data in wanted]
     flip(root / "unlabeled/images-00000.npy", DATA_OFFSET + 100)
     assert "repaired 1 row" in prep("repair", root / "unlabeled", "--from", src).stdout
+
+
+def test_folder_of_splits_is_read_without_labels(root: Path) -> None:
+    for path in ("train/a", "test/a"):
+        (root / "splits" / path).mkdir(parents=True)
+        (root / "splits" / path / "0.jpg").write_bytes(jpeg(30, 20))
+    for command in (
+        ("plan", "folder", root / "splits", root / "out", "--no-labels", *FLAGS[:2]),
+        ("work", root / "out"),
+    ):
+        assert prep(*command).returncode == 0
+    assert "2 rows in 1 class" in prep("finish", root / "out").stdout
 
 
 def test_webdataset_without_labels(tmp_path: Path) -> None:

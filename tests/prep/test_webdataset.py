@@ -16,6 +16,8 @@ from decodeonce.prep.sources import open_source, webdataset
 from decodeonce.prep.sources.files import STAT_THREADS
 from decodeonce.prep.sources.holders import GzipStream, open_holder
 from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.store.manifest import DATA_OFFSET
+from tests.command import prep
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
 from tests.store.signing import flip
@@ -116,12 +118,31 @@ def test_samples_with_dots_in_their_names_are_counted_and_can_be_read(tmp_path: 
         (f"v1.5/scan.{number}.{suffix}", data) for number in "012" for suffix, data in (("cls", b"1"), ("jpg", IMAGE))
     ]
     path = shard(tmp_path, files)
-    advice = "to read 0.jpg, pass --image-suffix 0.jpg; if the names of samples contain dots, pass --last-dot"
+    advice = "if the names of samples contain dots, pass --last-dot"
     problem = f"{NO_IMAGE}0.cls, 0.jpg, 1.cls; {FIRST_DOT}; {advice}"
     names = [b"a-0.tar/v1.5/scan.%d.jpg" % number for number in range(3)]
     assert [(entry.name, entry.problem) for entry in open_webdataset(path).entries()] == [(n, problem) for n in names]
     entries = list(open_webdataset(path, last_dot=True).entries())
     assert [(entry.name, entry.label, entry.problem) for entry in entries] == [(name, 1, "") for name in names]
+    source = open_webdataset(
+        shard(tmp_path, [("p.jpg", IMAGE), ("p.cls", b"0"), ("p.1.jpg", IMAGE), ("p.2.jpg", IMAGE)])
+    )
+    assert len(list(source.entries())) == 1
+    assert source.warnings(1)[-1].startswith("2 images beside the images of samples not read (first p.1.jpg); if the")
+
+
+def test_ignored_labels_need_no_suffix_in_a_repair(tmp_path: Path) -> None:
+    """With a column of the fractions that are the labels, too, listing finds out that labels are ignored."""
+    files = [
+        (f"{number}.{suffix}", data)
+        for number in range(3)
+        for suffix, data in (("jpg", jpeg(30, 20, seed=number)), ("meta.json", b'{"label": %d.5}' % number))
+    ]
+    tar, out = shard(tmp_path, files), tmp_path / "out"
+    flags = ("--label-suffix", "meta.json", "--column", "label", "--size", 8, "--workers", 1)
+    assert prep("build", "webdataset", tar, out, *flags).returncode == 0
+    flip(out / "images-00000.npy", DATA_OFFSET + 100)
+    assert "repaired 1 row" in prep("repair", out, "--from", tar).stdout
 
 
 def test_key_ends_at_first_dot_of_base_name(tmp_path: Path) -> None:

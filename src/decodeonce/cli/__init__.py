@@ -24,7 +24,8 @@ _started = time.monotonic()
 PROGRAMS = ("prep", "decodeonce")  # the package installs the command under both names
 LAST_BLOCKS = signal.SIGUSR1  # jobs ask their batch system to send it some time before the time limit
 quiet = False  # whether --quiet is given
-events = logging.getLogger("decodeonce.events")  # records are the name of an event and its facts, for --log FILE
+# Its records are the name of an event and its facts, for --log FILE. A user's code cannot find and configure it.
+events = logging.Logger("decodeonce.events")
 events.propagate = False
 
 

@@ -51,10 +51,8 @@ def begin(path: str) -> None:
             make_folder(file)
         if file.is_dir():
             file = file / f"{platform.node()}-{os.getpid()}.jsonl"
-        written = file.read_bytes() if file.is_file() else b""
+        _check_file(file)
         log = JsonLines(file, encoding="utf-8")
-        if written and not written.endswith(b"\n"):
-            print(file=log.stream)  # a full disk left an incomplete line
     except OSError as error:
         return _warn(path, error)
     events.addHandler(log)
@@ -63,6 +61,19 @@ def begin(path: str) -> None:
     job = next((os.environ[name] for name in JOB_IDS if os.environ.get(name)), None)
     found = {"launcher": _found(find_rank), "task": _found(find_task), "job": job}
     events.info("start", {"version": __version__, "command": command, **found})
+
+
+def _check_file(file: Path) -> None:
+    """Raise OSError unless events can be appended to a file; end an incomplete line that a full disk left."""
+    if file.is_fifo():
+        os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))  # raises an error if it has no reader
+    if file.is_file() and file.stat().st_size:
+        with file.open("rb+") as written:
+            if written.read(2) != b'{"':
+                raise OSError(None, "contains something other than JSON lines and was not changed")
+            written.seek(-1, os.SEEK_END)
+            if written.read(1) != b"\n":
+                written.write(b"\n")
 
 
 def _warn(path: str, error: BaseException | None) -> None:

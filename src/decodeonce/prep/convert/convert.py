@@ -162,7 +162,7 @@ def _shared_facts(manifest: Manifest) -> Json:
     """Return what all rows of a store have in common."""
     recipe = with_container(manifest.recipe, {"container": "", "shard_size": 0, "decoders": {}})
     return {
-        **{name: value for name, value in recipe.items() if name != "selected"},
+        **{name: value for name, value in recipe.items() if name not in ("selected", "shuffle_seed")},
         "rows": shape_text(manifest.shape),
         "paired": [one.text for one in manifest.paired],
         "box labels": "nameless" if manifest.box_classes is None else "named",

@@ -199,9 +199,14 @@ def _check_source(source: Store) -> None:
         check_file(path, source.manifest.files[path.name])
 
 
+def _node() -> str:
+    """Return a name for this node, or for the container in it whose processes this one sees."""
+    return f"{socket.gethostname()}.{os.stat('/proc/self/ns/pid').st_ino}"
+
+
 def _unfinished_folder(dest: Path) -> Path:
     """Return the path of the folder that will become `dest`. Remove those that killed exports of this node left."""
-    parent, name, node = dest.absolute().parent, dest.absolute().name, socket.gethostname()
+    parent, name, node = dest.absolute().parent, dest.absolute().name, _node()
     make_folder(parent)
     for left in os.listdir(parent):
         if match := re.fullmatch(rf"{re.escape(name)}\.tmp-(.+)-([0-9]+)", left, re.DOTALL):

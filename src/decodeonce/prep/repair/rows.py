@@ -166,7 +166,8 @@ def reopen_source(manifest: Manifest, src: str, options: Mapping[str, object]) -
             given |= {name: value for name, value in manifest.source.get("options", {}).items() if name not in paths}
         given |= {name: value for name, value in options.items() if name != "kind"}
         if given.get("no_labels"):
-            given.pop("classes", None)
+            for name in ("classes", "label_suffix", "label_column"):  # listing found out that labels are ignored
+                given.pop(name, None)
         _check_choices(given, hints)
         members: Any = given.pop("paired", {})
         if "paired" in hints:  # suffixes of the members of a tar; a manifest must not name folders

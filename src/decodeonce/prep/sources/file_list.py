@@ -127,10 +127,15 @@ class ListSource(LabelledSource):
 
     def _check_first(self, line: ListLine, name: bytes) -> None:
         """Raise BuildError if the first line may be a header line with unknown names, which would add a class."""
-        if not {*line.path} & {*"./\\"} and not (self.root / name_text(name)).is_file():
-            advice = f"if this line is a header, pass --image-column {quoted(line.path)}"
-            advice += f" --label-column {quoted(line.label)}" if line.label else ""
-            raise BuildError(f"{self.file}: line {line.number}: {line.path!r}: no such file; {advice}")
+        if {*line.path} & {*"/\\"} or line.path.lower().endswith(IMAGE_SUFFIXES):
+            return
+        with suppress(OSError):  # such as a name that is too long
+            if not (self.root / name_text(name)).is_file():
+                advice = f"if this line is a header, pass --image-column {quoted(line.path)}"
+                advice += f" --label-column {quoted(line.label)}" if line.label else ""
+                advice = "" if is_url(self.root) else _cause_of_missing(self.root, name_text(name)) or advice
+                where = f"{self.file}: line {line.number}: {line.path!r}"
+                raise BuildError(f"{where}: no such file; {advice}; otherwise correct or remove the line")
 
     def _listed(self) -> Iterator[Entry]:
         listed = set[bytes]()  # digests of the names: about 100 bytes per line

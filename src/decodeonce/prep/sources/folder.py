@@ -103,7 +103,7 @@ class FolderSource(Source):
         self._links = Links(root, follow=follow_links)
         self._names = ClassList(classes) if classes is not None else class_folders(root)
         self._used: set[int] = set()
-        if classes is None and not splits_as_classes:
+        if classes is None and not splits_as_classes and not no_labels:
             _check_no_splits(root, self._names, self._links)
         if no_labels:
             self._names = ClassList([UNLABELED])

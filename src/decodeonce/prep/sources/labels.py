@@ -109,6 +109,11 @@ class LabelledSource(Source):
         if numbered and self._given is None and self._keeps_labels and all(map(_is_to_predict, seen)):
             self.no_labels, self._names = True, [UNLABELED]
             return
+        if self._given is None and all(label.startswith("[") for label in seen):
+            raise BuildError(
+                f"{seen[texts[0]]}: label {texts[0]!r:.80} is a list; to predict several labels for each image, pass "
+                "--no-labels and keep them with --column NAME, in a column that is not called labels"
+            )
         if numbered and self._given is None and _are_fractions(seen):
             raise BuildError(
                 f"{seen[texts[0]]}: label {texts[0]} is not a whole number; to predict such numbers, pass --no-labels "

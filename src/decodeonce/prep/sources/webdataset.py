@@ -103,7 +103,6 @@ class WebdatasetSource(LabelledSource):
         super().__init__(root, classes, column, no_labels=no_labels)
         label = _member_suffix(label_suffix)
         has_columns = bool(column) and label.endswith(JSON)
-        check_unlabeled(no_labels, label_suffix="" if has_columns else label_suffix)
         self._keeps_labels = not set(LABEL_KEYS).isdisjoint(self.column_names)
         self._suffixes = dict(paired or {})
         chosen = {"image_suffix": image_suffix, "label_suffix": label_suffix, "last_dot": last_dot}
@@ -122,6 +121,7 @@ class WebdatasetSource(LabelledSource):
         self._files = SourceFiles(root, files)
         self._gzipped = frozenset(gzipped)
         self._stream: tuple[int, GzipStream] | None = None
+        self._unread, self._first_unread = 0, ""  # images in samples that have another image
         self._without_end = set[str]()  # names of the tars that lack the empty blocks at the end
         self._asked = self.options()  # listing may find out that labels are to be ignored
 
@@ -145,7 +145,9 @@ class WebdatasetSource(LabelledSource):
         first = min(self._without_end, default="")
         found = f"{counted(len(self._without_end), 'shard')} without the empty blocks that end a tar (first {first})"
         warning = f"{found}: all members are whole, but others may be missing; if you downloaded it, check its size"
-        return [*super().warnings(samples), *([warning] if first else [])]
+        unread = f"{counted(self._unread, 'image')} beside the images of samples not read (first {self._first_unread})"
+        unread += "; if the names of samples contain dots, pass --last-dot"
+        return [*super().warnings(samples), *([warning] if first else []), *([unread] if self._unread else [])]
 
     def facts(self) -> Json:
         own = {"gzipped": sorted(self._gzipped), "column": list(self.column_names), "paired": self._suffixes}
@@ -161,6 +163,7 @@ class WebdatasetSource(LabelledSource):
     def entries(self) -> Iterator[Entry]:
         """Yield every sample in the order of shards and members, after all shards have been indexed."""
         columns, seen, indexes = number_columns(self.column_names), dict[str, str](), list[str]()
+        self._unread = 0
         with ThreadPoolExecutor(self._threads()) as threads:
             shards = threads.map(partial(self._listed, self._naming), range(len(self._files.files)))
             for number, found in enumerate(shards):
@@ -169,6 +172,8 @@ class WebdatasetSource(LabelledSource):
                     if sample.label and sample.label not in seen:
                         seen[sample.label] = f"{path}/{name_text(sample.member.name)}"
                     _collect(columns, sample, path)
+                    self._unread += len(sample.unread)
+                    self._first_unread = self._first_unread or name_text(next(iter(sample.unread), b""))
                 # JSON takes 60 bytes per sample and its name, objects 500.
                 listed = [(*sample.member, sample.label, sample.paired) for sample in found]
                 indexes.append(json.dumps(listed, default=name_text))
@@ -297,6 +302,8 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
         >>> build(source, Path("new.store"), Recipe(height=64, width=64)).count
         16
     """
+    has_columns = bool(column) and _member_suffix(label_suffix).endswith(JSON)
+    check_unlabeled(no_labels, label_suffix="" if has_columns else label_suffix)
     src = source_text(src)
     root, names = find_files(src, SUFFIXES, follow_links=follow_links)
 
@@ -349,6 +356,7 @@ class TarSample(NamedTuple):
         label_from: The suffix of the file with the label.
         values: A value for each requested column, None for a missing one.
         paired: Place and size of each requested member; none if the member has a problem.
+        unread: Names of other images in the sample, which become no rows.
     """
 
     member: Member
@@ -356,6 +364,7 @@ class TarSample(NamedTuple):
     label_from: str
     values: Sequence[object] = ()
     paired: Sequence[list[int]] = ()
+    unread: Sequence[bytes] = ()
 
 
 FIRST_DOT = Naming()
@@ -403,7 +412,12 @@ def _sample(
     places = [] if main.problem else [[other.place, other.size] for other in wanted.values() if other]
     fields = _fields(texts.get(naming.json, b"")) if columns else {}
     values = [fields.get(column) for column in columns]
-    yield TarSample(main, label, name_text(label_from) if label else "", values, places)
+    others = [
+        member.name
+        for suffix, member in members
+        if _ends_like(suffix, IMAGE_SUFFIXES) and suffix not in (*naming.images, *naming.paired)
+    ]
+    yield TarSample(main, label, name_text(label_from) if label else "", values, places, others)
 
 
 def _is_read(suffix: bytes, texts: Collection[bytes], columns: Sequence[str], naming: Naming) -> bool:
@@ -421,7 +435,7 @@ def _no_image(suffixes: Sequence[bytes], naming: Naming) -> str:
         advice = f"expected {name_text(naming.images[0])}"
     else:
         advice = f"a sample's files are equal up to the {'last' if naming.last_dot else 'first'} dot"
-        advice += f"; to read {longer[0]}, pass --image-suffix {longer[0]}" if longer else ""
+        advice += f"; to read {longer[0]}, pass --image-suffix {longer[0]}" if len(longer) == 1 else ""
     dots = "; if the names of samples contain dots, pass --last-dot" if len(longer) > 1 else ""
     return f"{problem}; {advice}{dots}"
 
