@@ -299,6 +299,11 @@ def test_dataset_that_changes_is_noticed(write: Write, tmp_path: Path) -> None:
             make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", recipe)
 
 
+def test_flag_for_other_datasets_is_refused(write: Write) -> None:
+    with pytest.raises(BuildError, match="--label-column is for Hugging Face datasets, and this is a Dataset"):
+        source_of(write, "[(grey(0), 0)]", label_column="x")
+
+
 def test_first_sample_that_can_be_read_names_the_columns(write: Write) -> None:
     source = source_of(write, "[KeyError('gone'), (b'', 0), (grey(1), 0, {'score': 1}), (grey(2), 0, {'score': 2})]")
     found = [(entry.problem, entry.values) for entry in source.entries()]

@@ -107,6 +107,7 @@ def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
         (unicodedata.normalize("NFD", composed), "; a file of this name in another Unicode form (NFC) exists"),
         (unicodedata.normalize("NFC", decomposed), "; a file of this name in another Unicode form (NFD) exists"),
         ("cat/1", "; a file of this name with the suffix .jpg exists; pass --suffix .jpg"),
+        ("cat/1.JPG", "; a file of this name with the suffix .jpg exists"),
         ("cat/gone", ""),
     ):
         (entry,) = listed(root, f"{path}\tpug\n").entries()

@@ -109,6 +109,10 @@ def test_suffixes_can_be_named(tmp_path: Path) -> None:
     for twice in same:
         with pytest.raises(BuildError, match="the suffix png is given twice, expected another suffix for the image"):
             open_webdataset(path, image_suffix="png", **twice)
+    with pytest.raises(
+        BuildError, match=r"--last-dot: the suffix input\.jpg has a dot, so it does not begin at the last"
+    ):
+        open_webdataset(path, image_suffix="input.jpg", last_dot=True)
     with pytest.raises(BuildError, match="--no-labels ignores labels; omit --label-suffix"):
         open_webdataset(path, label_suffix="cls", no_labels=True)
 

@@ -397,6 +397,11 @@ class DatasetSource(LabelledSource):
         if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
             asked = {"image": self._asked["image_column"], "label": self._asked["label_column"]}
             return HuggingFaceDataset(dataset, self._name, **asked, **self._unlabeled, numbers=self._wanted or ())
+        if given := [name for name in ("image_column", "label_column") if self._asked[name]]:
+            flag = given[0].replace("_", "-")
+            raise BuildError(
+                f"{self._name}: --{flag} is for Hugging Face datasets, and this is a {type(dataset).__name__}"
+            )
         return IndexedDataset(dataset, no_labels=self._unlabeled["no_labels"])
 
 

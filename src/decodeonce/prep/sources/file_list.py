@@ -214,6 +214,8 @@ def _cause_of_missing(root: Path, name: str) -> str:
         return odd
     others = {f"in another Unicode form ({form}) exists": unicodedata.normalize(form, name) for form in ("NFC", "NFD")}
     others |= {f"with the suffix {suffix} exists; pass --suffix {suffix}": name + suffix for suffix in IMAGE_SUFFIXES}
+    stem, suffix = os.path.splitext(name)
+    others |= {f"with the suffix {other} exists": stem + other for other in (suffix.upper(), suffix.lower())}
     for cause, other in () if is_url(root) else others.items():
         if other != name and os.path.exists(os.path.join(os.fsencode(root), name_bytes(other))):
             return f"a file of this name {cause}"

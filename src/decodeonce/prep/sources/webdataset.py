@@ -111,6 +111,8 @@ class WebdatasetSource(LabelledSource):
         if twice := [name_text(suffix) for suffix in members if members.count(suffix) > 1]:
             expected = "expected another suffix for the image, the label and each of --paired"
             raise BuildError(f"the suffix {twice[0]} is given twice, {expected}")
+        if last_dot and (parts := [name_text(suffix) for suffix in members if b"." in suffix]):
+            raise BuildError(f"--last-dot: the suffix {parts[0]} has a dot, so it does not begin at the last one")
         of_pairs = tuple(map(_member_suffix, self._suffixes.values()))
         known = tuple(suffix for suffix in IMAGE_SUFFIXES if suffix not in of_pairs)
         images = (_member_suffix(image_suffix),) if image_suffix else known
