@@ -1,11 +1,13 @@
 """Code of a user changes neither the status of a build, nor its folders, output or end."""
 
+import os
 import time
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 
+from decodeonce.prep.user_code import user_code
 from tests.command import assert_fails, prep_process
 from tests.images import jpeg, make_tree
 
@@ -143,3 +145,16 @@ def test_names_that_are_not_unicode_are_refused(tmp_path: Path) -> None:
     assert "which is not valid Unicode\trejected\n" in (tmp_path / "out/rejects.tsv").read_text()
     done = build(tmp_path, at_call=r"Images.classes = ['a\ud800']")
     assert_fails(done, 1, r"the classes of mine:images: 'a\ud800' is not valid Unicode; correct it")
+
+
+def test_user_code_follows_a_program_that_changes_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / name)
+        for expected in (tmp_path / name, tmp_path / name / "deep"):
+            with user_code():
+                assert Path.cwd() == expected
+                os.chdir(tmp_path / name / "deep")
+        assert Path.cwd() == tmp_path / name

@@ -13,7 +13,8 @@ from decodeonce.host import limited_memory
 MOST_TEXT = 500  # characters of the text of an exception
 
 _lock = threading.RLock()  # the current folder is that of the whole process
-_folder: int | None = None  # the current folder of the user's code
+# The current folder of the user's code, and which folder was the current one outside of it.
+_moved: tuple[int, os.stat_result] | None = None
 _inside = False  # whether such a block is running
 
 
@@ -25,7 +26,7 @@ def user_code() -> Iterator[None]:
     of the block, relative paths of SRC and OUT keep their meaning. Other threads must not use relative paths meanwhile.
     What the code prints with `print` goes to standard error.
     """
-    global _folder, _inside
+    global _inside
     with _lock:
         if _inside:
             yield
@@ -41,16 +42,17 @@ def user_code() -> Iterator[None]:
 @contextmanager
 def _own_folder_kept() -> Iterator[None]:
     """Run a block in the current folder of the user's code, and return to our own."""
-    global _folder
+    global _moved
     own = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    here = os.fstat(own)
     try:
-        if _folder is not None:
-            os.fchdir(_folder)
+        if _moved is not None and os.path.samestat(here, _moved[1]):
+            os.fchdir(_moved[0])
         yield
     finally:
-        if _folder is not None:
-            os.close(_folder)
-        _folder = os.open(".", os.O_PATH | os.O_CLOEXEC)
+        if _moved is not None:
+            os.close(_moved[0])
+        _moved = os.open(".", os.O_PATH | os.O_CLOEXEC), here
         os.fchdir(own)
         os.close(own)
 
