@@ -11,10 +11,7 @@ from decodeonce.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from decodeonce.loader.augment.augment import Augment as Augment
-    from decodeonce.loader.augment.augment import BoxStep as BoxStep
     from decodeonce.loader.augment.augment import Draws as Draws
-    from decodeonce.loader.augment.augment import LabelStep as LabelStep
-    from decodeonce.loader.augment.augment import MapStep as MapStep
     from decodeonce.loader.augment.augment import Step as Step
     from decodeonce.loader.augment.color import ColorJitter as ColorJitter
     from decodeonce.loader.augment.color import GaussianBlur as GaussianBlur
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     from decodeonce.loader.augment.views import Views as Views
 
 _NAMES = {
-    "decodeonce.loader.augment.augment": ("Augment", "BoxStep", "Draws", "LabelStep", "MapStep", "Step"),
+    "decodeonce.loader.augment.augment": ("Augment", "Draws", "Step"),
     "decodeonce.loader.augment.color": ("ColorJitter", "GaussianBlur", "RandomErasing", "RandomGrayscale", "Solarize"),
     "decodeonce.loader.augment.crop": ("CenterCrop", "RandomCrop", "RandomResizedCrop", "ramp"),
     "decodeonce.loader.augment.flip": ("RandomFlip",),

@@ -11,7 +11,7 @@ import random
 import threading
 from collections.abc import Callable, Container, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -357,7 +357,7 @@ def test_errors_name_the_problem() -> None:
 def test_transform_of_another_library_is_no_step() -> None:
     message = r"the step <lambda> returned tuple, .* use PerImage\(\.\.\.\) or PerBatch"
     with pytest.raises(TypeError, match=message):
-        Augment(lambda *inputs: inputs)(batch_of(noise(9)))
+        Augment(cast(Any, lambda *inputs: inputs))(batch_of(noise(9)))
 
 
 # The libraries

@@ -88,8 +88,8 @@ def keep(images: Tensor, draws: Draws) -> Tensor:
 
 def test_errors_name_the_problem() -> None:
     maps: Any = {"mask": "nearest"}
-    wrong: list[tuple[str, tuple[Step, ...], Any]] = [
-        (r"the step keep does not move maps; .* move_maps\(self, maps, draws, resamp", (RandomFlip(), keep), maps),
+    wrong: list[tuple[str, tuple[Any, ...], Any]] = [
+        ("keep of Augment does not move maps; give its class the method move_maps", (RandomFlip(), keep), maps),
         (r"expected 'mask' to be one of \('nearest', 'bilinear'\)", (), {"mask": "cubic"}),
         (r"paired is \['mask'\], expected how to resize each map, such as \{", (), ["mask"]),
     ]
@@ -177,8 +177,8 @@ def test_steps_that_leave_stored_masks_behind_are_refused(paired_store: Path) ->
     forgotten = r"the step RandomFlip of Augment moves the images, but not 'mask', which the store holds with them; "
     problems: dict[str, tuple[Step, ...]] = {
         forgotten + r'pass paired=\{"mask": "nearest"\}, or "bilinear"': (RandomFlip(),),
-        "the step MixUp cannot mix maps; remove the step or use a store without masks": (RandomFlip(), MixUp(1.0, 3)),
-        "the step PerBatch.* does not move maps; make it a class with the method move_maps": (PerBatch(torch.neg),),
+        "MixUp of Augment does not move maps; remove it, or use a store without": (RandomFlip(), MixUp(1.0, 3)),
+        "the step PerBatch.* does not move maps; give its class the method move_maps": (PerBatch(torch.neg),),
     }
     for problem, steps in problems.items():
         with pytest.raises(ValueError, match=problem):
@@ -326,15 +326,39 @@ class Shift:
         return boxes + torch.tensor([4, 0, 4, 0])
 
 
-def test_step_without_move_boxes_is_rejected(boxed_store: tuple[Path, Boxes], store: Path) -> None:
-    augment = Augment(RandomFlip(), keep)
-    message = r'"boxes", but the step keep of Augment does not move boxes; .* move_boxes\(self, boxes, draws'
+class Keep(Step):
+    """A step without a method that moves boxes or maps."""
+
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        return images
+
+
+class StillKeep(Keep):
+    moves_pixels = False
+
+
+@pytest.mark.parametrize("step", [keep, Keep()])
+def test_step_without_move_boxes_is_rejected(boxed_store: tuple[Path, Boxes], store: Path, step: Any) -> None:
+    augment = Augment(RandomFlip(), step)
+    message = "the images have boxes, but the step [kK]eep of Augment does not move boxes; give its class the method"
     with pytest.raises(ValueError, match=message):
         Loader(boxed_store[0], batch_size=2, transform=augment)
     with pytest.raises(ValueError, match=message):
         augment(batch_with(torch.zeros(1, 8, 6, 3), boxes=torch.zeros(1, 1, 4)))
     with Loader(store, batch_size=2, transform=augment) as loader:
         assert "boxes" not in next(iter(loader)).columns
+
+
+def test_boxes_and_masks_stay_if_a_step_says_that_no_pixel_moves(
+    boxed_store: tuple[Path, Boxes], paired_store: Path
+) -> None:
+    with Loader(boxed_store[0], batch_size=10, shuffle="none", transform=Augment(StillKeep())) as loader:
+        assert torch.equal(next(iter(loader))["boxes"], torch.from_numpy(boxed_store[1]))
+    for augment in (Augment(StillKeep()), Augment(StillKeep(), paired={"mask": "nearest"})):
+        with Loader(paired_store, batch_size=COUNT, shuffle="none", transform=augment) as loader:
+            np.testing.assert_array_equal(next(iter(loader))["mask"], MASKS)
+    with pytest.raises(ValueError, match="the step Keep of Augment does not move maps"):
+        Loader(paired_store, batch_size=4, transform=Augment(Keep()))
 
 
 def test_boxes_moved_out_of_the_image_are_clipped(boxed_store: tuple[Path, Boxes]) -> None:

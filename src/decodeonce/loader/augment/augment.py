@@ -12,12 +12,12 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from types import NoneType
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from decodeonce.loader.arguments import whole
+from decodeonce.loader.arguments import check_probability, whole
 from decodeonce.loader.augment.rows import Rows
 from decodeonce.loader.delivery import Batch, name_of
 from decodeonce.loader.order import derive_key
@@ -27,18 +27,48 @@ from decodeonce.store.manifest import Manifest
 _BITS = 24  # the precision of float32
 
 
-class Step(Protocol):
-    """One step of ``Augment``: any callable with this signature.
+Resampling = Literal["nearest", "bilinear"]
+
+
+class Step:
+    """One step of ``Augment``. Your own step can be any callable ``(images, draws) -> images``, such as a function.
+
+    It needs a class of its own only to move boxes or maps, or to mix labels: a class with ``__call__`` and those of the
+    methods below that it needs. The class can inherit from ``Step``, but does not have to.
+
+    Attributes:
+        moves_pixels: False if the step leaves each pixel where it is. Boxes and maps then stay as they are, too.
+            Default: True; then a store with boxes needs ``move_boxes``, and one with masks ``move_maps``.
 
     Example:
-        >>> class RandomInvert:
+        >>> class RandomInvert(Step):
+        ...     moves_pixels = False
+        ...
         ...     def __call__(self, images, draws):
         ...         chosen = draws.uniform(1)[:, :, None, None] < 0.1
         ...         return torch.where(chosen, 255 - images, images)
-        >>> loader = Loader("train.store", batch_size=16, transform=Augment(RandomInvert()))
-        >>> next(iter(loader)).images.shape
-        torch.Size([16, 3, 256, 256])
+        >>> class TurnOver(Step):
+        ...     def __call__(self, images, draws):
+        ...         return images.flip(1)
+        ...
+        ...     def move_boxes(self, boxes, draws, height, width):
+        ...         left, top, right, bottom = boxes.unbind(2)
+        ...         return torch.stack([left, height - bottom, right, height - top], 2)
+        ...
+        ...     def move_maps(self, maps, draws, resampling):
+        ...         return maps.flip(1)
+        >>> class SmoothLabels(Step):
+        ...     def __call__(self, images, draws):
+        ...         return images
+        ...
+        ...     def mix_labels(self, labels, draws, height, width):
+        ...         return 0.9 * torch.nn.functional.one_hot(labels, 10) + 0.01
+        >>> augment = Augment(RandomInvert(), TurnOver(), SmoothLabels())
+        >>> next(iter(Loader("train.store", batch_size=16, transform=augment)))
+        <Batch images uint8 (16, 3, 256, 256), labels float32 (16, 10); 16 of 16 rows valid, epoch 0, on cpu>
     """
+
+    moves_pixels: ClassVar[bool] = True
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
         """Return the augmented images.
@@ -50,23 +80,17 @@ class Step(Protocol):
         Returns:
             Tensor: (B, H', W', C), any dtype.
         """
+        if images.device.type == "cpu" and (rows := self.on_rows(Rows.of(images), draws)):
+            return rows.done()
+        return self.on_device(images, draws)
 
+    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows | None:
+        """Return `rows` with the work of this step added; None if it has no work for single rows of this dtype."""
+        return None
 
-@runtime_checkable
-class BoxStep(Step, Protocol):
-    """A step that also moves boxes. If a store has boxes, every step of ``Augment`` must be a BoxStep.
-
-    Example:
-        >>> class TurnOver:
-        ...     def __call__(self, images, draws):
-        ...         return images.flip(1)
-        ...
-        ...     def move_boxes(self, boxes, draws, height, width):
-        ...         left, top, right, bottom = boxes.unbind(2)
-        ...         return torch.stack([left, height - bottom, right, height - top], 2)
-        >>> isinstance(TurnOver(), BoxStep)
-        True
-    """
+    def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:
+        """Return the new images, made from all images at once. This works on every device."""
+        raise NotImplementedError
 
     def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Return the positions of `boxes` in the images that the step returns for the same `draws`.
@@ -83,28 +107,10 @@ class BoxStep(Step, Protocol):
         Returns:
             Tensor: float32 (B, K, 4), in pixels of the images after the step.
         """
-
-
-Resampling = Literal["nearest", "bilinear"]
-
-
-@runtime_checkable
-class MapStep(Step, Protocol):
-    """A step that also moves maps, such as masks. If ``Augment`` has `paired` maps, every step must be a MapStep.
-
-    Example:
-        >>> class TurnOver:
-        ...     def __call__(self, images, draws):
-        ...         return images.flip(1)
-        ...
-        ...     def move_maps(self, maps, draws, resampling):
-        ...         return maps.flip(1)
-        >>> isinstance(TurnOver(), MapStep)
-        True
-    """
+        raise NotImplementedError
 
     def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
-        """Return `maps` moved as the step moves the images for the same `draws`.
+        """Return `maps`, such as masks, moved as the step moves the images for the same `draws`.
 
         Args:
             maps: (B, H, W, C), any dtype, of the size of the images before the step. Do not write to it.
@@ -114,38 +120,12 @@ class MapStep(Step, Protocol):
         Returns:
             Tensor: (B, H', W', C), of the size of the images after the step.
         """
-
-
-class StillStep:
-    """Base of steps that move no pixel."""
-
-    def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
-        """Return `boxes` unchanged, because no pixel moves (see ``BoxStep``)."""
-        return boxes
-
-    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
-        """Return `maps` unchanged, because no pixel moves (see ``MapStep``)."""
-        return maps
-
-
-@runtime_checkable
-class LabelStep(Step, Protocol):
-    """A step that also changes labels and the `mixed` columns of ``Augment``, as ``MixUp`` does.
-
-    Example:
-        >>> class SmoothLabels:
-        ...     def __call__(self, images, draws):
-        ...         return images
-        ...
-        ...     def mix_labels(self, labels, draws, height, width):
-        ...         return 0.9 * torch.nn.functional.one_hot(labels, 10) + 0.01
-        >>> loader = Loader("train.store", batch_size=16, transform=Augment(SmoothLabels()))
-        >>> next(iter(loader)).labels.shape
-        torch.Size([16, 10])
-    """
+        raise NotImplementedError
 
     def mix_labels(self, labels: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Return the labels of the images that the step returns for the same `draws`.
+
+        ``Augment`` also calls it for the `mixed` columns.
 
         Args:
             labels: int64 (B,), or soft labels (B, classes): a column, or labels that an earlier step mixed. Do not
@@ -157,22 +137,40 @@ class LabelStep(Step, Protocol):
         Returns:
             Tensor: float32 (B, classes).
         """
-
-
-class RowStep:
-    """Base of steps that need one row at a time: they work row by row on a CPU, and on a whole batch on a device."""
-
-    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        if images.device.type == "cpu" and (rows := self.on_rows(Rows.of(images), draws)):
-            return rows.done()
-        return self.on_device(images, draws)
-
-    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows | None:
-        """Return `rows` with the work of this step added; None if it has no work for rows of this dtype."""
         raise NotImplementedError
 
+
+# A function of images (B, H, W, C) and drawn numbers, the uniform numbers (B,) to compare with p, and these numbers.
+Plan = tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change(Step):
+    """Base of steps that change each image with probability `p`. Unless a step says otherwise, no pixel moves."""
+
+    moves_pixels = False
+    p: float = dataclasses.field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_probability(self.p)
+
+    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows:
+        """Change the chosen images, one at a time."""
+        change, uniform, drawn = self._plan(rows, draws)
+        chosen = (uniform < self.p).tolist()
+
+        def apply(image: Tensor, row: int, place: Tensor | None) -> Tensor:
+            return change(image[None], *(each[row : row + 1] for each in drawn))[0] if chosen[row] else image
+
+        return rows.then(apply, rows.shape, rows.dtype)
+
     def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:
-        """Return the new images, made from all images at once. This works on every device."""
+        """Change all images of a batch at once, and choose afterwards."""
+        change, uniform, drawn = self._plan(Rows.of(images), draws)
+        return torch.where((uniform < self.p)[:, None, None, None], change(images, *drawn), images)
+
+    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+        """Draw for images of the shape and dtype of `rows`."""
         raise NotImplementedError
 
 
@@ -195,10 +193,10 @@ class Augment:
 
     Args:
         *steps: Steps from this package, or callables ``(images, draws) -> images`` (see ``Step``). For a store with
-            boxes, every step must be a ``BoxStep``. Without steps, images are only permuted.
+            boxes, every step must move them. Without steps, images are only permuted.
         seed: Any whole number. Default: 0.
         paired: Columns of maps, (B, H, W) or (B, H, W, C) of the size of the images, that move with their images, and
-            how to resize them: "nearest" for masks, "bilinear" for maps of numbers. Every step must be a ``MapStep``.
+            how to resize them: "nearest" for masks, "bilinear" for maps of numbers. Every step must move them.
             Default: none.
         mixed: Columns of soft labels (B, classes), such as the tags of each image as zeros and ones, that ``MixUp``,
             ``CutMix`` and ``OneOf`` mix like the labels, to float32. Default: none.
@@ -219,7 +217,7 @@ class Augment:
 
     def __init__(
         self,
-        *steps: Step,
+        *steps: Callable[[Tensor, Draws], Tensor],
         seed: int = 0,
         paired: Mapping[str, Resampling] | None = None,
         mixed: Collection[str] = (),
@@ -235,9 +233,9 @@ class Augment:
         if wrong := [name for name, resampling in self._paired.items() if resampling not in get_args(Resampling)]:
             raise ValueError(f"paired is {self._paired!r}, expected {wrong[0]!r} to be one of {get_args(Resampling)}")
         for step in steps if self._paired else ():
-            _as_map_step(step)
+            _mover(step, "maps")
         self._mixed = (mixed,) if isinstance(mixed, str) else tuple(mixed)
-        if self._mixed and not any(isinstance(step, LabelStep) for step in steps):
+        if self._mixed and not any(own_method(step, "mix_labels") for step in steps):
             raise ValueError(f"mixed is {mixed!r}, but no step mixes labels; add a step such as MixUp, or remove mixed")
 
     def __repr__(self) -> str:
@@ -257,15 +255,15 @@ class Augment:
                     f"{argument} has {missing[0]!r}, which is not a column of the store; its columns: {there}"
                 )
         unmoved = [name for name in stored if name not in self._paired]
-        if unmoved and (moving := [step for step in self._steps if not isinstance(step, StillStep)]):
+        if unmoved and (moving := [step for step in self._steps if getattr(step, "moves_pixels", True)]):
             for step in moving:
-                _as_map_step(step)  # otherwise the advice below would lead to this error
+                _mover(step, "maps")  # otherwise the advice below would lead to this error
             advice = f'pass paired={{"{unmoved[0]}": "nearest"}}, or "bilinear" if it holds no classes'
             problem = f"but not {unmoved[0]!r}, which the store holds with them"
             raise ValueError(f"the step {name_of(moving[0])} of Augment moves the images, {problem}; {advice}")
         for step in self._steps:
             if "boxes" in columns:
-                _as_box_step(step)
+                _mover(step, "boxes")
             if (found := getattr(step, "num_classes", classes)) < classes:
                 what = f"{type(step).__name__} has num_classes={found}"
                 raise ValueError(f"{what}, expected at least the {classes} classes of the store")
@@ -281,13 +279,13 @@ class Augment:
             height, width, _ = rows.shape
             rows = _apply(step, rows, draws)
             for name, resampling in self._paired.items():
-                columns[name] = _as_map_step(step).move_maps(columns[name], draws, resampling)
-            if isinstance(step, LabelStep):
-                labels = step.mix_labels(labels, draws, height, width)
+                columns[name] = _mover(step, "maps")(columns[name], draws, resampling)
+            if mix := own_method(step, "mix_labels"):
+                labels = mix(labels, draws, height, width)
                 for name in self._mixed:
-                    columns[name] = step.mix_labels(_soft(name, columns[name]), draws, height, width)
+                    columns[name] = mix(_soft(name, columns[name]), draws, height, width)
             if "boxes" in columns:
-                moved = _as_box_step(step).move_boxes(columns["boxes"], draws, height, width)
+                moved = _mover(step, "boxes")(columns["boxes"], draws, height, width)
                 columns["boxes"] = clip_boxes(moved, *rows.shape[:2])
         if {"boxes", "box_labels"} <= columns.keys():
             columns["box_labels"] = columns["box_labels"].masked_fill(~present_boxes(columns["boxes"]), -1)
@@ -328,10 +326,11 @@ def _soft(name: str, values: Tensor) -> Tensor:
     return values
 
 
-def _apply(step: Step, rows: Rows, draws: Draws) -> Rows:
+def _apply(step: Callable[[Tensor, Draws], Tensor], rows: Rows, draws: Draws) -> Rows:
     """Apply a step to the rows of a batch: later, row by row, if it can, or else at once."""
-    ours = type(step).__module__.startswith(__package__)  # a user's subclass may have its own __call__
-    if ours and rows.images.device.type == "cpu" and isinstance(step, RowStep) and (then := step.on_rows(rows, draws)):
+    on_cpu = rows.images.device.type == "cpu"
+    inherited = type(step).__call__ is Step.__call__  # a subclass can have its own
+    if on_cpu and inherited and isinstance(step, Step) and (then := step.on_rows(rows, draws)):
         return then
     images = step(rows.done(), draws)
     if not isinstance(images, Tensor):
@@ -340,25 +339,22 @@ def _apply(step: Step, rows: Rows, draws: Draws) -> Rows:
     return Rows.of(images)
 
 
-def _as_box_step(step: Step) -> BoxStep:
-    if isinstance(step, BoxStep):
-        return step
-    problem = (
-        "does not move boxes; make it a class with the method move_boxes(self, boxes, draws, height, width); "
-        "if the step moves no pixels, the method is: return boxes"
-    )
-    if isinstance(step, LabelStep):
-        problem = "cannot mix boxes; remove the step or use a store without boxes"
-    raise ValueError(f'the store has the column "boxes", but the step {name_of(step)} of Augment {problem}')
+def own_method(step: object, name: str) -> Callable[..., Tensor] | None:
+    """Return the method of a step; None if it has none but that of ``Step``, which only says what the method is for."""
+    method = getattr(step, name, None)
+    return None if getattr(method, "__func__", None) is getattr(Step, name) else method
 
 
-def _as_map_step(step: Step) -> MapStep:
-    if isinstance(step, MapStep):
-        return step
-    problem = "does not move maps; make it a class with the method move_maps(self, maps, draws, resampling)"
-    if isinstance(step, LabelStep):
-        problem = "cannot mix maps; remove the step or use a store without masks"
-    raise ValueError(f"the images are paired with masks or other maps, but the step {name_of(step)} {problem}")
+def _mover(step: object, what: Literal["boxes", "maps"]) -> Callable[..., Tensor]:
+    """Return the method that moves boxes or maps. ValueError if the step moves pixels, but has no such method."""
+    if method := own_method(step, f"move_{what}"):
+        return method
+    if not getattr(step, "moves_pixels", True):
+        return lambda moved, *_: moved
+    advice = f"give its class the method move_{what} or, if it moves no pixel, moves_pixels = False (see Step)"
+    if own_method(step, "mix_labels"):
+        advice = f"remove it, or use a store without {what}"
+    raise ValueError(f"the images have {what}, but the step {name_of(step)} of Augment does not move {what}; {advice}")
 
 
 def _as_maps(name: str, column: Tensor, images: Tensor) -> Tensor:

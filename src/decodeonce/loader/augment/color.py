@@ -8,60 +8,28 @@ random numbers. In PerImage, torchvision's take 2 to 19 times as long on a CPU (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from numbers import Real
 
 import torch
 from torch import Tensor
 
-from decodeonce.loader.arguments import check_probability
-from decodeonce.loader.augment.augment import Draws, RowStep, StillStep, constant
+from decodeonce.loader.augment.augment import Change, Draws, Plan, Step, constant
 from decodeonce.loader.augment.crop import RandomResizedCrop, check_range
 from decodeonce.loader.augment.rows import Rows
 
 Range = tuple[float, float]
-# A function of images (B, H, W, C) and drawn numbers, the uniform numbers (B,) to compare with p, and these numbers.
-Plan = tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]
+
+
+def _check(step: Step, rows: Rows) -> None:
+    if rows.dtype != torch.uint8 or rows.shape[2] != 3:
+        found, name = f"{rows.shape[2]} of {rows.dtype}", type(step).__name__
+        raise ValueError(f"{name} needs images with 3 channels of uint8, got {found}; put it before Normalize")
 
 
 @dataclass(frozen=True)
-class _Change(StillStep, RowStep):
-    """Base of the steps: change an image with probability `p`. No pixel moves."""
-
-    p: float = field(default=1.0, kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_probability(self.p)
-
-    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows:
-        """Change the chosen images, one at a time."""
-        change, uniform, drawn = self._plan(rows, draws)
-        chosen = (uniform < self.p).tolist()
-
-        def apply(image: Tensor, row: int, place: Tensor | None) -> Tensor:
-            return change(image[None], *(each[row : row + 1] for each in drawn))[0] if chosen[row] else image
-
-        return rows.then(apply, rows.shape, rows.dtype)
-
-    def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:
-        """Change all images of a batch at once, and choose afterwards."""
-        change, uniform, drawn = self._plan(Rows.of(images), draws)
-        return torch.where((uniform < self.p)[:, None, None, None], change(images, *drawn), images)
-
-    def _plan(self, rows: Rows, draws: Draws) -> Plan:
-        """Draw for images of the shape and dtype of `rows`."""
-        raise NotImplementedError
-
-    def _check(self, rows: Rows) -> None:
-        if rows.dtype != torch.uint8 or rows.shape[2] != 3:
-            found = f"{rows.shape[2]} of {rows.dtype}"
-            name = type(self).__name__
-            raise ValueError(f"{name} needs images with 3 channels of uint8, got {found}; put it before Normalize")
-
-
-@dataclass(frozen=True)
-class ColorJitter(_Change):
+class ColorJitter(Change):
     """Change brightness, contrast, saturation and hue in random order, like torchvision's ColorJitter. uint8 only.
 
     Args:
@@ -98,7 +66,7 @@ class ColorJitter(_Change):
         return *factors, _range("hue", self.hue, 0, -0.5, 0.5)
 
     def _plan(self, rows: Rows, draws: Draws) -> Plan:
-        self._check(rows)
+        _check(self, rows)
         uniform, ranges = draws.uniform(9), self._ranges
         used = [number for number, values in enumerate(ranges) if values != (_NEUTRAL[number],) * 2]
         factors = torch.stack([low + uniform[:, i] * (high - low) for i, (low, high) in enumerate(ranges)], 1)
@@ -171,7 +139,7 @@ def _gray(red: Tensor, green: Tensor, blue: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RandomGrayscale(_Change):
+class RandomGrayscale(Change):
     """Make an image gray with probability `p`, like torchvision's RandomGrayscale. uint8 with 3 channels only.
 
     Args:
@@ -189,7 +157,7 @@ class RandomGrayscale(_Change):
     p: float = 0.1
 
     def _plan(self, rows: Rows, draws: Draws) -> Plan:
-        self._check(rows)
+        _check(self, rows)
         return _to_gray, draws.uniform(1)[:, 0], ()
 
 
@@ -198,7 +166,7 @@ def _to_gray(images: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Solarize(_Change):
+class Solarize(Change):
     """Invert the values of an image that are at least `threshold`, like torchvision's RandomSolarize. uint8 only.
 
     Args:
@@ -222,7 +190,7 @@ class Solarize(_Change):
             raise ValueError(f"threshold is {self.threshold!r}, expected 0 to 255")
 
     def _plan(self, rows: Rows, draws: Draws) -> Plan:
-        self._check(rows)
+        _check(self, rows)
 
         def solarize(images: Tensor) -> Tensor:
             return torch.where(images >= self.threshold, 255 - images, images)
@@ -231,7 +199,7 @@ class Solarize(_Change):
 
 
 @dataclass(frozen=True)
-class GaussianBlur(_Change):
+class GaussianBlur(Change):
     """Blur an image, like torchvision's GaussianBlur. uint8 with 3 channels only.
 
     Args:
@@ -263,7 +231,7 @@ class GaussianBlur(_Change):
         return self.sigma if isinstance(self.sigma, (tuple, list)) else (self.sigma, self.sigma)
 
     def _plan(self, rows: Rows, draws: Draws) -> Plan:
-        self._check(rows)
+        _check(self, rows)
         uniform, (low, high) = draws.uniform(2), self._sigmas
         reach, most = self.kernel_size // 2, 2 * min(rows.shape[:2]) - 1
         if self.kernel_size > most:
@@ -294,7 +262,7 @@ LEAST = 2**-16  # smaller weights change a result by less than a tenth of a leve
 
 
 @dataclass(frozen=True)
-class RandomErasing(_Change):
+class RandomErasing(Change):
     """Fill a random rectangle of an image, like torchvision's RandomErasing. Works for any dtype and channels.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decodeonce.loader.augment.augment import Draws
+from decodeonce.loader.augment.augment import Draws, Step
 from decodeonce.loader.augment.rows import fill_rows, share_rows
 from decodeonce.loader.augment.seeded import Seeded
 from decodeonce.loader.buffers import recycled
@@ -24,7 +24,7 @@ _TAKES: dict[str, Takes] = {"kornia": "float", "albumentations": "numpy"}
 _CHECKED_ROWS = 8
 
 
-class _Foreign:
+class _Foreign(Step):
     """Base of PerImage and PerBatch: copies of a transform, and what it takes and returns."""
 
     def __init__(self, transform: Callable[[Any], Any], *, takes: Takes | None = None) -> None:
@@ -132,7 +132,7 @@ class PerImage(_Foreign):
     transform, made with ``copy.deepcopy``. On another device, a transform that takes tensors gets tensors on that
     device, one after the other. Any other transform works on copies in host memory.
 
-    For a store with boxes, write a subclass with ``move_boxes`` (see ``BoxStep``).
+    For a store with boxes, write a subclass with ``move_boxes`` (see ``Step``).
 
     Args:
         transform: Called with each image. It returns a tensor (C, H, W), an array (H, W, C) or an image of Pillow, all

@@ -13,23 +13,24 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import check_probability, whole
-from decodeonce.loader.augment.augment import Draws, constant, same_width
+from decodeonce.loader.augment.augment import Draws, Step, constant, same_width
 from decodeonce.loader.augment.rows import fill_rows
 from decodeonce.loader.buffers import recycled
 
 _SAMPLES = 2**16
 
 
-class _Mixing:
+class _Mixing(Step):
     """Base of the steps that mix each image, and its labels, with another image of the batch."""
 
     num_classes: int
 
-    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+    def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:
+        """Mix the images of a batch."""
         return self._mix(images, images, draws, _all(draws))
 
     def mix_labels(self, labels: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
-        """Mix the labels with the shares of their images in the result (see ``LabelStep``)."""
+        """Mix the labels with the shares of their images in the result."""
         if labels.dim() == 1:
             soft = torch.zeros((len(labels), self.num_classes), dtype=torch.float32, device=labels.device)
             soft.scatter_(1, labels[:, None], 1.0)

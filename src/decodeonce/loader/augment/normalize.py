@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import StoreLike, as_store
-from decodeonce.loader.augment.augment import Draws, RowStep, StillStep, constant
+from decodeonce.loader.augment.augment import Draws, Step, constant
 from decodeonce.loader.augment.rows import Rows
 
 IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
@@ -24,7 +24,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Statistics = tuple[Sequence[float], Sequence[float]] | list[list[float]]
 
 
-class Normalize(StillStep, RowStep):
+class Normalize(Step):
     """Normalize each channel: (value - mean) / std, computed in float32.
 
     Args:
@@ -47,6 +47,8 @@ class Normalize(StillStep, RowStep):
         >>> next(iter(Loader("train.store", batch_size=16, transform=augment))).images.dtype
         torch.bfloat16
     """
+
+    moves_pixels = False
 
     def __init__(
         self, statistics: StoreLike | Statistics | Literal["imagenet"], *, dtype: torch.dtype = torch.float32

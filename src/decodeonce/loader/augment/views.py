@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 
-from decodeonce.loader.augment.augment import Augment, LabelStep
+from decodeonce.loader.augment.augment import Augment, own_method
 from decodeonce.loader.delivery import Batch, name_of
 from decodeonce.loader.order import derive_key
 
@@ -37,8 +37,11 @@ class Views:
     def __init__(self, *augments: Augment, images: bool = False) -> None:
         if not augments or not all(isinstance(augment, Augment) for augment in augments):
             raise ValueError(f"the views are {augments!r}, expected an Augment(...) for each view")
-        if mixing := [name_of(step) for augment in augments for step in augment._steps if isinstance(step, LabelStep)]:
-            raise ValueError(f"{mixing[0]} mixes labels, and the views of an image share its label; remove the step")
+        steps = [step for augment in augments for step in augment._steps]
+        if mixing := [step for step in steps if own_method(step, "mix_labels")]:
+            raise ValueError(
+                f"{name_of(mixing[0])} mixes labels, and the views of an image share its label; remove the step"
+            )
         if paired := [name for augment in augments for name in augment._paired]:
             raise ValueError(f"a view has the paired map {paired[0]!r}, but Views changes no columns; remove paired")
         self._given = augments
