@@ -9,9 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
-import struct
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +22,7 @@ from PIL import Image, ImageFile
 
 from decodeonce.host import IMAGE_BYTES, can_allocate
 from decodeonce.prep.entry import Box, Entry, Row, Undecodable
-from decodeonce.prep.pixels.failure_reasons import has_single_scan, is_lossless, reads_avif, reason
+from decodeonce.prep.pixels.failure_reasons import BAD_CONTENT, has_single_scan, is_lossless, reads_avif, reason
 from decodeonce.prep.pixels.geometry import Fit, PixelBox, fit_to, pixel_box, upright
 from decodeonce.prep.pixels.user_map import LoadedMap, MapSample
 from decodeonce.prep.recipe import Recipe, gray_range
@@ -63,20 +61,6 @@ PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # of TIFF
 # Raw modes of grey that Pillow scales to 0..255: 2 and 4 bits in PNG and TIFF, another maximum than 255 in PGM.
 SCALED_GREY = re.compile(r"'L;[24]I?R?'|\('L', (?!255\))\d+\)")
 SCALED_DEEP = re.compile(r"\('I', (?!65535\))\d+\)")  # the same for PGM of more than 8 bits
-# What Pillow's plugins raise if the content does not match its header.
-BAD_CONTENT = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    LookupError,
-    TypeError,
-    ArithmeticError,
-    RuntimeError,  # of libavif
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
 
 
 @dataclass(frozen=True)
@@ -361,7 +345,8 @@ def _opened(data: bytes, *, check: bool = True, truncated: bool = False) -> Iter
         if check:
             _check_size(*image.size)
             if image.format == "JPEG" and is_lossless(data):
-                raise OSError("libjpeg-turbo 3 reads some of these and 2 none: a store must not depend on Pillow's")
+                # libjpeg-turbo 3 reads some of these and 2 none: a store must not depend on Pillow's
+                raise OSError("lossless, of which only RGB is read")
         yield image
 
 

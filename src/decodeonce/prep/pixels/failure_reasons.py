@@ -5,10 +5,24 @@ from __future__ import annotations
 import io
 import struct
 import warnings
+import zlib
 
-from PIL import Image, TiffImagePlugin, UnidentifiedImageError, features
+from PIL import Image, UnidentifiedImageError, features
 
-LIBJPEG_SIDE = 65500  # libjpeg's limit, in pixels
+# What Pillow's plugins raise if the content does not match its header.
+BAD_CONTENT = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    RuntimeError,  # of libavif
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
 # Formats by their first bytes. A file that begins like this may still be broken.
 SIGNATURES = {
     b"\xff\xd8": "JPEG",
@@ -19,19 +33,17 @@ SIGNATURES = {
     b"MM\0*": "TIFF",
     **dict.fromkeys((b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), "PPM"),
 }
-LFS_POINTER = "a Git LFS pointer instead of the image"
 UNREAD = {
-    b"\0\0\0\x0cjP  ": "JPEG 2000",
-    b"\xff\x4f\xff\x51": "JPEG 2000",
-    b"\xff\x0a": "JPEG XL",
-    b"\0\0\0\x0cJXL ": "JPEG XL",
-    b"8BPS": "Photoshop",
-    b"%PDF": "PDF",
-    b"<svg": "SVG",
-    b"version https://git-lfs": LFS_POINTER,
+    b"\0\0\0\x0cjP  ": "JPEG 2000, which is not read",
+    b"\xff\x4f\xff\x51": "JPEG 2000, which is not read",
+    b"\xff\x0a": "JPEG XL, which is not read",
+    b"\0\0\0\x0cJXL ": "JPEG XL, which is not read",
+    b"8BPS": "Photoshop, which is not read",
+    b"%PDF": "PDF, which is not read",
+    b"<svg": "SVG, which is not read",
+    b"version https://git-lfs": "a Git LFS pointer instead of the image, run: git lfs pull",
 }
-AVIF_BRANDS = {b"avif", b"avis"}
-UNREAD_BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC"}
+HEIC_BRANDS = (b"heic", b"heix", b"mif1", b"msf1")
 REBUILD = "then reinstall it as docs/start/install.md says"  # the command depends on the machine; a store must not
 NO_WEBP = f"WebP, and this Pillow was built without it: install libwebp-dev (Fedora, RHEL: libwebp-devel), {REBUILD}"
 NO_AVIF = (
@@ -40,10 +52,8 @@ NO_AVIF = (
 NO_TIFF = f"compressed TIFF, and this Pillow was built without libtiff: install libtiff-dev or libtiff-devel, {REBUILD}"
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15 (ITU T.81, table B.1)
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
-TIFF_BITS, TIFF_PHOTOMETRIC = 258, 262
 LOSSLESS = (0xC3, 0xCB)
 BASELINE = (0xC0, 0xC1)
-HIERARCHICAL = (0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF)
 BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without a length
 
 
@@ -51,55 +61,50 @@ def reason(data: bytes, error: Exception) -> str:
     """Return why these bytes could not be decoded, given the exception of the last decoder."""
     if isinstance(error, Image.DecompressionBombError):
         return f"decompression bomb: {str(error).partition(',')[0]}"
-    found = format_of(data)
+    found, complaint = _format(data), str(error) or type(error).__name__
     if not found:
-        name = _unread(data)
-        advice = "run: git lfs pull" if name == LFS_POINTER else "which is not read"
-        return f"{name}, {advice}" if name else f"not an image: begins with {data[:8]!r}"
-    complaint = str(error) or type(error).__name__
-    if missing := _missing_library(found, complaint):
-        return missing
-    if found == "JPEG" and (special := _special_jpeg(data)):
-        return special
-    if isinstance(error, UnidentifiedImageError):  # its text contains a memory address
-        special = _special_tiff(data) if found == "TIFF" else ""
-        return special or f"broken {found}: its header cannot be read"
-    return f"truncated: {complaint}" if "truncated" in complaint.lower() else f"broken {found}: {complaint}"
-
-
-def _missing_library(found: str, complaint: str) -> str:
-    """Return what to install if PIL was built without the library that reads a format; "" if it was not."""
+        unread = "HEIC, which is not read" if data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS else ""
+        return unread or _by_start(data, UNREAD) or f"not an image: begins with {data[:8]!r}"
     if found == "WEBP" and not features.check("webp"):
         return NO_WEBP
     if found == "AVIF" and not reads_avif():
         return NO_AVIF
-    return NO_TIFF if complaint == "decoder libtiff not available" else ""
+    if complaint == "decoder libtiff not available":
+        return NO_TIFF
+    if found == "JPEG" and _frame_at(data) is None:
+        return "truncated: ends within the JPEG header"
+    if isinstance(error, UnidentifiedImageError):
+        complaint = _header_complaint(data, found)
+    return f"truncated: {complaint}" if "truncated" in complaint.lower() else f"broken {found}: {complaint}"
 
 
-def format_of(data: bytes) -> str:
+def _format(data: bytes) -> str:
     """Return the readable format whose signature the content begins with; "" for none."""
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "WEBP"
-    if data[4:8] == b"ftyp" and not AVIF_BRANDS.isdisjoint(_brands(data)):
+    # The first box of a file like AVIF and HEIC names what can read it (ISO/IEC 14496-12).
+    brands = data[8 : int.from_bytes(data[:4], "big")] if data[4:8] == b"ftyp" else b""
+    if b"avif" in brands or b"avis" in brands:
         return "AVIF"
-    return next((name for start, name in SIGNATURES.items() if data.startswith(start)), "")
+    return "WEBP" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else _by_start(data, SIGNATURES)
 
 
-def _brands(data: bytes) -> list[bytes]:
-    """Return the brands in the first box of a file like AVIF and HEIC (ISO/IEC 14496-12), the major one first."""
-    end = min(int.from_bytes(data[:4], "big"), 256)
-    return [data[8:12], *(data[at : at + 4] for at in range(16, end, 4))]
+def _by_start(data: bytes, names: dict[bytes, str]) -> str:
+    return next((name for start, name in names.items() if data.startswith(start)), "")
+
+
+def _header_complaint(data: bytes, found: str) -> str:
+    """Return what Pillow says about a header that it cannot read. Image.open() gives a memory address instead."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            Image.OPEN[found][0](io.BytesIO(data), "")
+    except BAD_CONTENT as error:
+        return str(error)
+    return "its header cannot be read"
 
 
 def reads_avif() -> bool:
     """Return whether the installed PIL reads AVIF. Older ones do not know this feature."""
     return "avif" in features.modules and bool(features.check("avif"))
-
-
-def _unread(data: bytes) -> str:
-    if data[4:8] == b"ftyp":
-        return UNREAD_BRANDS.get(data[8:12], "")
-    return next((name for start, name in UNREAD.items() if data.startswith(start)), "")
 
 
 def is_lossless(data: bytes) -> bool:
@@ -116,47 +121,6 @@ def has_single_scan(data: bytes) -> bool:
     after = frame + 2 + int.from_bytes(data[frame + 2 : frame + 4], "big")
     scan = _find_marker(data, after, frozenset({START_OF_SCAN}))
     return scan is not None and data[scan + 4 : scan + 5] == data[frame + 9 : frame + 10]
-
-
-def _special_jpeg(data: bytes) -> str:
-    """Return why a JPEG cannot be decoded, judged by its frame header; "" if the header is ordinary."""
-    frame = _frame_at(data)
-    marker = None if frame is None else data[frame + 1]
-    if marker in (START_OF_SCAN, END_OF_IMAGE):
-        return "broken JPEG: no image in it"
-    if frame is None or frame + 10 > len(data):
-        return "truncated: ends within the JPEG header"
-    bits, height, width, channels = struct.unpack_from(">BHHB", data, frame + 4)
-    if not (0 < width <= LIBJPEG_SIDE and 0 < height <= LIBJPEG_SIDE):
-        return f"broken JPEG: {width}x{height} pixels"
-    if bits != 8:
-        return f"{bits}-bit JPEG; only 8 bits a channel are read"
-    if marker in LOSSLESS:
-        return "lossless JPEG, of which only RGB is read"
-    if marker in HIERARCHICAL:
-        return "hierarchical JPEG, which is not read"
-    return "" if channels in (1, 3, 4) else f"JPEG of {channels} channels, expected 1, 3 or 4"
-
-
-def _special_tiff(data: bytes) -> str:
-    """Return why a valid TIFF cannot be decoded, judged by its first directory; "" if that is broken or ordinary."""
-    try:
-        directory, file = TiffImagePlugin.ImageFileDirectory_v2(data[:8]), io.BytesIO(data)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            file.seek(directory.next)
-            directory.load(file)
-        bits, photometric = directory.get(TIFF_BITS, (1,)), directory.get(TIFF_PHOTOMETRIC, 0)
-    except (OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, struct.error):
-        return ""
-    kinds = ("white is 0", "black is 0", "RGB", "palette")
-    if not isinstance(photometric, int) or not all(isinstance(each, int) for each in bits):
-        return ""
-    if set(bits) <= {1, 2, 4, 8, 16} and photometric in range(len(kinds)):
-        return ""
-    kind = kinds[photometric] if photometric in range(len(kinds)) else f"photometric {photometric}"
-    order = "big-endian" if data[:2] == b"MM" else "little-endian"
-    return f"{order} TIFF of {bits[0]} bits a channel ({kind}), which Pillow does not read; save it with 8 or 16 bits"
 
 
 def _frame_at(data: bytes) -> int | None:
