@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.prep.recipe import Recipe
-from decodeonce.sources import FolderSource, open_imagenet
+from decodeonce.sources import FolderSource
 from tests.command import prep
 from tests.forms.all_forms import PICS
 from tests.forms.folder import write_folder
@@ -44,18 +44,6 @@ def test_repair_lists_what_it_repairs_and_what_stays_damaged(store: Path, tree: 
     first, second = result.stderr.splitlines()
     assert first.startswith(f"prep: error: {store / 'rejects.tsv'}: ")
     assert second.startswith(f"prep: error: {store}: row 0: pass as --from what the store was built from")
-
-
-def test_options_of_the_build_are_passed_to_its_source(tmp_path: Path) -> None:
-    for split, pics in (("train", PICS[:3]), ("val", PICS)):
-        write_folder(tmp_path / "src" / split, pics)
-    store = build_in_process(open_imagenet(tmp_path / "src", split="val"), tmp_path / "out", Recipe(16, 16))
-    damage_rows(store, 5)
-    wrong = prep("repair", store, "--from", tmp_path / "src", "--option", "split=other")
-    assert (wrong.returncode, wrong.stderr.count("split is 'other', expected one of train, val, auto")) == (1, 1)
-    wrong = prep("repair", store, "--from", tmp_path / "src", "--option", "split")
-    assert (wrong.returncode, wrong.stderr.count("expected NAME=VALUE, such as split=val")) == (2, 1)
-    assert prep("repair", store, "--from", tmp_path / "src", "--option", "split=val").returncode == 0
 
 
 def test_verify_names_rows_it_cannot_check(store: Path) -> None:

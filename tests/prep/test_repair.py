@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decodeonce.build import BoxRules, Conversion, Recipe, Repair, Selection, find_map, is_built, repair_store
+from decodeonce.build import BoxRules, Conversion, Recipe, Repair, Selection, find_map, repair_store
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.building import plan as plan_module
 from decodeonce.prep.pixels.versions import decoder_versions
@@ -139,7 +139,6 @@ def f(pixels, sample):
         {"scaled_decode": True},
         {"boxes": BoxRules(keep=2)},
         {"boxes": BoxRules(), "exif": "apply"},
-        {"boxes": BoxRules(), "scaled_decode": True, "height": 8, "width": 8},
         {"map": True, "boxes": BoxRules()},
     ],
     ids=str,
@@ -169,6 +168,25 @@ def test_every_recipe_is_repaired(options: dict[str, Any], tmp_path: Path, monke
     assert tree_bytes(store) == before
 
 
+def test_box_of_a_scaled_decode_may_need_a_copy(tmp_path: Path) -> None:
+    """A scaled decode cuts at the exact edges of a box, and a store records whole pixels."""
+    tree, rng, rules = write_folder(tmp_path / "src", [Pic("c", "p", jpeg(301, 203))]), random.Random(7), BoxRules()
+    drawn = [sorted(rng.sample(range(500), 2)) for _ in range(40)]
+    (tmp_path / "xml").mkdir()
+    (tmp_path / "xml/p.xml").write_text(xml(*(("c", (x, y, x + 500, y + 500)) for x, y in drawn), size=(1001, 1001)))
+    recipe = replace(RECIPE, height=8, width=8, boxes=rules, scaled_decode=True)
+    store = build_in_process(BoxedSource(FolderSource(tree), tmp_path / "xml", rules), tmp_path / "out", recipe)
+    before, copy = tree_bytes(store), shutil.copytree(store, tmp_path / "copy")
+    damage_rows(store, *range(40))
+    repair = repair_store(store, tree)
+    assert 0 < repair.repaired_rows < 40
+    (sentence,) = repair.unrepaired
+    assert "c/p.JPEG: decodes to different pixels, perhaps because a scaled decode cuts boxes at edges" in sentence
+    assert sentence.endswith(COPY)
+    repair_all(store, copy, 40 - repair.repaired_rows)
+    assert tree_bytes(store) == before
+
+
 def test_names_never_lead_out_of_the_source(tmp_path: Path) -> None:
     (tmp_path / "src/c").mkdir(parents=True)
     (tmp_path / "above.jpg").write_bytes(b"above")
@@ -185,23 +203,13 @@ def test_options_of_another_kind_are_refused(store: Path, tree: Path) -> None:
             repair_store(store, tree)
 
 
-def test_store_is_repaired_with_the_options_or_kind_that_are_given(tmp_path: Path) -> None:
+def test_source_is_opened_with_the_options_that_the_store_records(tmp_path: Path) -> None:
     for split, pics in (("train", PICS[:3]), ("val", PICS)):
         write_folder(tmp_path / "src" / split, pics)
-    source = open_imagenet(tmp_path / "src", split="val")
-    store = build_in_process(source, tmp_path / "out", RECIPE)
+    store = build_in_process(open_imagenet(tmp_path / "src", split="val"), tmp_path / "out", RECIPE)
     assert read_manifest(store / "store.json").source["options"] == {"split": "val"}
-    resign(store, lambda facts: facts["source"].pop("options"))  # as in stores of earlier releases
-    assert is_built(source, store, RECIPE)
-    lines = [f"val/{pic.wnid}/{pic.stem}.JPEG,{pic.wnid}\n" for pic in PICS]
-    (tmp_path / "src/list.csv").write_text("path,label\n" + "".join(lines))
     damage_rows(store, 1)
-    with pytest.raises(BuildError, match="kind=liste: no such kind of source, expected one of imagenet, folder, list"):
-        repair_store(store, tmp_path / "src/list.csv", options={"kind": "liste"})
-    for src, options in ((tmp_path / "src", {"split": "val"}), (tmp_path / "src/list.csv", {"kind": "list"})):
-        damage_rows(store, 1)
-        repair = repair_store(store, src, options=options)
-        assert (repair.ok, repair.repaired_rows) == (True, 1)
+    repair_all(store, tmp_path / "src", 1)
 
 
 def test_damaged_shard_does_not_stop_repair_from_the_others(tmp_path: Path) -> None:
@@ -444,26 +452,26 @@ def test_unusable_sources_are_refused(store: Path, tree: Path, tmp_path: Path) -
 # Converted stores and staged parts.
 
 
-def test_converted_selection_is_repaired_from_images_or_its_store(stores: Stores, tree: Path, tmp_path: Path) -> None:
+def test_converted_selection_is_repaired_from_its_store(stores: Stores, tree: Path, tmp_path: Path) -> None:
     selection = Selection(rows=(1, 9))
     store = convert_in_process(
         [stores["npy"]], tmp_path / "out", Conversion(container="hdf5", selection=selection, shuffle_seed=3)
     )
     before = tree_bytes(store)
-    for source in (tree, stores["npy"], stores["hdf5"]):
+    for source in (stores["npy"], stores["hdf5"]):
         damage_rows(store, 0, 4, 7)
         repair_all(store, source, 3)
         assert tree_bytes(store) == before
+    damage_rows(store, 0)
+    with pytest.raises(BuildError, match=r"merged by `prep convert`, .*; pass as --from a store that has them, or rem"):
+        repair_store(store, tree)
 
 
-def test_merged_store_is_repaired_from_images_or_one_input(stores: Stores, tree: Path, tmp_path: Path) -> None:
+def test_merged_store_is_repaired_from_one_input(stores: Stores, tmp_path: Path) -> None:
     store = convert_in_process([stores["npy"], stores["hdf5"]], tmp_path / "out", Conversion())
     before, count = tree_bytes(store), 2 * len(PICS)
     damage_rows(store, *range(count))
-    repair_all(store, tree, count)
-    assert tree_bytes(store) == before
-    damage_rows(store, 2, 17)
-    repair_all(store, stores["npy"], 2)
+    repair_all(store, stores["npy"], count)
     assert tree_bytes(store) == before
 
 

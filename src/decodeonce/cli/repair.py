@@ -27,21 +27,8 @@ PairedOption = Annotated[
     option("Read masks or second images from DIR, as for `prep build`. Repeat the flag for more masks.", "NAME=DIR"),
 ]
 
-BuildOptions = Annotated[
-    list[str] | None,
-    option(
-        "Open SRC with this flag of `prep build`, such as split=val, or as this kind, such as kind=list. Repeat "
-        "--option for more flags. You need it only if the store does not record these flags, because an earlier "
-        "release built it, or because `prep convert` selected, sorted, shuffled or merged its rows.",
-        "NAME=VALUE",
-        flag="--option",
-    ),
-]
 
-
-def repair(
-    store: StoreArgument, source: FromOption = None, paired: PairedOption = None, options: BuildOptions = None
-) -> None:
+def repair(store: StoreArgument, source: FromOption = None, paired: PairedOption = None) -> None:
     """Repair the damage that `prep verify` finds, and restore the same bytes.
 
     The exit code is 0 if the store is intact afterwards, and 1 if damage is left. A line for each damage that is left
@@ -49,13 +36,8 @@ def repair(
     """
     from decodeonce.prep.repair.repair import repair_store
 
-    if bad := [text for text in options or [] if "=" not in text]:
-        raise typer.BadParameter(f"--option {bad[0]}: expected NAME=VALUE, such as split=val")
-    given: dict[str, object] = {**dict(text.split("=", 1) for text in options or [])}
-    if paired:
-        given["paired"] = parse.paired(paired)
     with count_bar("rows") as update:
-        done = patient_if_there(store, repair_store, store, source, options=given, progress=update)
+        done = patient_if_there(store, repair_store, store, source, paired=parse.paired(paired or []), progress=update)
     if done.rows:  # otherwise it is not a store, or its manifest cannot be read
         rows = [counted(done.repaired_rows, "row")] if done.repaired_rows else []
         repaired, intact = ", ".join([*rows, *done.repaired_files]), f"{counted(done.rows, 'row')} intact"

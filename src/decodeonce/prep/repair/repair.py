@@ -70,7 +70,7 @@ def repair_store(
     path: str | os.PathLike[str],
     source: str | os.PathLike[str] | None = None,
     *,
-    options: Mapping[str, object] | None = None,
+    paired: Mapping[str, str] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Repair:
     """Verify a store or staged part, repair what is damaged, and verify it again.
@@ -82,8 +82,7 @@ def repair_store(
         path: Path of the store or staged part.
         source: What the store was built from, or a finished store that has its rows. None repairs only what the rest
             of the store determines, such as labels, checksums and headers of shards.
-        options: Arguments of the function that opened the source for the build, such as {"split": "val"}, and the
-            folders of masks, {"paired": {"mask": "masks"}}, which no store records. None: those that the store records.
+        paired: Folders of masks and second images, such as {"mask": "masks"}, which no store records. Default: none.
         progress: Function that is called with the number of rows checked since its last call.
 
     Returns:
@@ -112,7 +111,7 @@ def repair_store(
             return Repair(found.rows, unrepaired=found.problems)
         manifest = read_manifest(paths.manifest)
         store = Store(paths, manifest, read_part(paths.part, manifest))
-        repair = _StoreRepair(store, found, None if source is None else os.fspath(source), options or {})
+        repair = _StoreRepair(store, found, None if source is None else os.fspath(source), paired or {})
         try:
             repair.run()
         finally:
@@ -128,14 +127,14 @@ def _remove_scratch(paths: StorePaths) -> None:
 class _StoreRepair:
     """A repair in progress: the files and rows that are still damaged, and why."""
 
-    def __init__(self, store: Store, found: Report, source: str | None, options: Mapping[str, object]) -> None:
+    def __init__(self, store: Store, found: Report, source: str | None, paired: Mapping[str, str]) -> None:
         self._store, self._paths, self._manifest, self._found = store, store.paths, store.manifest, found
         self._source, self._new_rows = source, None
         if source is not None:
             decoder_versions("npy")  # raises BuildError if no decoder is installed
             from decodeonce.prep.repair.rows import open_rows
 
-            self._new_rows = open_rows(self._manifest, source, options)
+            self._new_rows = open_rows(self._manifest, source, paired)
         self._bad_files, self._bad_rows = set(found.bad_files), {*_numbers(found.bad_rows, found.unknown_rows)}
         self._checksums = read_checksums(store)
         self._heads: dict[str, bytes] = {}  # headers of damaged shards, by file

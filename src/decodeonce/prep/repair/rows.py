@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -20,27 +20,24 @@ from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Filter, Recipe, check_choice
 from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
-from decodeonce.prep.sources import KINDS, SOURCES, find_opener, find_registered, has_opener
+from decodeonce.prep.sources import SOURCES, find_opener, find_registered
 from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED, Source
 from decodeonce.prep.sources.paired import open_with_paired
 from decodeonce.remote import as_path, is_url, source_text
 from decodeonce.store.hashing import hexdigest
-from decodeonce.store.layout import Json, Paired
+from decodeonce.store.layout import Paired
 from decodeonce.store.manifest import REBUILD, Manifest, read_manifest
 from decodeonce.store.table import Sample
 
 CHANGED = f"changed since the build; pass as --from a source that has the original, or {REBUILD}"
 BOX = re.compile(r"\d{1,9}(,\d{1,9}){3}")
-# A scaled decode cuts a box at its exact edges. They are less than a pixel inside those of samples.tsv, which are whole
-# pixels.
-ALMOST_ONE = 1 - 2e-6
 READ_AHEAD = 4  # images per thread that are read before they are decoded
 
 IsRight = Callable[[int, bytes], bool]  # takes a row number and pixels; whether they are those of the row
 Pixels = bytes | Reason  # the pixels of a row, or why they cannot be made
 
 
-def open_rows(manifest: Manifest, source: str, options: Mapping[str, object]) -> StoredRows | ImageRows:
+def open_rows(manifest: Manifest, source: str, paired: Mapping[str, str]) -> StoredRows | ImageRows:
     """Open `source`, which is a finished store or what the store with this manifest was built from.
 
     Raises BuildError or StoreError if no row of the store can come from it.
@@ -50,28 +47,30 @@ def open_rows(manifest: Manifest, source: str, options: Mapping[str, object]) ->
         raise BuildError(f"{source}: a remote store; run `prep stage {source} COPY`, then pass --from COPY")
     if os.path.isfile(os.path.join(source, "store.json")):
         return StoredRows(manifest, Path(source))
-    return ImageRows(manifest, source, options)
+    return ImageRows(manifest, source, paired)
 
 
 class _Decoders(threading.local):
-    """The decoders of a thread, one per recipe."""
+    """The decoder of each thread."""
 
-    def __init__(self, recipes: list[Recipe], class_names: list[str]) -> None:
-        self.each = [Decoder(recipe, class_names) for recipe in recipes]
+    def __init__(self, recipe: Recipe, class_names: list[str]) -> None:
+        self.own = Decoder(recipe, class_names)
 
 
 class ImageRows:
     """Rows made from the images in SRC by the store's recipe, with one thread per core."""
 
-    def __init__(self, manifest: Manifest, src: str, options: Mapping[str, object]) -> None:
+    def __init__(self, manifest: Manifest, src: str, paired: Mapping[str, str]) -> None:
         self._manifest, self._src = manifest, src
-        self._source = reopen_source(manifest, src, options)
-        self._recipes = recipes_of(manifest.recipe)
-        if not self._recipes:
-            sizes = manifest.recipe.get("resized_from")
+        self._source = reopen_source(manifest, src, paired)
+        facts = {key: value for key, value in manifest.recipe.items() if key != "columns"}  # they change no pixel
+        try:
+            self._recipe = Recipe.from_facts(facts)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            sizes = facts.get("resized_from")
             why = f"resized from {shape_text(sizes)}" if isinstance(sizes, list) else "not written by `prep build`"
-            raise BuildError(f"{src}: the rows were {why}; pass as --from a store that has them")
-        self._decoders = _Decoders(self._recipes, [cls.name for cls in manifest.classes])
+            raise BuildError(f"{src}: the rows were {why}; pass as --from a store that has them") from None
+        self._decoders = _Decoders(self._recipe, [cls.name for cls in manifest.classes])
 
     def rows(self, wanted: Sequence[Sample], is_right: IsRight) -> Iterator[tuple[Sample, Pixels]]:
         """Yield each wanted row once, in any order. Raises Stopped if an image cannot be read at the moment."""
@@ -80,8 +79,7 @@ class ImageRows:
             left.setdefault(name_bytes(sample.source), []).append(sample)
         problems: dict[bytes, str] = {}
         images = self._read(left, problems)
-        mapped = any(recipe.map for recipe in self._recipes)
-        threads = 1 if mapped else usable_cores()  # a map is code of the user, which need not be thread-safe
+        threads = 1 if self._recipe.map else usable_cores()  # a map is code of the user, which need not be thread-safe
 
         def decode(found: tuple[Sample, list[bytes]]) -> tuple[Sample, Pixels]:
             return found[0], self._decode(*found, is_right)
@@ -122,98 +120,73 @@ class ImageRows:
 
     def _decode(self, sample: Sample, data: list[bytes], is_right: IsRight) -> Pixels:
         why = f"decodes to different pixels{', or its mask changed since the build' if data[1:] else ''}"
-        for decoder, recipe in zip(self._decoders.each, self._recipes, strict=True):
-            for entry in _entries(sample, recipe):
-                try:
-                    pixels = decoder.row(data[0], entry, *data[1:]).pixels
-                except (Undecodable, LeftOut) as error:
-                    why = f"cannot be decoded ({error})"
-                    continue
-                if is_right(sample.row, pixels):
-                    return pixels
+        if sample.box and self._recipe.scaled_decode:
+            why += ", perhaps because a scaled decode cuts boxes at edges that the store does not record"
+        try:
+            pixels = self._decoders.own.row(data[0], _entry(sample), *data[1:]).pixels
+            if is_right(sample.row, pixels):
+                return pixels
+        except (Undecodable, LeftOut) as error:
+            why = f"cannot be decoded ({error})"
         return Reason(f"{why}; {versions_to_install(self._manifest) or COPY}", sample.source)
 
 
-def reopen_source(manifest: Manifest, src: str, options: Mapping[str, object]) -> Source:
+def reopen_source(manifest: Manifest, src: str, paired: Mapping[str, str]) -> Source:
     """Open SRC as the source of a store, to find its images by name. Their digests are checked, so links are followed.
 
-    `options` are arguments of the opener that the manifest lacks or that differ now. In it, "kind" names another
-    opener, and "paired" is the folder of each mask or second image by name. Raises BuildError if SRC is not such a
-    source.
+    `paired` is the folder of each mask or second image by name. Raises BuildError if SRC is not such a source.
     """
-    options = dict(options)
-    asked: Any = options.pop("paired", {})
-    where = {Paired.parse(name).name: folder for name, folder in asked.items()}
+    where = {Paired.parse(name).name: folder for name, folder in paired.items()}
     folders = {one.text: where[one.name] for one in manifest.paired if one.name in where}
-    recorded = str(manifest.source.get("kind")).removesuffix(WITH_BOXES).removesuffix(WITH_PAIRED)
-    # imagenet-tar is one of the forms that the opener of imagenet detects.
-    openers = [kind for kind in (recorded, recorded.partition("-")[0]) if has_opener(kind)]
-    # Selected and merged stores do not name the kinds of their inputs.
-    kind = openers[0] if openers else "imagenet" if recorded in ("None", *SOURCES) else recorded
-    if "kind" in options and not has_opener(kind := str(options["kind"])):
-        raise BuildError(f"kind={kind}: no such kind of source, expected one of {', '.join(KINDS)}")
-    given: dict[str, object] = {"classes": [cls.name for cls in manifest.classes]} if openers else {}
+    kind = str(manifest.source.get("kind")).removesuffix(WITH_BOXES).removesuffix(WITH_PAIRED)
+    if kind == "store":
+        done = "selected, sorted, shuffled or merged by `prep convert`, which does not record where they came from"
+        raise BuildError(f"{src}: the rows were {done}; pass as --from a store that has them, or {REBUILD}")
+    kind = kind.partition("-")[0] if kind in SOURCES else kind  # the opener of imagenet detects imagenet-tar
     registered = find_registered(kind)
     is_there = registered.suffixes or is_url(src) or os.path.exists(src)  # with suffixes it may be a pattern
     if registered.is_path and not is_there:
         raise BuildError(f"{src}: no such file or folder; expected the source that the store was built from")
     opener = find_opener(kind)
     hints = get_type_hints(opener)
-    # A manifest may come from anybody, and must not name a folder outside SRC: only `options` may be paths.
-    paths = {name for name, hint in hints.items() if Path in (hint, *get_args(hint))}
     try:
-        if kind in openers:  # the options are arguments of its opener
-            given |= {name: value for name, value in manifest.source.get("options", {}).items() if name not in paths}
-        given |= {name: value for name, value in options.items() if name != "kind"}
-        if given.get("no_labels"):
-            for name in ("classes", "label_suffix", "label_column"):  # listing found out that labels are ignored
-                given.pop(name, None)
-        _check_choices(given, hints)
+        given = _recorded_arguments(manifest, hints)
         members: Any = given.pop("paired", {})
         if "paired" in hints:  # suffixes of the members of a tar; a manifest must not name folders
             folders = folders or members
         source = open_with_paired(opener, src, folders, **given, follow_links=True)
     except (TypeError, AttributeError, ValueError) as error:  # options of another kind, or a damaged manifest
-        raise BuildError(f"{src}: cannot be opened as {kind}: {error}; pass the flags of the build") from None
+        advice = f"pass as --from another store with these rows, or {REBUILD}"
+        raise BuildError(f"{src}: cannot be opened as {kind}: {error}; {advice}") from None
     if source.paired != manifest.paired:
         flags = " ".join(f"--paired {one.name}=DIR" for one in manifest.paired) or "no --paired"
         raise BuildError(f"{src}: the store's images are paired with others; pass those of the build: {flags}")
     return source
 
 
-def _check_choices(given: Mapping[str, object], hints: Mapping[str, Any]) -> None:
-    """Raise ValueError if a value is none of its choices. The command line checks them, so openers need not."""
-    for name, value in given.items():
+def _recorded_arguments(manifest: Manifest, hints: Mapping[str, Any]) -> dict[str, object]:
+    """Return the arguments of the opener that a store records; raise ValueError if a value is none of its choices."""
+    # A manifest may come from anybody, and must not name a folder outside SRC.
+    paths = {name for name, hint in hints.items() if Path in (hint, *get_args(hint))}
+    given: dict[str, object] = {"classes": [cls.name for cls in manifest.classes]}
+    given |= {name: value for name, value in manifest.source.get("options", {}).items() if name not in paths}
+    if given.get("no_labels"):
+        for name in ("classes", "label_suffix", "label_column"):  # listing found out that labels are ignored
+            given.pop(name, None)
+    for name, value in given.items():  # the command line checks choices, so openers need not
         if get_origin(hints.get(name)) is Literal:
             check_choice(name, value, hints[name])
+    return given
 
 
-def recipes_of(facts: Json) -> list[Recipe]:
-    """Return the recipes that made a store's rows: several for a merged store, none if rows were resized."""
-    if isinstance(joined := facts.get("joined"), list) and "resized_from" not in facts:
-        return list(dict.fromkeys(recipe for one in joined for recipe in recipes_of(one)))
-    try:
-        others = ("selected", "columns")  # these change no pixel
-        return [Recipe.from_facts({key: value for key, value in facts.items() if key not in others})]
-    except (KeyError, TypeError, ValueError, AttributeError):  # rows were resized, or another writer made the store
-        return []
-
-
-def _entries(sample: Sample, recipe: Recipe) -> Iterator[Entry]:
-    """Yield what a row may have been made from, likeliest first.
-
-    There are several only if a box was cut from a scaled image, because the exact edges of the box are not recorded.
-    """
+def _entry(sample: Sample) -> Entry:
+    """Return what a row was made from."""
     entry = Entry(name_bytes(sample.source), sample.label, 0, 0)
-    if not sample.box:
-        yield entry
     if not BOX.fullmatch(sample.box) or sample.width < 1 or sample.height < 1:
-        return
+        return entry
     left, top, right, bottom = map(int, sample.box.split(","))
     width, height = sample.width, sample.height
-    for x0, y0, x1, y1 in product((0, ALMOST_ONE), repeat=4) if recipe.scaled_decode else [(0, 0, 0, 0)]:
-        box = [(left + x0) / width, (top + y0) / height, (right - x1) / width, (bottom - y1) / height]
-        yield replace(entry, planned={"box": box})
+    return replace(entry, planned={"box": [left / width, top / height, right / width, bottom / height]})
 
 
 class StoredRows:
