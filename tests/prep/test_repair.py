@@ -24,7 +24,6 @@ from decodeonce.sources import BoxedSource, FolderSource, Source, open_imagenet,
 from decodeonce.store import open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
-from decodeonce.store.writer import virtual_bytes
 from tests.forms.all_forms import FORMS, PICS
 from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic
@@ -411,17 +410,6 @@ def test_store_h5_is_not_repaired_without_labels(stores: Stores, tree: Path, tmp
     os.truncate(store / "labels.npy", 100)
     *_, sentence = repair_store(store, tree).unrepaired
     assert sentence.startswith(f"{store / 'store.h5'}: damaged; restore it")
-
-
-def test_earlier_store_h5_is_repaired_without_class_names(stores: Stores, tmp_path: Path) -> None:
-    store = Path(shutil.copytree(stores["hdf5"], tmp_path / "old"))
-    manifest = read_manifest(store / "store.json")
-    earlier = virtual_bytes(manifest, labels=open_store(store).labels, with_classes=False)
-    assert earlier != (store / "store.h5").read_bytes()
-    replace_file(store, "store.h5", earlier)
-    os.truncate(store / "store.h5", 99)
-    assert repair_store(store).ok
-    assert (store / "store.h5").read_bytes() == earlier
 
 
 @pytest.mark.parametrize("name", ["store.json", "stage.json"])

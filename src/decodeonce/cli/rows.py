@@ -64,7 +64,7 @@ class CheckedRows:
 
 
 def box_columns(store: Store) -> list[Column]:
-    """Return the columns of `prep build --keep-boxes` if the store has them; older stores have no `box_labels`."""
+    """Return the columns of `prep build --keep-boxes` if the store has them. Other writers may omit `box_labels`."""
     found = {column.name: column for column in store.manifest.columns if column.name in BOX_COLUMNS}
     kinds = {name: (column.dtype, column.shape[1:]) for name, column in found.items()}
     kept = kinds.get("boxes") == ("<f4", (4,)) and kinds.get("box_count") == ("<i4", ())

@@ -99,11 +99,10 @@ def seal_store(
     return replace(manifest, digest=json.loads(encoded)["digest"])
 
 
-def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64], with_classes: bool = True) -> bytes:
+def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64]) -> bytes:
     """Return the bytes of store.h5.
 
-    /images is a virtual dataset over all shards, /labels a copy of the labels, and /classes the class names. Stores of
-    earlier releases lack /classes: `prep repair` writes their store.h5 without it.
+    /images is a virtual dataset over all shards, /labels a copy of the labels, and /classes the class names.
 
     The file is made in memory, because on a full disk libhdf5 may end the process with SIGSEGV. The low-level calls
     are needed because h5py's VirtualLayout would write the current time into the file.
@@ -122,10 +121,9 @@ def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64], with_classes
     with h5py.File("store.h5", "w", libver=("earliest", "v110"), driver="core", backing_store=False) as file:
         h5py.h5d.create(file.id, b"images", h5py.h5t.STD_U8LE, whole, create)
         file.create_dataset("labels", data=labels)
-        if with_classes:
-            # Names as in samples.tsv, but in valid UTF-8, and with "?" for zero bytes, since HDF5 strings end at them.
-            names = [escape(cls.name).replace("\0", "?").encode("utf-8", "replace") for cls in manifest.classes]
-            file.create_dataset("classes", data=names, dtype=h5py.string_dtype("utf-8"))
+        # Names as in samples.tsv, but in valid UTF-8, and with "?" for zero bytes, since HDF5 strings end at them.
+        names = [escape(cls.name).replace("\0", "?").encode("utf-8", "replace") for cls in manifest.classes]
+        file.create_dataset("classes", data=names, dtype=h5py.string_dtype("utf-8"))
         file.flush()
         image: bytes = file.id.get_file_image()
     return image

@@ -208,8 +208,7 @@ class _StoreRepair:
 
     def _possible_virtual(self) -> Iterator[bytes]:
         if self._paths.labels.name not in self._bad_files:
-            for with_classes in (True, False):
-                yield virtual_bytes(self._manifest, labels=self._store.labels, with_classes=with_classes)
+            yield virtual_bytes(self._manifest, labels=self._store.labels)
 
     def _repair_checksums(self) -> None:
         """Rebuild checksums.npy from what is left of it and, for rows that differ, from stored or new rows."""
