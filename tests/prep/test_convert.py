@@ -109,7 +109,10 @@ def test_smaller_size_resizes_stored_rows_once(tree: Path, tmp_path: Path, filte
     assert verify_store(tmp_path / "small").ok
     convert_in_process([tmp_path / "small"], tmp_path / "smaller", Conversion(size=(3, 4)))
     again = open_store(tmp_path / "smaller").manifest.recipe
-    assert (again["resized_from"], again["joined"]) == ([15, 20], [recorded])
+    earlier = {name: value for name, value in recorded.items() if name.startswith("resize")}
+    assert (again["height"], again["resized_from"], again["resized_before"]) == (3, [15, 20], earlier)
+    convert_in_process([tmp_path / "smaller"], tmp_path / "least", Conversion(selection=Selection(rows=(0, 3))))
+    assert open_store(tmp_path / "least").manifest.recipe == {**again, "selected": {"rows": [0, 3]}}
 
 
 def test_distorting_sizes_and_conflicting_settings_are_refused() -> None:
@@ -224,7 +227,7 @@ def test_order_of_rows_does_not_keep_stores_from_being_merged(tmp_path: Path) ->
     assert (tmp_path / "out/store.json").exists()
 
 
-def test_stores_with_different_selections_are_listed_under_joined(tmp_path: Path) -> None:
+def test_merged_store_has_what_the_recipes_of_its_inputs_share(tmp_path: Path) -> None:
     store, halves = small_store(tmp_path / "a", ["a", "b", "c"]), []
     for rows in ((None, 4), (4, None)):
         halves.append(tmp_path / f"from {rows[0]}")
@@ -233,8 +236,10 @@ def test_stores_with_different_selections_are_listed_under_joined(tmp_path: Path
     merged = open_store(tmp_path / "merged")
     np.testing.assert_array_equal(merged.images[:], open_store(store).images[:])
     recipe = merged.manifest.recipe
-    assert [one["selected"]["rows"] for one in recipe["joined"]] == [[0, 4], [4, 9]]
-    assert (recipe["height"], recipe["width"], recipe["container"]) == (8, 6, "npy")
+    assert recipe == {**open_store(store).manifest.recipe, "container": "npy", "shard_size": recipe["shard_size"]}
+    assert merged.manifest.source["stores"] == [open_store(half).manifest.digest for half in halves]
+    convert_in_process([tmp_path / "merged", store], tmp_path / "more", Conversion())
+    assert open_store(tmp_path / "more").manifest.recipe == recipe
 
 
 def test_settings_of_other_writers_that_no_build_knows_are_replaced(tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def enlarged(
     """
     fit = recipe.get("fit")
     rotated = recipe.get("exif") != "ignore" and height != width  # samples.tsv has sizes before the rotation
-    if fit not in ("crop", "stretch", "pad") or rotated or "resized_from" in recipe or "joined" in recipe:
+    if fit not in ("crop", "stretch", "pad") or rotated or "resized_from" in recipe:
         return None
     narrower, lower = sides[:, 0] < width, sides[:, 1] < height
     return narrower & lower if fit == "pad" else narrower | lower

@@ -193,18 +193,18 @@ def converted_recipe(
     """Return the recipe for store.json: that of the inputs with the changes of the conversion.
 
     `found` are the recipes of the inputs, whose rows have `shape`; keys that other writers added are kept. `recipe` is
-    that of the conversion. `selected` is its selection and order, empty for all rows in their order. If the inputs
-    were selected differently, their recipes are listed under "joined".
+    that of the conversion. `selected` is its selection and order, empty for all rows in their order. Of several inputs,
+    it has what they share: they may differ in their selections and shuffle seeds, and `converted_source` names them.
     """
+    base, *others = [with_container(one, recipe) for one in found]
+    base = {key: value for key, value in base.items() if all(key in one and one[key] == value for one in others)}
     own: dict[str, object] = {"selected": selected} if selected else {}
     if (recipe["height"], recipe["width"]) != shape[:2]:
         by = {name: version for name, version in recipe["decoders"].items() if name in DISTRIBUTIONS}
-        own |= {"resized_from": list(shape[:2]), "resize_filter": recipe["filter"], "resized_by": by}
-    base, *others = [with_container(one, recipe) for one in found]
-    if any(other != base for other in others) or any(key in base for key in own):
-        base = with_container({"joined": list(found)}, recipe)
-    if "resized_from" in own or "joined" in base:
-        own |= {"height": recipe["height"], "width": recipe["width"]}
+        own |= {"height": recipe["height"], "width": recipe["width"], "resized_from": list(shape[:2])}
+        own |= {"resize_filter": recipe["filter"], "resized_by": by}
+        if earlier := {key: base.pop(key) for key in list(base) if key.startswith("resize")}:
+            own["resized_before"] = earlier
     return {**base, **own}
 
 
