@@ -26,7 +26,6 @@ from decodeonce.store.manifest import Manifest
 
 _BITS = 24  # the precision of float32
 
-
 Resampling = Literal["nearest", "bilinear"]
 
 
