@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from decodeonce.prep.building.plan import block_rows_for
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import DATA_OFFSET, ImageClass, Manifest
-from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
+from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, line, sample_lines
 from decodeonce.store.writer import seal_store, shard_ranges, write_array, write_small
 
 SHAPE = (256, 256, 3)
@@ -39,11 +38,11 @@ def synthetic_store(root: Path, rows: int, *, shards: int = 1, sparse: bool = Fa
     for index, (first, count) in enumerate(shard_ranges(rows, shard_rows)):
         _write_shard(paths.shard(index, ".npy"), first, sums[first : first + count], sparse=sparse)
     labels = np.arange(rows) % CLASSES
-    samples = (Sample(row, int(label), f"{label}", "", 0, 0, "", "0" * 16) for row, label in enumerate(labels))
+    samples = ((row, int(label), f"{label}", "", 0, 0, "", "0" * 16) for row, label in enumerate(labels))
     files = {
         "labels.npy": write_array(paths.labels, (rows,), np.dtype("<i8"), [labels]),
         "checksums.npy": write_array(paths.checksums, (rows,), np.dtype("<u8"), [sums]),
-        "samples.tsv": write_small(paths.samples, chain([line(SAMPLE_COLUMNS)], map(sample_line, samples))),
+        "samples.tsv": write_small(paths.samples, [line(SAMPLE_COLUMNS), sample_lines(samples)]),
         "rejects.tsv": write_small(paths.rejects, [line(REJECT_COLUMNS)]),
     }
     draft = Manifest(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import Paired, StorePaths
 from decodeonce.store.manifest import DATA_OFFSET, Column, ImageClass, Manifest
-from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
+from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_lines
 from decodeonce.store.writer import seal_store, shard_ranges, write_array, write_small
 
 
@@ -79,7 +80,7 @@ def seal(
         Sample(row, int(label), f"class{label}", f"class{label}/{row}.jpg", 9, 9, "", f"{row:016x}")
         for row, label in enumerate(labels)
     ]
-    files["samples.tsv"] = write_small(paths.samples, [line(SAMPLE_COLUMNS), *map(sample_line, samples)])
+    files["samples.tsv"] = write_small(paths.samples, [line(SAMPLE_COLUMNS), sample_lines(map(astuple, samples))])
     files["rejects.tsv"] = write_small(paths.rejects, [line(REJECT_COLUMNS)])
     for name, array in columns.items():
         files[f"{name}.npy"] = write_array(root / f"{name}.npy", array.shape, array.dtype, [array])

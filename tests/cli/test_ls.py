@@ -2,6 +2,7 @@
 
 import pty
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from decodeonce.cli.inspect import ls
 from decodeonce.errors import StoreError
 from decodeonce.store import ImageClass, open_store, stage_store
 from decodeonce.store.select import Selection, labels_of, row_range, select_lines
-from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
+from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_lines
 from tests.command import assert_fails, prep
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
@@ -26,7 +27,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = make_store(tmp_path_factory.mktemp("stores") / "a.store", random_images(20, shape=(24, 24, 3)))
     resign(root, lambda facts: [cls.update(description="") for cls in facts["classes"]])
     samples = [Sample(row, row % 3, f"class{row % 3}", NAMES[row % 5], 9, 9, "", "0" * 16) for row in range(20)]
-    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
+    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + sample_lines(map(astuple, samples)))
     return root
 
 
@@ -60,7 +61,7 @@ def test_control_characters_are_escaped_everywhere(tmp_path: Path, monkeypatch: 
     root = make_store(tmp_path / "a", random_images(1, shape=(24, 24, 3)))
     resign(root, lambda facts: [cls.update(description="") for cls in facts["classes"]])
     sample = Sample(0, 0, "class\x9b2J", "a \x1b[31m\x7fé\u3000\n\udcff.jpg", 9, 9, "", "0" * 16)
-    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + sample_line(sample))
+    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + sample_lines([astuple(sample)]))
     terminal, end = pty.openpty()
     with open(terminal, "rb", buffering=0) as screen, open(end, "w") as to_screen:
         monkeypatch.setattr(sys, "stdout", to_screen)

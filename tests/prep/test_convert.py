@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from decodeonce.prep.convert.source import converted_recipe
 from decodeonce.prep.recipe import BoxRules, Filter, Recipe
 from decodeonce.sources import BoxedSource, FolderSource, open_imagenet
 from decodeonce.store import open_store, stage_store, verify_store
-from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, read_rejects, sample_line
+from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, read_rejects, sample_lines
 from tests.images import jpeg, make_tree, tree_bytes
 from tests.prep.building import build_in_process, convert_in_process
 from tests.prep.test_boxes import xml
@@ -149,7 +150,7 @@ def small_store(root: Path, names: list[str], *, seed: int = 0, described: bool 
         Sample(row, row % 3, names[row % 3], f"{root.name}/{names[row % 3]}/{8 - row}.jpg", 9, 7, "1,2,3,4", "0" * 16)
         for row in range(9)
     ]
-    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
+    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + sample_lines(map(astuple, samples)))
     resign(root, lambda facts: facts.update(classes=classes))
     return root
 
@@ -370,7 +371,7 @@ def test_damaged_small_file_is_found_before_anything_is_written(tmp_path: Path) 
     samples = list(open_store(store).samples)
     for change in ({"label": 1}, {"digest": "sha:1"}):
         changed: list[Sample] = [Sample(**{**vars(s), **change}) if s.row == 3 else s for s in samples]
-        replace_file(store, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, changed)))
+        replace_file(store, "samples.tsv", line(SAMPLE_COLUMNS) + sample_lines(map(astuple, changed)))
         with pytest.raises(StoreError, match=r"row 3 is invalid, expected label 0, as in labels\.npy, and a digest of"):
             convert([store], tmp_path / "out")
     claims = small_store(tmp_path / "b", ["a", "b", "c"], columns={"w": np.ones((9, 2), "<f4")})
@@ -395,7 +396,7 @@ def test_store_replaced_after_the_plan_is_refused(tmp_path: Path) -> None:
 def test_empty_source_names_and_unusual_column_names_are_kept(tmp_path: Path) -> None:
     store = make_store(tmp_path / "a", random_images(9), columns={"Feature-1": np.arange(9, dtype="<i8")})
     samples = [Sample(row, row % 3, "", "", 0, 0, "", "0" * 16) for row in range(9)]
-    replace_file(store, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
+    replace_file(store, "samples.tsv", line(SAMPLE_COLUMNS) + sample_lines(map(astuple, samples)))
     source, recipe = open_conversion([store], tmp_path / "out", Conversion())
     make_plan(source, tmp_path / "out", recipe)
     (tmp_path / "out/Feature-1.npy").write_bytes(b"left by a killed finish")

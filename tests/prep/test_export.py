@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tarfile
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from decodeonce.prep.export.export import ExportSettings, _node, export_store
 from decodeonce.prep.recipe import Recipe
 from decodeonce.sources import FolderSource, open_webdataset
 from decodeonce.store import Store, disk, open_store, part_rows, stage_store
-from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
+from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_lines
 from tests.images import make_image, tree_bytes
 from tests.prep.building import build_in_process
 from tests.store.signing import flip, flip_row, replace_file, resign
@@ -52,7 +53,7 @@ def make_named_store(root: Path, classes: list[str], sources: list[str]) -> Stor
         Sample(row, row % len(classes), names[row % len(classes)], source, 9, 9, "", f"{row:016x}")
         for row, source in enumerate(sources)
     ]
-    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
+    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + sample_lines(map(astuple, samples)))
     resign(root, lambda facts: facts.update(classes=[{"name": name, "description": ""} for name in classes]))
     return open_store(root)
 

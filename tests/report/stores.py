@@ -1,12 +1,13 @@
 """Stores to report on: one has everything that a page can show, the other has an attack in every name."""
 
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
 
 from decodeonce.cli.report.page import Facts, gather
 from decodeonce.store import open_store
-from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Reject, Sample, line, reject_line, sample_line
+from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Reject, Sample, line, reject_line, sample_lines
 from tests.command import printed
 from tests.images import encoded, jpeg, make_image, replaced
 from tests.store.signing import Facts as ManifestFacts
@@ -66,7 +67,7 @@ def make_store_of_many_classes(root: Path) -> Path:
         Sample(row, int(labels[row]), f"class{labels[row]}", f"a/{row}.jpg", width, height, "", "0" * 16)
         for row, (width, height) in enumerate(sides)
     ]
-    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
+    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + sample_lines(map(astuple, samples)))
     rejects = [Reject(f"a/{row}.jpg", ("grey", "garbled: x", "CMYK")[row % 3], "kept") for row in range(30)]
     rejects += [Reject(f"b/{number}.jpg", "truncated: y", "rejected") for number in range(10)]
     replace_file(root, "rejects.tsv", line(REJECT_COLUMNS) + b"".join(map(reject_line, rejects)))

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import astuple
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,7 +19,7 @@ from decodeonce.cli.report.page import enlarged, environment, read_sizes
 from decodeonce.cli.rows import evenly_spaced
 from decodeonce.prep.pixels.geometry import fit_to
 from decodeonce.store import Reject, open_store, stage_store
-from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, reject_line, sample_line
+from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, reject_line, sample_lines
 from tests.report.stores import gather_facts, make_store_of_many_classes
 from tests.store.signing import replace_file
 from tests.stores import make_store, random_images
@@ -120,7 +121,7 @@ def test_sizes_come_from_samples_and_boxes(tmp_path: Path) -> None:
     names = ["a\tb", "a\\", "\udcff", "plain", "plain"]
     sides = [(5, 6), (0, 0), (100, 100), (7, 1), (8, 2)]
     samples = [Sample(row, 0, "class0", names[row], *sides[row], boxes[row], "0" * 16) for row in range(5)]  # fmt: skip
-    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
+    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + sample_lines(map(astuple, samples)))
     sizes = read_sizes(open_store(root), {"a\tb", "\udcff", "plain", "nowhere"})
     assert sizes.sides.tolist() == [[5, 6], [30, 70], [7, 1], [8, 2]]
     assert (sizes.unknown, sizes.boxes) == (1, 1)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from decodeonce.store.table import (
     line,
     read_rejects,
     reject_line,
-    sample_line,
+    sample_lines,
     unescape,
 )
 
@@ -57,7 +58,7 @@ def samples_named(names: Sequence[str]) -> list[Sample]:
 
 
 def write_samples(path: Path, samples: Sequence[Sample]) -> Path:
-    path.write_bytes(line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
+    path.write_bytes(line(SAMPLE_COLUMNS) + sample_lines(map(astuple, samples)))
     return path
 
 

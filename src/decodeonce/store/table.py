@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import overload
@@ -33,6 +33,8 @@ REJECT_COLUMNS = ("source", "reason", "action")
 
 def escape(text: str) -> str:
     """Escape a text for a TSV file."""
+    if text.isascii() and text.isprintable() and "\\" not in text:  # twice as fast, for millions of names
+        return text
     return _SPECIAL.sub(lambda m: _ESCAPES.get(m[0]) or f"\\x{ord(m[0]) - 0xDC00:02x}", text)
 
 
@@ -102,9 +104,13 @@ class Reject:
         return f"{self.source}: {self.reason}"
 
 
-def sample_line(sample: Sample) -> bytes:
-    """Encode a line of samples.tsv."""
-    return line([str(value) for value in astuple(sample)])
+def sample_lines(samples: Iterable[tuple[int, int, str, str, int, int, str, str]]) -> bytes:
+    """Encode lines of samples.tsv. Each sample is the tuple of the fields of a `Sample`, which is faster to make."""
+    lines = [
+        f"{row}\t{label}\t{escape(name)}\t{escape(source)}\t{width}\t{height}\t{box and escape(box)}\t{digest}\n"
+        for row, label, name, source, width, height, box, digest in samples
+    ]
+    return "".join(lines).encode()
 
 
 def reject_line(reject: Reject) -> bytes:
