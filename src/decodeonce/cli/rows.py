@@ -59,8 +59,7 @@ class CheckedRows:
         if data is None:
             return [], True
         damaged = not self.problem and row_checksum(data) != int(self._checksums[row])
-        pixels = np.frombuffer(data, np.uint8)
-        return [pixels[part].reshape(shape) for part, shape in self._store.manifest.parts.values()], damaged
+        return [*self._store.manifest.arrays(np.frombuffer(data, np.uint8)).values()], damaged
 
 
 def box_columns(store: Store) -> list[Column]:

@@ -22,7 +22,6 @@ from decodeonce.loader.buffers import Event, Pool, Slot, Slots, page_aligned_slo
 from decodeonce.loader.meter import mark
 from decodeonce.loader.order import Rows
 from decodeonce.loader.partition import StepRows
-from decodeonce.store.manifest import Parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +156,7 @@ USE_PER_IMAGE = "If it is a transform for single images, such as those of torchv
 
 Array = NDArray[np.generic]
 Shape = tuple[int, ...]
+Split = Callable[[Tensor], dict[str, Tensor]]
 Result = tuple[float, float] | BaseException  # the times of a copying thread (see meter.timed), or its error
 
 # One slot is copied to the device, one is being filled, and one is started while that finishes. More would only wait.
@@ -269,8 +269,8 @@ class Delivery:
     transfers = False  # whether batches are copied to a device
     cached_rows = 0  # rows that do not need to be read again
 
-    def __init__(self, slots: Slots, transform: Transform | None, parts: Parts | None = None) -> None:
-        self.slots, self._transform, self._parts = slots, transform, parts
+    def __init__(self, slots: Slots, transform: Transform | None, split: Split | None = None) -> None:
+        self.slots, self._transform, self._split = slots, transform, split
         self._transform_checked = False
         self.blocks: Pool[mmap.mmap] = Pool(4)  # for a transform on a CPU; an augmented batch needs three
 
@@ -292,10 +292,10 @@ class Delivery:
         """Make the batch on its device, and transform it. The slot is given back automatically."""
         step, images = filled.step, self._images(filled)
         moved = {name: self._move(column) for name, column in columns.items()}
-        if self._parts:  # one transfer, of which images and masks are views
-            split = {name: images[:, part].unflatten(1, shape) for name, (part, shape) in self._parts.items()}
-            images = split.pop("images")
-            moved |= split
+        if self._split:  # one transfer, of which images and masks are views
+            arrays = self._split(images)
+            images = arrays.pop("images")
+            moved |= arrays
         positions = None if step.positions is None else self._move(step.positions)
         rows = self._move(step.rows)
         filled.batch = Batch(images, self._move(labels), rows, step.valid, step.epoch, moved, positions)
@@ -361,8 +361,8 @@ class StreamDelivery(Delivery):
 
     transfers = True
 
-    def __init__(self, shape: Shape, device: Device, transform: Transform | None, parts: Parts | None = None) -> None:
-        super().__init__(Slots(lambda: Slot(device.pinned(shape)), STREAM_SLOTS), transform, parts)
+    def __init__(self, shape: Shape, device: Device, transform: Transform | None, split: Split | None = None) -> None:
+        super().__init__(Slots(lambda: Slot(device.pinned(shape)), STREAM_SLOTS), transform, split)
         self._device = device
         self._stream = device.stream()
         self._begun: Event | None = None
@@ -412,9 +412,9 @@ class CachedDelivery(StreamDelivery):
     """Batches that are gathered from a cache in device memory. `rows`, ascending, all fit; each is uploaded once."""
 
     def __init__(
-        self, shape: Shape, device: Device, transform: Transform | None, rows: range | Rows, parts: Parts | None = None
+        self, shape: Shape, device: Device, transform: Transform | None, rows: range | Rows, split: Split | None = None
     ) -> None:
-        super().__init__(shape, device, transform, parts)
+        super().__init__(shape, device, transform, split)
         try:
             self._cache = device.empty((len(rows), *shape[1:]))
         except RuntimeError as error:  # or its subclass torch.OutOfMemoryError
@@ -454,21 +454,21 @@ def make_delivery(
     prefetch: int,
     transform: Transform | None,
     cached: range | Rows | None,
-    parts: Parts | None = None,
+    split: Split | None = None,
 ) -> Delivery:
     """Create the delivery to a device, with slots of `shape`.
 
-    `cached`: rows to keep in device memory, or None. `parts`: those of a row, if it holds more than an image.
+    `cached`: rows to keep in device memory, or None. `split`: `Manifest.arrays`, if a row holds more than an image.
     """
     if transform is not None:
         _check_transform(transform)
     if device.type == "cpu" and cached is None:
         # Up to `prefetch` batches are ready or in progress. The user holds one batch while the next is received.
-        return Delivery(Slots(partial(page_aligned_slot, shape), prefetch + 2), transform, parts)
+        return Delivery(Slots(partial(page_aligned_slot, shape), prefetch + 2), transform, split)
     target = (HostDevice if device.type == "cpu" else Device)(device)
     if cached is None:
-        return StreamDelivery(shape, target, transform, parts)
-    return CachedDelivery(shape, target, transform, cached, parts)
+        return StreamDelivery(shape, target, transform, split)
+    return CachedDelivery(shape, target, transform, cached, split)
 
 
 def _check_transform(transform: object) -> None:

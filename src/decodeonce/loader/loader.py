@@ -186,8 +186,8 @@ class Loader:
         self._table = None if weights is None else make_table(weights, opened, self._chosen, shuffle, partition)
 
         shape = (self.batch_size, *self._manifest.row_shape)
-        parts = self._manifest.parts if self._manifest.paired else None
-        self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None, parts)
+        split = self._manifest.arrays if self._manifest.paired else None
+        self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None, split)
         self._steps = None if steps is None else whole("steps", steps, 1, MOST_STEPS)
         self._positions = Positions(self._partition, self._steps)
         made, why = make_reader(opened, reader, threads, verify=verify)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cache, cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -36,7 +36,6 @@ BOX_LABELS = "box_labels"  # the column of indexes into box_classes; -1 for none
 BOX_COLUMNS = ("boxes", "box_count", BOX_LABELS)  # written by `prep build --keep-boxes`
 REBUILD = "remove the store and build it again"
 OPTIONAL_KEYS = {"box_classes", "decoder_crashes", "paired"}  # all others must be present
-Parts = dict[str, tuple[slice, tuple[int, ...]]]  # names, bytes of a row, and shapes
 T = TypeVar("T")
 _field_types: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
@@ -199,13 +198,20 @@ class Manifest:
         return (self.row_bytes,) if self.paired else self.shape
 
     @property
-    def parts(self) -> Parts:
-        """The bytes of a row that hold the image, named "images", and each paired array, with their shapes."""
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the arrays of a row: of the image, named "images", and of each paired array."""
         height, width, _ = self.shape
-        shapes: dict[str, tuple[int, ...]] = {"images": self.shape}
-        shapes |= {one.name: (height, width, 3) if one.channels == 3 else (height, width) for one in self.paired}
-        ends = [0, *accumulate(map(math.prod, shapes.values()))]
-        return {name: (slice(*ends[k : k + 2]), shape) for k, (name, shape) in enumerate(shapes.items())}
+        paired = {one.name: (height, width, 3) if one.channels == 3 else (height, width) for one in self.paired}
+        return {"images": self.shape, **paired}
+
+    def arrays(self, rows: Any) -> dict[str, Any]:
+        """Return the arrays of a row or of several rows, as views. Nothing else turns bytes of a store into pixels.
+
+        `rows` holds their bytes, a NumPy array or a tensor uint8 (..., row_bytes).
+        """
+        ends = accumulate(map(math.prod, self.shapes.values()), initial=0)
+        parts = zip(self.shapes.items(), pairwise(ends), strict=True)
+        return {name: rows[..., a:b].reshape(*rows.shape[:-1], *shape) for (name, shape), (a, b) in parts}
 
     @property
     def rows_digest(self) -> str:

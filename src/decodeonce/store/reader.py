@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
+from decodeonce.store import disk
 from decodeonce.store.checks import check_file, check_not_replaced, check_shard, check_size, unreadable_shard_error
 from decodeonce.store.class_words import with_words
 from decodeonce.store.containers import npy_header
@@ -25,6 +26,7 @@ from decodeonce.store.manifest import BOX_LABELS, ImageClass, Manifest, Shard, r
 from decodeonce.store.table import Samples
 
 Pixels = NDArray[np.uint8]
+Mapped = dict[int, dict[str, Pixels]]  # arrays by name in each mapped shard
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:
@@ -87,10 +89,10 @@ class Store:
         self.paths = paths
         self.manifest = manifest
         self.rows = held or range(manifest.count)
-        self.whole_rows = Images(paths, manifest, self.rows)  # like `images`, or uint8 (count, row_bytes) with `paired`
-        parts = {name: self.whole_rows.part(*part) for name, part in manifest.parts.items()} if manifest.paired else {}
-        self.images = parts.pop("images", self.whole_rows)
-        self.paired = parts
+        mapped: Mapped = {}
+        arrays = {name: Images(paths, manifest, self.rows, name, mapped) for name in manifest.shapes}
+        self.images = arrays.pop("images")
+        self.paired = arrays
 
     def __reduce__(self) -> tuple[object, ...]:
         return open_store, (self.paths.root,)  # a pickle holds no rows; the other process opens the store again
@@ -218,17 +220,10 @@ class Images:
 
     dtype = np.dtype(np.uint8)
 
-    def __init__(self, paths: StorePaths, manifest: Manifest, held: range) -> None:
-        self.shape: tuple[int, ...] = (manifest.count, *manifest.row_shape)
+    def __init__(self, paths: StorePaths, manifest: Manifest, held: range, name: str, mapped: Mapped) -> None:
+        self.shape: tuple[int, ...] = (manifest.count, *manifest.shapes[name])
         self._root, self._manifest, self._held = paths.root, manifest, held
-        self._mapped: dict[int, Pixels] = {}  # whole rows
-        self._part: slice | None = None
-
-    def part(self, part: slice, shape: tuple[int, ...]) -> Images:
-        """Return this part of the bytes of each row, in this shape. Both use the same mappings."""
-        images = Images.__new__(Images)
-        images.__dict__ = {**self.__dict__, "shape": (len(self), *shape), "_part": part}
-        return images
+        self._name, self._mapped = name, mapped
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -289,7 +284,7 @@ class Images:
         for start, end in runs(shards[1:] != shards[:-1]):
             shard = int(shards[start])
             local = numbers[start:end] - self._manifest.shards[shard].first_row
-            if self._part is not None:  # np.take would copy the shard first
+            if self._manifest.paired:  # np.take would copy the shard first
                 out[start:end] = self._mapping(shard)[local]
                 continue
             # mode="clip" writes directly into out; the default "raise" buffers all of it (see NumPy's documentation).
@@ -303,22 +298,14 @@ class Images:
             raise StoreError(f"{self._root}: {what}; asked for {rows_text(rows)}: {advice}")
 
     def _mapping(self, index: int) -> Pixels:
-        rows = self._mapped.get(index)
-        if rows is None:
-            rows = self._map(index)
-        return rows if self._part is None else rows[:, self._part].reshape(len(rows), *self.shape[1:])
-
-    def _map(self, index: int) -> Pixels:
-        shard = self._manifest.shards[index]
-        path = self._root / shard.file
-        check_size(path, shard.bytes, longer_is_fine=True)
-        try:
-            with reading(path) as file:
-                rows = map_rows(file.fileno(), path, shard, self._manifest)
-        except OSError as error:
-            raise unreadable_shard_error(path, error) from error
-        check_not_replaced(self._root, self._manifest, path)
-        return self._mapped.setdefault(index, rows)
+        if index not in self._mapped:
+            shard = self._manifest.shards[index]
+            fd = open_shard(self._root, self._manifest, shard)
+            try:
+                self._mapped[index] = self._manifest.arrays(map_rows(fd, self._root / shard.file, shard))
+            finally:
+                disk.close(fd)
+        return self._mapped[index][self._name]
 
     def _locate(self, row: int) -> tuple[int, int]:
         given, row = row, row + len(self) if row < 0 else row
@@ -336,13 +323,30 @@ class Images:
         return self.take(np.arange(start, stop, step))
 
 
-def map_rows(fd: int, path: Path, shard: Shard, manifest: Manifest) -> Pixels:
-    """Map the rows of an open shard. Raise StoreError if its file is too short, OSError if it cannot be mapped."""
+def open_shard(root: Path, manifest: Manifest, shard: Shard) -> int:
+    """Open a shard and return its descriptor. Raise Stopped if a retry may succeed.
+
+    Raises StoreError if the file differs from the manifest; it may have changed since the store was opened.
+    """
+    path = root / shard.file
+    try:
+        check_shard(path, shard, manifest.container)
+        with reading(path, buffering=0) as file:
+            check_not_replaced(root, manifest, path)
+            return os.dup(file.fileno())
+    except OSError as error:
+        raise unreadable_shard_error(path, error) from error
+
+
+def map_rows(fd: int, path: Path, shard: Shard) -> Pixels:
+    """Map the rows of an open shard, uint8 (rows, row_bytes). Raise StoreError if its file is too short."""
     try:
         mapping = mmap.mmap(fd, shard.bytes, prot=mmap.PROT_READ)
     except ValueError:  # truncated after its size was checked
         raise ends_early(path, os.fstat(fd).st_size, shard.bytes) from None
-    return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *manifest.row_shape)
+    except OSError as error:
+        raise unreadable_shard_error(path, error) from error
+    return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, shard.row_bytes)
 
 
 def ends_early(path: Path, found: int, expected: int) -> StoreError:

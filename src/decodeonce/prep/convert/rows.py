@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.holders import SourceFiles, source_file
@@ -75,10 +77,9 @@ def resized(pixels: bytes, manifest: Manifest, recipe: Recipe) -> bytes:
     from decodeonce.prep.pixels.decode import FILTERS
 
     made = bytearray()
-    for part, (height, width, *channels) in manifest.parts.values():
-        mode, filter_ = ("RGB", FILTERS[recipe.filter]) if channels else ("L", Image.Resampling.NEAREST)
-        image = Image.frombuffer(mode, (width, height), pixels[part], "raw", mode, 0, 1)
-        made += image.resize((recipe.width, recipe.height), filter_).tobytes("raw", mode)
+    for array in manifest.arrays(np.frombuffer(pixels, np.uint8)).values():
+        filter_ = Image.Resampling.NEAREST if array.ndim == 2 else FILTERS[recipe.filter]
+        made += Image.fromarray(array).resize((recipe.width, recipe.height), filter_).tobytes()
     return bytes(made)
 
 
