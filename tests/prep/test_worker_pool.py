@@ -15,7 +15,7 @@ from decodeonce.prep.building import pool as pool_module
 from decodeonce.prep.building.journal import Journal, Journals
 from decodeonce.prep.building.pool import BlockQueue, UnitQueue, Worker, WorkerPool, WorkSettings, work
 from decodeonce.prep.building.status import read_status
-from decodeonce.prep.processes.child import Child, Parent, run_workers
+from decodeonce.prep.processes.child import Child, Parent, run_workers, wait_for
 from decodeonce.sources import open_imagenet, open_webdataset
 from decodeonce.store.table import read_rejects
 from tests.forms.webdataset import sample, write_tar
@@ -184,8 +184,17 @@ def test_reports_before_a_failure_are_received() -> None:
     child.end()
 
 
+def test_process_is_started_by_a_python_that_was_compiled_for_an_older_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    child = Child(__name__)
+    child.process.kill()
+    assert wait_for([child]) == [child]
+    assert (child.receive(), child.exit_status()) == (None, -signal.SIGKILL)
+    child.end()
+
+
 def test_worker_ends_quietly_if_parent_ends_before_a_message(capfd: pytest.CaptureFixture[str]) -> None:
-    for module in ("building.worker", "export.export", "sources.parquet"):
+    for module in ("building.worker", "export.export"):
         child = Child(f"decodeonce.prep.{module}")
         child.socket.close()
         assert child.process.wait() == 0

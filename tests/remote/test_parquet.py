@@ -4,28 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from decodeonce.prep.building.worker import read_units_ahead
-from decodeonce.prep.sources import open_source, parquet
+from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.parquet import open_parquet
 from tests.forms.parquet import write_table
 from tests.images import jpeg
-from tests.remote.conftest import Proxy, credentials
-
-
-def test_process_that_lists_files_may_be_older_than_the_credentials(
-    tmp_path: Path, s3: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_table(tmp_path / "a.parquet", {"image": pa.array([jpeg(8, 8)]), "label": pa.array([0])})
-    s3.upload_file(str(tmp_path / "a.parquet"), "images", "a.parquet")
-    parquet._reader.close()  # an earlier test may have started it
-    with monkeypatch.context() as before:
-        for name in credentials(endpoint):
-            before.delenv(name)
-        [local] = open_parquet(tmp_path / "a.parquet").entries()
-    [entry] = open_parquet("s3://images/a.parquet").entries()
-    assert (entry.name, entry.label) == (local.name, local.label)
+from tests.remote.conftest import Proxy
 
 
 def groups_read(proxy: Proxy) -> int:

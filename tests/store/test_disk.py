@@ -23,7 +23,6 @@ METHODS |= {"chmod", "tofile"}
 ALLOWED = {
     "store/disk.py": CALLS | {"os.open"},
     "prep/processes/child.py": {"truncate"},
-    "prep/processes/isolated.py": {"open", "os.open"},
     "store/containers.py": {"unlink"},
     "cli/log.py": {"os.open"},  # of a named pipe
     "cli/__init__.py": {"write", "os.open", "shutil.get_terminal_size"},

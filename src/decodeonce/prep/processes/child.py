@@ -281,13 +281,12 @@ class Parent:
 
     Args:
         arguments: The arguments of `main`.
-        shared: By default, the kernel kills this process when the thread that started it ends. True: it does not, for
-            a process that other threads of the parent use, too.
     """
 
-    def __init__(self, arguments: Sequence[str], *, shared: bool = False) -> None:
-        if not shared:  # a closed socket ends a worker only at its next message, which a worker that hangs never sends
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    def __init__(self, arguments: Sequence[str]) -> None:
+        # The kernel kills this process when the thread that started it ends. A closed socket ends a worker only at its
+        # next message, which a worker that hangs never sends.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         with suppress(OSError):  # standard error may be closed
             os.dup2(2, 1)  # keeps a library's output out of the parent's standard output
         fd, page = map(int, arguments)

@@ -1,16 +1,15 @@
 """Parquet files like those of Hugging Face: a column of encoded images and a column of labels.
 
-Columns, labels and paths are read in a separate process, because pyarrow may abort: of 4,800 files with a few bytes
-changed, pyarrow 26 aborted on 2. Workers, whose deaths are counted, read the images themselves.
+pyarrow raises an exception for nearly every damaged file, but may abort: of 4,800 files with a few bytes changed,
+pyarrow 26 aborted on 2. An abort while a row group of images is read ends only a worker.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
@@ -19,14 +18,13 @@ from typing import Annotated, Any, NamedTuple
 from decodeonce.errors import TRANSIENT_ERRORS, BuildError, failure_from
 from decodeonce.host import limited_memory
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes
-from decodeonce.prep.processes.isolated import MEMORY_BYTES, Isolated, answer_questions
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, parallel_map, size_problem
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, ObjectHolder, SourceFiles, source_file
 from decodeonce.prep.sources.labels import LabelledSource
 from decodeonce.prep.sources.patterns import describe_files, find_files
-from decodeonce.remote import as_path, source_text
+from decodeonce.remote import source_text
 from decodeonce.store.layout import Json
 
 MAX_FOOTER_BYTES = 1 << 26  # the footer is read whole; with 10,000 row groups of three columns it has about 4 MB
@@ -34,8 +32,7 @@ MAX_GROUP_BYTES = 8 << 30  # size of a row group according to its metadata; a wo
 # Metadata may be wrong. Reading a group may take GROUP_TIMES its stated size plus MORE_BYTES before it is an error.
 GROUP_TIMES, MORE_BYTES = 6, 4 << 30
 MAX_LABELS_BYTES = 1 << 28  # limit for the different labels of a row group, which are held in memory
-ROWS_AT_ONCE = 4096
-ROWS_WITH_NUMBERS = 256  # fewer, because each row may have thousands of numbers
+ROWS_AT_ONCE = 1024  # become objects of Python; each row may have thousands of numbers
 # Errors that a damaged file causes in pyarrow or in code that uses its results. ArrowException, which is not a built-in
 # exception, must be added after pyarrow is imported.
 DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError)
@@ -138,22 +135,22 @@ class ParquetSource(LabelledSource):
     def read(self, entry: Entry) -> bytes:
         if self._images is None or self._images[0] != entry.unit:
             self._images = None  # free the memory before the next row group is read
-            table, group = self._table_of(entry.unit)
-            self._images = (entry.unit, column(table.read(group, [self._columns.image]), self._columns.image))
+            number, group = self._locate(entry.unit)
+            data = self._table_of(number).read(group, [self._columns.image])
+            self._images = (entry.unit, column(data, self._columns.image))
         return image_at(self._images[1], entry.place)
 
     def read_soon(self, entry: Entry) -> None:
         if self._soon != entry.unit:
             self._soon = entry.unit
-            table, group = self._table_of(entry.unit)
-            table.read_soon(group, self._columns.image)
+            number, group = self._locate(entry.unit)
+            self._table_of(number).read_soon(group, self._columns.image)
 
-    def _table_of(self, unit: int) -> tuple[Table, int]:
-        """Return the file of row group `unit`, counted over all files, and its index there."""
-        number, group = self._locate(unit)
+    def _table_of(self, number: int) -> Table:
+        """Return a file, opened."""
         if self._table is None or self._table[0] != number:
             self._table = (number, Table(self._files.holder(number)))
-        return self._table[1], group
+        return self._table[1]
 
     def holder(self, entry: Entry) -> bytes:
         return self._files.path(self._locate(entry.unit)[0])
@@ -173,13 +170,16 @@ class ParquetSource(LabelledSource):
         self._rows: list[list[int]] = []
         names: list[str] | None = None
         for number in range(len(self._files.files)):
-            path, facts = os.fsdecode(self._files.path(number)), self._ask("facts", number)
-            if number and facts["names"] != names:
-                raise BuildError(f"{path}: its classes differ from those of the first file; build the files separately")
-            names = facts["names"]
-            self._rows.append(facts["rows"])
-            for label in facts["labels"]:
-                seen.setdefault(label, path)
+            table = self._table_of(number)
+            with reading(table.path):
+                rows, found, labels = table.facts(self._columns)
+            if number and found != names:
+                what = "its classes differ from those of the first file"
+                raise BuildError(f"{table.path}: {what}; build the files separately")
+            names = found
+            self._rows.append(rows)
+            for label in labels:
+                seen.setdefault(label, table.path)
         self._groups = list(map(len, self._rows))
         self._given = names if self._given is None else self._given
         return seen
@@ -187,20 +187,15 @@ class ParquetSource(LabelledSource):
     def _listed(self, unit: int) -> Iterator[Entry]:
         """Yield the rows of a row group."""
         number, group = self._locate(unit)
-        path, (name, _, mtime_ns) = os.fsdecode(self._files.path(number)), self._files.files[number]
-        before, rows, place = sum(self._rows[number][:group]), self._rows[number][group], 0
-        while place < rows and (some := self._ask("rows", number, group=group, first=place)):
-            for label, inner, has_image, numbers in some:
-                row = before + place
-                text = f"{name}/{row}/{inner}" if inner else f"{name}/{row}"
-                of_class, problem = self._class_of(label)
-                problem = problem if has_image else NO_BYTES
-                values = self._checked(numbers, f"{path}: row {row}") if numbers and not problem else ()
-                yield Entry(name_bytes(text), of_class, 0, mtime_ns, problem, unit, place, values=values)
-                place += 1
-
-    def _ask(self, what: str, number: int, **facts: object) -> Any:
-        return ask_about(self._files, number, what, columns=self._columns, **facts)
+        table, (name, _, mtime_ns) = self._table_of(number), self._files.files[number]
+        before = sum(self._rows[number][:group])
+        for place, (label, inner, has_image, numbers) in enumerate(table.rows(group, self._columns)):
+            row = before + place
+            text = f"{name}/{row}/{inner}" if inner else f"{name}/{row}"
+            of_class, problem = self._class_of(label)
+            problem = problem if has_image else NO_BYTES
+            values = self._checked(numbers, f"{table.path}: row {row}") if numbers and not problem else ()
+            yield Entry(name_bytes(text), of_class, 0, mtime_ns, problem, unit, place, values=values)
 
 
 def open_parquet(
@@ -245,8 +240,9 @@ def open_parquet(
     root, names = find_files(src, (".parquet",), deep=True, follow_links=follow_links)
     files = SourceFiles(root, parallel_map(root, partial(source_file, root), names))
     check_unlabeled(no_labels, label_column=label_column)
-    asked = {"image": image_column, "label": label_column, "numbers": column or [], "no_labels": no_labels}
-    columns = Columns(*ask_about(files, 0, "columns", optional=classes is None, **asked))
+    asked: Json = {"image": image_column, "label": label_column, "numbers": column or [], "no_labels": no_labels}
+    with closing(files), reading((holder := files.holder(0)).path):
+        columns = find_columns(holder.path, Table(holder).file.schema_arrow, optional=classes is None, **asked)
     return ParquetSource(root, files=files.files, columns=columns, classes=classes, no_labels=not columns.label)
 
 
@@ -292,25 +288,61 @@ class Table:
             pages = (facts.dictionary_page_offset, facts.data_page_offset)
             self._holder.read_soon(min(filter(None, pages), default=0), facts.total_compressed_size)
 
-    def rows(self, group: int, columns: Columns) -> list[Row]:
-        """Read the rows of a row group. Images are only read if some are missing."""
-        facts = self.file.metadata.row_group(group)
-        nulls = _null_count(facts, columns.image)
+    def facts(self, columns: Columns) -> tuple[list[int], list[str] | None, list[str]]:
+        """Return the rows of each row group, the class names and the labels, in order of appearance.
+
+        Raise BuildError if a column is missing.
+        """
+        schema = self.file.schema_arrow
+        leaves = {self.file.schema.column(number).path for number in range(len(self.file.schema))}
+        missing = [leaf for leaf in columns[:3] if leaf and leaf not in leaves]
+        missing += [name for name in columns.numbers if name not in schema.names]
+        if missing:
+            advice = "which the first file has; build the files separately"
+            raise BuildError(f"{self.path}: no column {missing[0]}, {advice}")
+        rows = [self.file.metadata.row_group(group).num_rows for group in range(self.file.num_row_groups)]
+        if not all(0 <= here <= MAX_MEMBERS for here in (*rows, sum(rows))):
+            expected = f"expected at most {MAX_MEMBERS}; write it as several files"
+            raise BuildError(f"{self.path}: {sum(rows)} rows, {expected}")
+        labels = dict[str, None]()
+        for group in range(len(rows) if columns.label else 0):
+            values = column(self.read(group, [columns.label]), columns.label).unique()
+            here = list(map(str, values.drop_null().to_pylist()))
+            if sum(map(len, here)) > MAX_LABELS_BYTES or max(map(len, here), default=0) > MAX_NAME_BYTES:
+                what = f"{self.path}: row group {group}: the labels are long texts"
+                raise BuildError(f"{what}; expected class names or numbers")
+            labels.update(dict.fromkeys(here))
+        return rows, class_names(schema, columns.label), list(labels)
+
+    def rows(self, group: int, columns: Columns) -> Iterator[Row]:
+        """Yield the rows of a row group. Images are only read if some are missing."""
+        with reading(self.path):
+            facts = self.file.metadata.row_group(group)
+            nulls = _null_count(facts, columns.image)
         mixed = 0 < nulls < facts.num_rows
-        data = self.read(
-            group, [*filter(None, [columns.label, columns.path]), *[columns.image] * mixed, *columns.numbers]
-        )
+        names = [*filter(None, [columns.label, columns.path]), *[columns.image] * mixed, *columns.numbers]
+        data = self.read(group, names)
         count, where = data.num_rows, f"{self.path}: row group {group}"
         if count != facts.num_rows:
             raise BuildError(f"{where}: {count} rows, expected {facts.num_rows}; download the file again")
-        found = column(data, columns.label).to_pylist() if columns.label else [None] * count
-        labels = (None if label is None else str(label) for label in found)
-        paths = column(data, columns.path).to_pylist() if columns.path else [None] * count
-        if any(len(path) > MAX_NAME_BYTES for path in filter(None, paths)):
-            raise BuildError(f"{where}: a path of more than {MAX_NAME_BYTES} bytes; shorten it")
-        has_image = column(data, columns.image).is_valid().to_pylist() if mixed else [nulls == 0] * count
-        numbers = [data[name].to_pylist() for name in columns.numbers]
-        return list(zip(labels, paths, has_image, zip(*numbers, strict=True) if numbers else [()] * count, strict=True))
+        has_image = None if mixed else nulls == 0
+        for first in range(0, count, ROWS_AT_ONCE):
+            with reading(where):
+                some = _rows_of(data.slice(first, ROWS_AT_ONCE), columns, where, has_image=has_image)
+            yield from some
+
+
+def _rows_of(data: Arrow, columns: Columns, where: str, *, has_image: bool | None) -> list[Row]:
+    """Return the rows of a pyarrow.Table; `has_image` is None if the column of images is among its columns."""
+    count = data.num_rows
+    found = column(data, columns.label).to_pylist() if columns.label else [None] * count
+    labels = (None if label is None else str(label) for label in found)
+    paths = column(data, columns.path).to_pylist() if columns.path else [None] * count
+    if any(len(path) > MAX_NAME_BYTES for path in filter(None, paths)):
+        raise BuildError(f"{where}: a path of more than {MAX_NAME_BYTES} bytes; shorten it")
+    images = [has_image] * count if has_image is not None else column(data, columns.image).is_valid().to_pylist()
+    numbers = [data[name].to_pylist() for name in columns.numbers]
+    return list(zip(labels, paths, images, zip(*numbers, strict=True) if numbers else [()] * count, strict=True))
 
 
 def _leaf(group: Arrow, name: str) -> Arrow | None:
@@ -444,78 +476,3 @@ def class_names(schema: Arrow, label: str) -> list[str] | None:
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
     return found
-
-
-_reader = Isolated(__name__)
-_table: tuple[FileFacts, SourceFiles, Table] | None = None  # the file of the last question
-_rows: tuple[FileFacts, int, list[Row]] | None = None
-
-
-def ask_about(files: SourceFiles, number: int, ask: str, **facts: object) -> Any:
-    """Call `answer` for a file in the separate process."""
-    path, (_, *as_listed) = os.fsdecode(files.path(number)), files.files[number]
-    return _reader.ask(path, ask=ask, file=[path, *as_listed], **facts)
-
-
-def answer(ask: str, file: FileFacts, **facts: object) -> Any:
-    """Answer one of `QUESTIONS` about a file (path, size, mtime_ns); raise BuildError if it is damaged."""
-    try:
-        with reading(file[0]):
-            return QUESTIONS[ask](file, **facts)
-    except MemoryError:
-        problem = f"listing takes more than {MEMORY_BYTES} bytes of memory"
-        raise BuildError(f"{file[0]}: {problem}; rewrite the file with smaller row groups") from None
-
-
-def _opened(file: FileFacts) -> Table:
-    global _table, _rows
-    if _table is None or _table[0] != file:
-        if _table is not None:
-            _table[1].close()
-        _table = _rows = None
-        files = SourceFiles(as_path(file[0]), [("", *file[1:])])
-        _table = (file, files, Table(files.holder(0)))
-    return _table[2]
-
-
-def _columns(file: FileFacts, **asked: Any) -> Columns:
-    return find_columns(file[0], _opened(file).file.schema_arrow, **asked)
-
-
-def _facts(file: FileFacts, columns: list[Any]) -> Json:
-    """Return the rows of each row group, the class names and the labels; raise BuildError if a column is missing."""
-    table, (image, path, label, numbers) = _opened(file).file, Columns(*columns)
-    leaves = {table.schema.column(number).path for number in range(len(table.schema))}
-    missing = [leaf for leaf in (image, path, label) if leaf and leaf not in leaves]
-    missing += [name for name in numbers if name not in table.schema_arrow.names]
-    if missing:
-        raise BuildError(f"{file[0]}: no column {missing[0]}, which the first file has; build the files separately")
-    rows = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
-    if not all(0 <= here <= MAX_MEMBERS for here in (*rows, sum(rows))):
-        raise BuildError(f"{file[0]}: {sum(rows)} rows, expected at most {MAX_MEMBERS}; write it as several files")
-    labels = dict[str, None]()  # in order of appearance
-    for group in range(len(rows) if label else 0):
-        values = column(_opened(file).read(group, [label]), label).unique()
-        here = list(map(str, values.drop_null().to_pylist()))
-        if sum(map(len, here)) > MAX_LABELS_BYTES or max(map(len, here), default=0) > MAX_NAME_BYTES:
-            raise BuildError(
-                f"{file[0]}: row group {group}: the labels are long texts; expected class names or numbers"
-            )
-        labels.update(dict.fromkeys(here))
-    return {"rows": rows, "names": class_names(table.schema_arrow, label), "labels": list(labels)}
-
-
-def _rows_from(file: FileFacts, columns: list[Any], group: int, first: int) -> list[Row]:
-    global _rows
-    table = _opened(file)
-    if _rows is None or _rows[:2] != (file, group):
-        _rows = (file, group, table.rows(group, Columns(*columns)))
-    return _rows[2][first : first + (ROWS_WITH_NUMBERS if Columns(*columns).numbers else ROWS_AT_ONCE)]
-
-
-QUESTIONS: dict[str, Callable[..., Any]] = {"columns": _columns, "facts": _facts, "rows": _rows_from}
-
-
-def main(arguments: list[str]) -> int:
-    """Answer the questions of `ask_about`."""
-    return answer_questions(arguments, answer)
