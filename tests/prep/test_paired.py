@@ -393,6 +393,8 @@ def test_masks_of_webdataset_are_members(tree: Path, tmp_path: Path, suffix: str
     store = open_store(tmp_path / "out")
     rows = {sample.digest: row_bytes(folder, sample.row) for sample in folder.samples}
     assert {sample.digest: row_bytes(store, sample.row) for sample in store.samples} == rows
+    source = open_webdataset(shards, paired={"mask": "mask.png"})
+    assert source.warnings(len(list(source.entries()))) == []  # masks do not count as images that were not read
     assert "already finished" in prep(*arguments, "--paired", "mask=mask.png").stdout
     other = prep(*arguments)
     assert (other.returncode, "--paired is absent, the store says ['mask']" in other.stderr) == (1, True)

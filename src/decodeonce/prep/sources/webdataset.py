@@ -75,8 +75,7 @@ class WebdatasetSource(LabelledSource):
         no_labels: Whether to ignore labels: all samples are of one class; default False.
 
     Raises:
-        BuildError: If a suffix is given twice, or there are both `label_suffix` and `no_labels`, unless it names the
-            file with the columns.
+        BuildError: If a suffix is given twice, or there are both `classes` and `no_labels`.
 
     Example:
         >>> source = open_webdataset("shards/shard-000000.tar")
@@ -102,7 +101,6 @@ class WebdatasetSource(LabelledSource):
     ) -> None:
         super().__init__(root, classes, column, no_labels=no_labels)
         label = _member_suffix(label_suffix)
-        has_columns = bool(column) and label.endswith(JSON)
         self._keeps_labels = not set(LABEL_KEYS).isdisjoint(self.column_names)
         self._suffixes = dict(paired or {})
         chosen = {"image_suffix": image_suffix, "label_suffix": label_suffix, "last_dot": last_dot}
@@ -117,7 +115,7 @@ class WebdatasetSource(LabelledSource):
         known = tuple(suffix for suffix in IMAGE_SUFFIXES if suffix not in of_pairs)
         images = (_member_suffix(image_suffix),) if image_suffix else known
         labels = () if no_labels else (label,) if label else LABELS
-        self._naming = Naming(images, labels, label if has_columns else JSON, of_pairs, last_dot)
+        self._naming = Naming(images, labels, label if label.endswith(JSON) else JSON, of_pairs, last_dot)
         self.paired = tuple(map(Paired.parse, self._suffixes))
         self.read_unit = "gzip stream" if gzipped else ""
         self._files = SourceFiles(root, files)
@@ -297,7 +295,8 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
         follow_links: Whether links in a folder may lead out of it; default False.
 
     Raises:
-        BuildError: If a file is missing or cannot be read. Listing raises it if a shard is damaged.
+        BuildError: If a file is missing or cannot be read, or there are both `label_suffix` and `no_labels`, unless the
+            suffix names the file with the columns. Listing raises it if a shard is damaged.
 
     Example:
         >>> source = open_webdataset("shards/shard-{000000..000000}.tar")
@@ -396,11 +395,11 @@ def _sample(
         if suffix not in texts and 0 < member.size <= MAX_LABEL_BYTES and _is_read(suffix, texts, columns, naming):
             texts[suffix] = tar.read_at(member.place, member.size)
     suffixes = [suffix for suffix, _ in members]
+    like_images = [(suffix, member) for suffix, member in members if _ends_like(suffix, IMAGE_SUFFIXES)]
     main = next((member for image in naming.images for suffix, member in members if suffix == image), None)
     if main is None:
-        longer = [member for suffix, member in members if _ends_like(suffix, IMAGE_SUFFIXES)]
-        problem = _no_image(suffixes, naming)
-        for member in longer or [members[0][1]]:
+        problem = _no_image(suffixes, [name_text(suffix) for suffix, _ in like_images], naming)
+        for _, member in like_images or members[:1]:
             yield TarSample(member._replace(problem=problem), "", "")
         return
     label_from = next((suffix for suffix in naming.labels if suffix in texts), b"")
@@ -414,11 +413,7 @@ def _sample(
     places = [] if main.problem else [[other.place, other.size] for other in wanted.values() if other]
     fields = _fields(texts.get(naming.json, b"")) if columns else {}
     values = [fields.get(column) for column in columns]
-    others = [
-        member.name
-        for suffix, member in members
-        if _ends_like(suffix, IMAGE_SUFFIXES) and suffix not in (*naming.images, *naming.paired)
-    ]
+    others = [member.name for suffix, member in like_images if suffix not in (*naming.images, *naming.paired)]
     yield TarSample(main, label, name_text(label_from) if label else "", values, places, others)
 
 
@@ -429,10 +424,9 @@ def _is_read(suffix: bytes, texts: Collection[bytes], columns: Sequence[str], na
     return bool(columns) and suffix == naming.json
 
 
-def _no_image(suffixes: Sequence[bytes], naming: Naming) -> str:
-    """Return why a sample with files of these suffixes has no image, and what to do."""
+def _no_image(suffixes: Sequence[bytes], longer: Sequence[str], naming: Naming) -> str:
+    """Return why a sample with files of these suffixes has no image, and what to do; `longer` end like an image's."""
     problem = f"no image in the sample, which has {', '.join(map(name_text, suffixes[:3]))}"
-    longer = [name_text(suffix) for suffix in suffixes if _ends_like(suffix, IMAGE_SUFFIXES)]
     if len(naming.images) == 1:
         advice = f"expected {name_text(naming.images[0])}"
     else:
