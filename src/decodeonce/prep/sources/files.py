@@ -16,14 +16,13 @@ from typing import TypeVar
 
 from decodeonce.errors import BuildError, Stopped, failure_from, raise_file_system_failure
 from decodeonce.host import network_file_system
-from decodeonce.prep.entry import Entry, name_bytes, name_text
+from decodeonce.prep.entry import Entry, name_bytes
 from decodeonce.prep.sources.safe_open import OUTSIDE, Links, open_regular
 from decodeonce.remote import (
     CONNECTIONS,
     MissingObject,
     ObjectFacts,
     is_url,
-    list_folder,
     list_objects,
     read_object,
     stat_object,
@@ -193,13 +192,6 @@ def named_entries(root: Path, names: Iterable[bytes], links: Links) -> Iterator[
         inside = not name.startswith(b"/") and b".." not in name.split(b"/") and b"\0" not in name
         if inside and (is_url(root) or stat.S_ISREG(mode_of(os.path.join(os.fsencode(root), name)))):
             yield file_entry(root, name, 0, links)
-
-
-def list_names(top: Path) -> list[str]:
-    """Return the names in a folder, sorted."""
-    if is_url(top):
-        return sorted(name for name, _ in list_folder(str(top)))
-    return sorted(name_text(name) for name in os.listdir(os.fsencode(top)))
 
 
 def is_file(path: Path) -> bool:

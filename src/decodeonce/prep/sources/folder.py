@@ -7,7 +7,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -101,7 +101,7 @@ class FolderSource(Source):
         self.no_labels = no_labels
         self._by_suffix = BySuffix(suffix or ())
         self._links = Links(root, follow=follow_links)
-        self._names = ClassList(classes) if classes is not None else class_folders(root)
+        self._names = ClassList(classes) if classes is not None else self._listed[0]
         self._used: set[int] = set()
         if classes is None and not splits_as_classes and not no_labels:
             _check_no_splits(root, self._names, self._links)
@@ -110,6 +110,10 @@ class FolderSource(Source):
         if not self._names:
             expected = f"expected {root}/<class>/<image>, one folder per class"
             raise BuildError(f"{root}: contains no folders; {expected}; for images without classes, pass --no-labels")
+
+    @cached_property
+    def _listed(self) -> tuple[list[str], list[str]]:
+        return list_top(self.root)
 
     @property
     def found(self) -> str:
@@ -128,13 +132,13 @@ class FolderSource(Source):
     def entries(self) -> Iterator[Entry]:
         """Yield every sample, by class in label order, then by name."""
         if not self.no_labels:
-            check_classes(self.root, self._names, class_folders(self.root))
+            check_classes(self.root, self._names, self._listed[0])
         folders = [""] if self.no_labels else self._names
         return map(self._noted, self._by_suffix.images(list_folders(self.root, "", folders, self._links)))
 
     def warnings(self, samples: int) -> list[str]:
         unused = unused_classes(self._names, self._used)
-        outside = [] if self.no_labels else _images_without_class(self.root)
+        outside = [] if self.no_labels else _images_without_class(self._listed[1])
         return [*unused, *self._by_suffix.warnings("; --suffix reads them"), *outside]
 
     def read(self, entry: Entry) -> bytes:
@@ -224,7 +228,7 @@ def _check_no_splits(root: Path, names: Sequence[str], links: Links) -> None:
     if len(splits) < min(2, len(names)) or not names:  # a single "train" among other classes is a vehicle
         return
     first = min(splits, key=lambda name: SPLITS.index(splits[name]))
-    held = [] if links.folder_leads_outside(os.fsencode(root / first)) else class_folders(root / first)
+    held = [] if links.folder_leads_outside(os.fsencode(root / first)) else list_top(root / first)[0]
     if not held:
         return
     contents = f"{first} contains {counted(len(held), 'folder')} (first {quoted(held[0])})"
@@ -273,26 +277,23 @@ def unused_classes(names: Sequence[str], used: Collection[int]) -> list[str]:
     return [f"{len(unused)} of {len(names)} classes have no images (first {first}, {names[first]!r})"]
 
 
-def class_folders(top: Path) -> list[str]:
-    """Return the names of the class folders of `top`, sorted by their bytes."""
+def list_top(top: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the class folders of `top`, and those of its files, sorted by their bytes."""
     if is_url(top):
-        found = (name for name, is_folder in list_folder(str(top)) if is_folder and not name.startswith("."))
-        return sorted(found, key=name_bytes)
-    with expecting(top, "expected a folder of class folders"), os.scandir(os.fsencode(top)) as listing:
-        names = [item.name for item in listing if item.is_dir() and not item.name.startswith((b".", b"__MACOSX"))]
-    return [name_text(name) for name in sorted(names)]
+        found = list_folder(str(top))
+    else:
+        with expecting(top, "expected a folder of class folders"), os.scandir(os.fsencode(top)) as listing:
+            found = [(name_text(item.name), item.is_dir()) for item in listing]
+    found.sort(key=lambda item: name_bytes(item[0]))
+    folders = [name for name, is_folder in found if is_folder and not name.startswith((".", "__MACOSX"))]
+    return folders, [name for name, is_folder in found if not is_folder]
 
 
-def _images_without_class(top: Path) -> list[str]:
-    """Return a warning if images are next to the class folders, where no class contains them."""
-    if is_url(top):
-        return []
-    with os.scandir(os.fsencode(top)) as listing:
-        beside = sorted(item.name for item in listing if item.name.lower().endswith(SUFFIXES) and item.is_file())
-    found = (
-        f"{counted(len(beside), 'image')} next to the class folders (first {name_text(beside[0])!r})" if beside else ""
-    )
-    return [f"{found}, in no class; left out"] if found else []
+def _images_without_class(files: Sequence[str]) -> list[str]:
+    """Return a warning if images are among the files next to the class folders, where no class contains them."""
+    beside = [name for name in files if name.lower().endswith(IMAGE_SUFFIXES)]
+    found = f"{counted(len(beside), 'image')} next to the class folders"
+    return [f"{found} (first {beside[0]!r}), in no class; left out"] if beside else []
 
 
 def open_folder(

@@ -23,7 +23,6 @@ from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, so
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import (
     is_file,
-    list_names,
     mode_of,
     named_entries,
     object_entries,
@@ -31,7 +30,7 @@ from decodeonce.prep.sources.files import (
     read_file,
     stat_entries,
 )
-from decodeonce.prep.sources.folder import SUFFIXES, WNID, BySuffix, check_classes, class_folders, list_folders
+from decodeonce.prep.sources.folder import SUFFIXES, WNID, BySuffix, check_classes, list_folders, list_top
 from decodeonce.prep.sources.holders import FileFacts, Member, SourceFile, SourceFiles, open_holder, source_file
 from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
 from decodeonce.prep.sources.safe_open import Links, expecting
@@ -138,7 +137,7 @@ def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
         return
     yield from _unpacked_or_tar(root, split, links)
     if is_url(root):
-        names = [name for name in list_names(root) if name.endswith(".zip")]
+        names = [name for name in list_top(root)[1] if name.endswith(".zip")]
     else:
         names = sorted(path.name for path in root.glob("*.zip") if path.is_file())
     yield from _in_zips(root, split, [source_file(root, name, links) for name in names])
@@ -168,8 +167,8 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
     top = root / folder
     if not (top.is_dir() if is_url(top) else stat.S_ISDIR(mode_of(os.fsencode(top)))):
         return
-    classes = class_folders(top)
-    names = list_names(top)
+    source = ImagenetSource(root, split=split, folder=folder, follow_links=links.follow)
+    classes, names = source.listed
     images = [name for name in names if name.startswith(VAL_PREFIX)]
     tars = [name for name in names if name.endswith(".tar") and not name.startswith((".", "ILSVRC2012_"))]
     if classes:
@@ -180,7 +179,7 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
                 f"{top}: {len(others)} val images or class tars (first {others[0]}) are next to {len(classes)} class "
                 "folders; if sorting or unpacking them was interrupted, finish it; otherwise move them away"
             )
-        yield ImagenetSource(root, split=split, folder=folder, follow_links=links.follow)
+        yield source
     elif images:
         yield ImagenetFlatSource(root, split="val", folder=folder, follow_links=links.follow)
     elif split == "train" and tars:
@@ -338,8 +337,13 @@ class ImagenetSource(ImagenetSplit):
     def facts(self) -> Json:
         return {**super().facts(), "folder": self.folder, "follow_links": self._links.follow}
 
+    @cached_property
+    def listed(self) -> tuple[list[str], list[str]]:
+        """The names of the class folders, and those of the files next to them."""
+        return list_top(self.top)
+
     def present_classes(self) -> list[str]:
-        return class_folders(self.top)
+        return self.listed[0]
 
     def entries(self) -> Iterator[Entry]:
         """Yield every image, by class in label order, then by name."""
