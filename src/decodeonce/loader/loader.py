@@ -431,7 +431,7 @@ class Loader:
         if state["store"] != store and not other_store:
             found = f"its rows have digest {state['store']!r}, those of {self._root} have {store!r}"
             raise ValueError(f"the state is from a different store: {found}; to resume anyway, pass other_store=True")
-        if ("pass" in state) != ("pass" in self._positions.state()):
+        if ("pass" in state) != bool(self._steps):
             which = "with steps=, and this one was created without it"
             if "pass" not in state:
                 which = "without steps=, and this one was created with it"

@@ -309,7 +309,7 @@ class Worker:
         self.child = child_of(WORKER)
         self.child.send(first_message)
         self.blocks: list[int] = []
-        self.dismissed = False  # whether it was told that there are no more blocks
+        self.dismissed = False  # True after it has received None instead of a block
         self.limit_passed = 0.0
         # The row that was last seen, when it was first seen, and the processor time at that moment.
         self._watched: tuple[int | None, float, float] = (None, 0.0, 0.0)

@@ -245,7 +245,7 @@ def run_workers(
 
 
 def _check_dismissed(child: Child, dismissed: Collection[Child], what: str) -> None:
-    """Raise the error of a process that ended although it was not told that it may."""
+    """Raise the error of a process that ended before it received None instead of an order."""
     if child not in dismissed:
         raise death(what, child.exit_status(), "see the messages above")
 
