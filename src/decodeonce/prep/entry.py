@@ -99,7 +99,7 @@ class Row:
         width: Width of the source image in pixels.
         height: Height of the source image in pixels.
         unusual: What is unusual about the image, for rejects.tsv; "" for nothing.
-        digest: xxh3_64 of the encoded image, 16 hexadecimal digits.
+        digest: xxh3_64 of the encoded image.
         turn: EXIF orientation that was applied; 1 for none.
         box: Pixel box for samples.tsv; "" for the whole image.
     """
@@ -108,7 +108,7 @@ class Row:
     width: int
     height: int
     unusual: str
-    digest: str
+    digest: int
     turn: int = 1
     box: str = ""
 

@@ -82,7 +82,7 @@ class BlockDecoder:
             buffer[index * size : (index + 1) * size] = row.pixels
             checksum = row_checksum(row.pixels)
             sums.add(row.pixels, checksum)
-            facts[index] = checksum, int(row.digest, 16), row.width, row.height, row.turn
+            facts[index] = checksum, row.digest, row.width, row.height, row.turn
             if row.box:
                 boxes.append((number, row.box))
             if row.unusual:

@@ -135,7 +135,7 @@ class StoreSource(Source):
         """Return the new row for the bytes of a stored row, which hold what is paired with its image."""
         rows = self.inputs[entry.unit]
         sample, pixels = rows.sample(entry.place), resized(data, rows.manifest, self._recipe)
-        return Row(pixels, sample.width, sample.height, "", sample.digest, box=sample.box)
+        return Row(pixels, sample.width, sample.height, "", int(sample.digest, 16), box=sample.box)
 
     def columns(self) -> list[Column]:
         """Return the columns, which are the same in all stores."""

@@ -17,6 +17,7 @@ from functools import partial
 
 import numpy as np
 import simplejpeg
+import xxhash
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
@@ -26,7 +27,6 @@ from decodeonce.prep.pixels.failure_reasons import BAD_CONTENT, has_single_scan,
 from decodeonce.prep.pixels.geometry import Fit, PixelBox, fit_to, pixel_box, upright
 from decodeonce.prep.pixels.user_map import LoadedMap, MapSample
 from decodeonce.prep.recipe import Recipe, gray_range
-from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import Paired
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
@@ -144,7 +144,7 @@ class Decoder:
             *unusual, rotation, _misnamed(decoded.format, entry.text), "extreme shape" if extreme else ""
         )
         box = ",".join(map(str, decoded.box)) if decoded.box else ""
-        return Row(pixels, decoded.width, decoded.height, all_unusual, hexdigest(data), decoded.turn, box)
+        return Row(pixels, decoded.width, decoded.height, all_unusual, xxhash.xxh3_64_intdigest(data), decoded.turn, box)
 
     def decode(
         self, data: bytes, box: Box | None = None, *, turn: int | None = None, mask: bool = False
