@@ -21,7 +21,7 @@ NAMES = [name for name in NAMES if name not in ("close", "contextmanager", "supp
 LABELS = [*NAMES, "create"]
 WRITES, READS = {"write", "pwrite"}, {"pread", "preadv"}
 # NFS reports a full disk on a flush.
-TAKES_ROOM = {*WRITES, "create", "mkdir", "fallocate", "replace", "fsync", "fdatasync"}
+TAKES_ROOM = {*WRITES, "create", "mkdir", "fallocate", "replace", "link", "fsync", "fdatasync"}
 KINDS: dict[str, set[str]] = {
     "SIGKILL": set(LABELS),
     "SIGKILL of the parent": set(LABELS),

@@ -21,7 +21,7 @@ class Forked:
         self.pid = pid
         self._status: int | None = None
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Wait for the end; return the exit status, or the negative number of a signal."""
         if self._status is None:
             self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from decodeonce.store import disk
 from tests.crash.double import NAMES, SECTOR, Log
 
-CHANGES = ("mkdir", "replace", "unlink", "rmdir", "write", "pwrite", "ftruncate", "fallocate")
+CHANGES = ("mkdir", "replace", "link", "unlink", "rmdir", "write", "pwrite", "ftruncate", "fallocate")
 FLUSHES = ("fsync", "fdatasync")
 
 
@@ -56,8 +56,8 @@ def _record(name: str, args: tuple[Any, ...], result: Any) -> tuple[Any, ...]:
     if name in ("open_file", "mkdir"):
         inode = os.fstat(result).st_ino if name == "open_file" else args[0].stat().st_ino
         return ("make", *_place(args[0]), inode, name == "mkdir")
-    if name == "replace":
-        return ("move", *_place(args[0]), *_place(args[1]))
+    if name in ("replace", "link"):
+        return ("move" if name == "replace" else "link", *_place(args[0]), *_place(args[1]))
     if name in ("unlink", "rmdir"):
         return ("remove", *_place(args[0]))
     inode = os.fstat(args[0]).st_ino
@@ -168,10 +168,10 @@ class Disk:
             self._things[facts[2]] = thing
             self._pending.append(Change(folder, thing, None, (folder, facts[1])))
         else:
-            lost = self._things[facts[0]], facts[1]
-            got = (self._things[facts[2]], facts[3]) if name == "move" else None
-            if lost in (seen := self._names(lambda change: True)):  # not libhdf5's own scratch file
-                self._pending.append(Change((got or lost)[0], seen[lost], lost, got))
+            old = self._things[facts[0]], facts[1]
+            got = (self._things[facts[2]], facts[3]) if name in ("move", "link") else None
+            if old in (seen := self._names(lambda change: True)):  # not libhdf5's own scratch file
+                self._pending.append(Change((got or old)[0], seen[old], None if name == "link" else old, got))
 
     def _flush(self, thing: Thing) -> None:
         if not thing.is_folder:

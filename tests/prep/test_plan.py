@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from decodeonce.build import Recipe, WorkSettings, make_plan, work
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.building import free_space
-from decodeonce.prep.building.plan import PLAN_VERSION, Plan, plan_facts, scan, shuffled, write_facts, write_plan
+from decodeonce.prep.building.plan import (
+    PLAN_VERSION,
+    Plan,
+    move_plan,
+    plan_facts,
+    read_plan,
+    scan,
+    shuffled,
+    write_plan,
+)
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.sources import files
 from decodeonce.sources import Entry, FolderSource, Links, Source, file_entry, open_imagenet
@@ -112,7 +121,7 @@ def test_image_changed_after_plan_stops_the_task(tree: Path, tmp_path: Path) -> 
 
 def test_different_decoders_are_an_error(plan: Plan, tree: Path, tmp_path: Path) -> None:
     facts = {**plan.facts, "recipe": {**plan.facts["recipe"], "decoders": {"simplejpeg": "0.1"}}}
-    write_plan(plan.paths, scan(open_imagenet(tree)), facts)
+    move_plan(plan, facts)
     with pytest.raises(BuildError, match=r"the installed decoders differ from the plan's: .*simplejpeg is .*, the"):
         work(tmp_path / "out")
 
@@ -283,7 +292,8 @@ def test_summarizing_changes_takes_less_than_200_bytes_per_sample(tmp_path: Path
     count, paths = 30_000, StorePaths(tmp_path)
     paths.journals.mkdir(parents=True)
     listing, more = scan(_Synthetic(count)), scan(_Synthetic(count + 2))
-    plan = write_plan(paths, listing, plan_facts(_Synthetic(count), listing, SMALL, {}))
+    write_plan(paths, listing, plan_facts(_Synthetic(count), listing, SMALL, {}))
+    plan = read_plan(paths)
     tracemalloc.start()
     summary = plan.samples.changes_in(more.samples)
     _, peak = tracemalloc.get_traced_memory()
@@ -293,7 +303,7 @@ def test_summarizing_changes_takes_less_than_200_bytes_per_sample(tmp_path: Path
 
 
 def test_plan_of_another_release_is_an_error(plan: Plan, tmp_path: Path) -> None:
-    write_facts(plan.paths, {**plan.facts, "version": 1})
+    move_plan(plan, {**plan.facts, "version": 1})
     message = f"plan version is 1, expected {PLAN_VERSION}; "
     message += "finish with the decodeonce release that made it, or remove .*out and build again$"
     with pytest.raises(BuildError, match=message):
@@ -328,15 +338,15 @@ def test_plan_file_damaged_before_a_step_is_named_without_its_content(tmp_path: 
     (tmp_path / "list.tsv").write_text("\n".join(["path\tlabel\tweight", *listed]))
     for number in range(8):
         (tmp_path / f"{number}.jpg").write_bytes(jpeg())
-    out, names = tmp_path / "out", ["plan-names.bin", "plan-rows.npy", "plan.json"]
+    out, names = tmp_path / "out", ["*/names.bin", "*/rows.npy", "plan.json"]
     assert prep("plan", "list", tmp_path / "list.tsv", out, "--size", 16, "--column", "weight").returncode == 0
-    for command, read in (("work", names), ("finish", [*names, "plan-column-0.npy"])):
-        for path in (out / ".build" / name for name in read):
+    for command, read in (("work", names), ("finish", [*names, "*/column-0.npy"])):
+        for path in (next((out / ".build").glob(name)) for name in read):
             whole = path.read_bytes()
             damaged = [b"", whole[: len(whole) * 9 // 10]]
             if path.suffix == ".json":
                 damaged.append(whole.replace(b'"count": ', b'"count": 1'))
-            if path.name == "plan-rows.npy":
+            if path.name == "rows.npy":
                 damaged += [b"root:secret", b"PK\3\4", b"\x93NUMPY\1\0\x06\0secret"]
             for content in damaged:
                 path.write_bytes(content)

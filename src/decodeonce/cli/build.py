@@ -23,7 +23,6 @@ from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.host import usable_cores
 from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
 from decodeonce.store.layout import StorePaths
-from decodeonce.store.sharing import patient, patient_if_there
 
 if TYPE_CHECKING:
     from decodeonce.prep.building.pool import Progress
@@ -49,8 +48,7 @@ def run_build(request: BuildRequest) -> None:
             decoded = now.new_rows
             show(now)
 
-        args = (request.source, request.out, request.recipe, request.work, progress, request.expect)
-        manifest = patient(request.out, build, *args)
+        manifest = build(request.source, request.out, request.recipe, request.work, progress, request.expect)
     if was_finished:
         return say_built(request.out)
     seconds = time.monotonic() - start
@@ -66,7 +64,7 @@ def run_plan(request: BuildRequest) -> None:
     if request.dry_run:
         return say_dry_run(request)
     say_storage(request.out)
-    plan = patient(request.out, plan_unless_built, request.source, request.out, request.recipe, request.expect)
+    plan = plan_unless_built(request.source, request.out, request.recipe, request.expect)
     if plan is None:
         return say_built(request.out)
     found = f"{counted(plan.candidates, 'image')} found in {counted(len(plan.classes), 'class', 'classes')}"
@@ -174,7 +172,7 @@ def work(
     if task is None and (idle := find_idle_hosts()):
         say(f"warning: {idle}", err=True)
     with build_progress() as progress:
-        patient_if_there(out, pool.work, out, how, progress)
+        pool.work(out, how, progress)
     if StorePaths(out).manifest.exists():
         return say_built(out)
     say(f"{out}: task {share.task} of {share.tasks} is done; after all tasks, run: prep finish {quoted(out)}")
@@ -199,7 +197,7 @@ def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
     with parse.usage_errors():
         WorkSettings(max_bad=max_bad)
     was_finished = StorePaths(out).manifest.exists()
-    manifest = patient_if_there(out, finish_build, out, max_bad)  # this also completes a finish that was killed
+    manifest = finish_build(out, max_bad)  # this also completes a finish that was killed
     if was_finished:
         return say_built(out)
     _say_finished(out, manifest)

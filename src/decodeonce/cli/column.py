@@ -11,7 +11,6 @@ from decodeonce.cli import parse
 from decodeonce.cli.command import Group, LoggedCommand, new_app
 from decodeonce.cli.options import StoreArgument
 from decodeonce.cli.output import say
-from decodeonce.store.sharing import patient_if_there
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the column; its file is NAME.npy.")]
 
@@ -37,7 +36,7 @@ def add(
     from decodeonce.store.columns import add_column, read_numbers
 
     with parse.usage_errors():
-        column = patient_if_there(store, add_column, store, name, read_numbers(file))
+        column = add_column(store, name, read_numbers(file))
     numbers = "x".join(map(str, column.shape)) or "1"
     say(f"{store}: column {name} added: {numbers} {np.dtype(column.dtype)} per row, in {column.file}")
 
@@ -47,5 +46,5 @@ def remove(store: StoreArgument, name: Name) -> None:
     """Remove a column and its file from a store. The digest of the store changes."""
     from decodeonce.store.columns import remove_column
 
-    patient_if_there(store, remove_column, store, name)
+    remove_column(store, name)
     say(f"{store}: column {name} removed")

@@ -10,7 +10,6 @@ from decodeonce.cli import parse
 from decodeonce.cli.options import StoreArgument, option
 from decodeonce.cli.output import count_bar, say
 from decodeonce.formatting import counted
-from decodeonce.store.sharing import patient_if_there
 
 FromOption = Annotated[
     str | None,
@@ -37,7 +36,7 @@ def repair(store: StoreArgument, source: FromOption = None, paired: PairedOption
     from decodeonce.prep.repair.repair import repair_store
 
     with count_bar("rows") as update:
-        done = patient_if_there(store, repair_store, store, source, paired=parse.paired(paired or []), progress=update)
+        done = repair_store(store, source, paired=parse.paired(paired or []), progress=update)
     if done.rows:  # otherwise it is not a store, or its manifest cannot be read
         rows = [counted(done.repaired_rows, "row")] if done.repaired_rows else []
         repaired, intact = ", ".join([*rows, *done.repaired_files]), f"{counted(done.rows, 'row')} intact"

@@ -13,7 +13,6 @@ from decodeonce.cli.options import option
 from decodeonce.cli.output import count_bar, say
 from decodeonce.formatting import quoted, size_text
 from decodeonce.launch import check_rank, find_rank
-from decodeonce.store.sharing import patient
 
 
 def stage(
@@ -50,7 +49,7 @@ def stage(
     say(f"{dest}: staging {rows_text(rows)} of the {len(opened)} rows of {path}, for {who}")
     started = time.monotonic()
     with count_bar("rows", total=len(rows)) as update:
-        staged = patient(dest, stage_store, opened, dest, rows=rows, threads=threads, progress=update)
+        staged = stage_store(opened, dest, rows=rows, threads=threads, progress=update)
     seconds = max(time.monotonic() - started, 1e-3)
     if staged.finished:  # jobs start with this command, so it does not read the rows again
         verify = f"prep verify {quoted(dest)}"

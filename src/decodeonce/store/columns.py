@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from decodeonce.store import disk
 from decodeonce.store.files import (
     empty_folder,
     make_folder,
+    publish,
     read_regular,
     reading,
     remove_file,
@@ -40,7 +41,7 @@ from decodeonce.store.manifest import (
     parse_manifest,
     read_manifest,
 )
-from decodeonce.store.sharing import CACHE_SECONDS, LOCK, Patience, claimed, locked, on_network
+from decodeonce.store.sharing import LOCK, locked, on_network
 from decodeonce.store.writer import write_array
 
 RESERVED = {"labels", "checksums", *BOX_COLUMNS}  # written by builds
@@ -191,22 +192,19 @@ def _alone(path: str | os.PathLike[str]) -> Iterator[StorePaths]:
 def _changing(paths: StorePaths) -> Iterator[tuple[Manifest, Json]]:
     """Yield the manifest twice: parsed, and as JSON with unknown keys. No other node changes it meanwhile.
 
-    The lock of a network file system may exclude nobody. There, the exclusive creation of a file admits one process at
-    a time. The file is named after the manifest that is to be replaced, because a node may cache the name of a file
-    that another has removed. So the manifest is read again once the file is there.
+    The lock of a network file system may exclude nobody. There, a file that only one node can create takes its place.
     """
-    patience = Patience(CACHE_SECONDS)
-    while True:
+    mark = paths.repair / f"{LOCK}-column"
+    exclusive = on_network(paths.root)
+    if exclusive and not publish(mark, b""):
+        advice = "if none is running on any node, remove this file; then run the same command again"
+        raise StoreError(f"{mark}: another `prep column` is changing the store, or was killed; {advice}")
+    try:
         encoded = read_regular(paths.manifest)
-        manifest = parse_manifest(encoded, paths.manifest)
-        claim = paths.repair / f"{LOCK}-{manifest.digest}"
-        with claimed(claim) if on_network(paths.root) else nullcontext(True) as is_ours:
-            if is_ours and read_regular(paths.manifest) == encoded:
-                yield manifest, json.loads(encoded)
-                return
-        if not patience.wait():
-            advice = "if none is running on any node, remove this file and run the same command again"
-            raise StoreError(f"{claim}: another `prep column` is changing the store, or was killed; {advice}")
+        yield parse_manifest(encoded, paths.manifest), json.loads(encoded)
+    finally:
+        if exclusive:
+            remove_file(mark)
 
 
 def _write_manifest(paths: StorePaths, facts: Mapping[str, object]) -> None:

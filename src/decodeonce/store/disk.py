@@ -48,6 +48,12 @@ def replace(source: Path, dest: Path) -> None:
         os.replace(from_name, to_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
 
 
+def link(source: Path, dest: Path) -> None:
+    """Give `source` the name `dest`, too. Raise FileExistsError, which names `dest`, if that exists."""
+    with _parent(dest) as (to_folder, to_name), _parent(source) as (from_folder, from_name):
+        os.link(from_name, to_name, src_dir_fd=from_folder, dst_dir_fd=to_folder, follow_symlinks=False)
+
+
 def unlink(path: Path) -> None:
     """Remove one file or link."""
     with _parent(path) as (folder, name):

@@ -109,6 +109,40 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: P
     return size, state.hexdigest()
 
 
+def publish(path: Path, data: bytes) -> bool:
+    """Write `data` to `path` durably, completely or not at all, if no such file exists. Return whether this call did.
+
+    Exactly one of several processes and nodes that publish the same file does, also where locks exclude nobody. On a
+    file system without links, a process that is killed in between may leave an incomplete file.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    try:
+        with writing(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, name=path) as fd:
+            append(fd, data)
+        try:
+            disk.link(temporary, path)
+            return True
+        except OSError as error:
+            if error.errno not in {errno.EEXIST, errno.EPERM, *UNSUPPORTED_ERRORS}:
+                raise
+        if os.lstat(temporary).st_nlink > 1:  # NFS sends a request again if the answer to the first one was lost
+            return True
+        if os.path.lexists(path):
+            return False
+        try:
+            with writing(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+                append(fd, data)
+            return True
+        except OSError as error:
+            if error.errno not in {errno.EEXIST, errno.EPERM}:  # EPERM: sshfs, of any error of its server
+                raise
+            return False
+    finally:
+        with suppress(OSError):  # report the first error
+            disk.unlink(temporary)
+        sync_folder(path.parent)
+
+
 @contextmanager
 def writing(path: Path, flags: int = os.O_WRONLY, *, name: Path | None = None) -> Iterator[int]:
     """Open a file to write it, and flush it at the end. Every OSError in between names the file, or `name`."""

@@ -21,7 +21,7 @@ URL = re.compile(r"\w[\w+.-]*://|(s3|gs|hf|https?|file):/")  # Path leaves one s
 UPLOAD = "upload it again from an intact copy of the store"
 # Folders that commands create for their own use and use again: in a store, and next to a store.
 PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|.+\.jobs", re.DOTALL)
-INSIDE_PRIVATE = re.compile(r"|journals")
+INSIDE_PRIVATE = re.compile(r"|journals|plan-[0-9a-f]{8}")
 # The arrays that a build writes; other .npy files are columns of the user's own.
 BUILT_ARRAY = re.compile(r"(images-\d+|labels|checksums|boxes|box_count|box_labels)\.npy")
 
@@ -96,13 +96,7 @@ class StorePaths:
         self.repair = root / ".repair"
         self.build = root / ".build"
         self.plan = self.build / "plan.json"  # written last: the plan exists only with this file
-        self.plan_rows = self.build / "plan-rows.npy"
-        self.plan_names = self.build / "plan-names.bin"
         self.journals = self.build / "journals"
-
-    def plan_column(self, number: int) -> Path:
-        """Values of the plan's column `number`."""
-        return self.build / f"plan-column-{number}.npy"
 
     def shard(self, index: int, suffix: str) -> Path:
         """Shard `index` (from 0)."""

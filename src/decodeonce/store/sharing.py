@@ -1,6 +1,6 @@
-"""Work in a folder that other processes and nodes use, too: locks, and waiting for the changes of other nodes.
+"""Locks of folders that other processes and nodes use, too.
 
-On a network file system, a node shows the changes of others late, and locks may exclude nobody.
+On a network file system, locks may exclude nobody, and a node may show the changes of others late.
 """
 
 from __future__ import annotations
@@ -10,30 +10,19 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
-from decodeonce.errors import (
-    CHANGED_ELSEWHERE_ERRORS,
-    REPLACED_ERRORS,
-    UNSUPPORTED_ERRORS,
-    UNWRITABLE_ERRORS,
-    DecodeonceError,
-    Stopped,
-)
+from decodeonce.errors import REPLACED_ERRORS, UNSUPPORTED_ERRORS, UNWRITABLE_ERRORS
 from decodeonce.host import network_file_system
 from decodeonce.store import disk
-from decodeonce.store.files import make_folder, remove_file
-from decodeonce.store.layout import StorePaths
+from decodeonce.store.files import make_folder
 
 LOCK = "lock"  # file name in the locked folder
 LOCK_SECONDS = 10.0  # how long a local folder may be removed by others before it can be locked
 # sshfs caches names and sizes for 20 s, NFS for 60 s at most (acdirmax).
 CACHE_SECONDS = 60.0
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @contextmanager
@@ -55,26 +44,6 @@ def locked(folder: Path, *, waits_for: str = "") -> Iterator[None]:
             disk.close(fd)  # before rmdir: NFS keeps a name in the folder for a removed file that is still open
             with suppress(OSError):  # usually because the folder is not empty
                 disk.rmdir(folder)
-
-
-@contextmanager
-def claimed(path: Path) -> Iterator[bool]:
-    """Create the file `path` and remove it at the end. Yield False if another process has created it.
-
-    This excludes other nodes even if their locks do not. But the file stays if its process is killed, so it is for
-    work of milliseconds.
-    """
-    try:
-        disk.close(disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.EPERM):  # EPERM: sshfs, if its cache does not have the file yet
-            raise
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        remove_file(path)
 
 
 def _lock(folder: Path, waits_for: str) -> int | None:
@@ -142,58 +111,3 @@ class Patience:
         time.sleep(self._pause)
         self._pause = min(1.5 * self._pause, 2.0)
         return True
-
-
-def missing_error(path: Path) -> FileNotFoundError:
-    """Return the cause of an error about a missing file that `patient` waits for."""
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-
-
-def patient(folder: Path, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return call(), repeated as long as a node's cache or a change by another node may be why it fails in `folder`.
-
-    On a local file system, the first error is raised. `call` must be safe to repeat.
-    """
-    patience: Patience | None = None
-    while True:
-        try:
-            return call(*args, **kwargs)
-        except (DecodeonceError, OSError) as error:
-            patience = _wait_for_change(folder, error, patience)
-
-
-def _wait_for_change(folder: Path, failed: DecodeonceError | OSError, patience: Patience | None) -> Patience:
-    """Wait until another attempt may succeed; raise `failed`, or Stopped after CACHE_SECONDS, if none is worth it."""
-    error = _changed_elsewhere(failed, folder)
-    if error is None or not on_network(folder):
-        raise failed
-    what = f"{os.fsdecode(error.filename)}: {error.strerror}"
-    if patience is None:
-        patience = Patience(CACHE_SECONDS)
-        again = f"trying again for {CACHE_SECONDS:.0f} s"
-        logging.getLogger("decodeonce").warning("%s; another node may be changing it; %s", what, again)
-    if not patience.wait():
-        if isinstance(failed, DecodeonceError) or error.errno == errno.EPERM:
-            raise failed
-        advice = "another node may be changing it, or the file server may be down; run the same command again"
-        raise Stopped(f"{what}; {advice}") from None
-    return patience
-
-
-def patient_if_there(folder: Path, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `patient` if `folder` holds a store or a build; otherwise return call() at once: the path may be wrong."""
-    paths = StorePaths(folder)
-    if os.path.lexists(paths.manifest) or os.path.lexists(paths.build):
-        return patient(folder, call, *args, **kwargs)
-    return call(*args, **kwargs)
-
-
-def _changed_elsewhere(error: BaseException | None, folder: Path) -> OSError | None:
-    """Return the OSError that is or caused `error`, if it is about a file of `folder` that another node may change."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in CHANGED_ELSEWHERE_ERRORS and error.filename is not None:
-            path = Path(os.fsdecode(error.filename)).absolute()
-            if path.is_relative_to(folder.absolute()):
-                return error
-        error = error.__cause__ or error.__context__
-    return None

@@ -19,10 +19,10 @@ from decodeonce.prep.building.plan import (
     Plan,
     check_expected,
     check_matches_plan,
+    move_plan,
     plan_facts,
     read_plan,
     scan,
-    write_facts,
     write_plan,
 )
 from decodeonce.prep.building.pool import Progress, WorkSettings, work
@@ -34,7 +34,7 @@ from decodeonce.store import Manifest, StorePaths
 from decodeonce.store.files import make_folder, sync_folder
 from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.shard_file import PAGE
-from decodeonce.store.sharing import locked, missing_error, on_network
+from decodeonce.store.sharing import locked, on_network
 
 
 def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect: int | None = None) -> Plan:
@@ -75,12 +75,13 @@ def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expec
         make_folder(paths.build)  # reports it if the folder is not writable
         planned = paths.plan.exists()  # before check_output_dir: a finish writes store.json, then removes the plan
         check_output_dir(paths, source)
-        if planned:
-            plan = read_plan(paths)
-            check_matches_plan(plan, listing, facts)
-            same_place = all(plan.facts["source"][key] == facts["source"][key] for key in ("root", "facts"))
-            return plan if same_place else write_facts(paths, facts)
-        return _new_plan(paths, listing, facts)
+        if not planned:
+            _write_new_plan(paths, listing, facts)
+        plan = read_plan(paths)
+        check_matches_plan(plan, listing, facts)  # also a new one: without locks, another node may have written it
+        if all(plan.facts["source"][key] == facts["source"][key] for key in ("root", "facts")):
+            return plan
+        return move_plan(plan, facts)
 
 
 def _stamped_plan(paths: StorePaths, source: Source, recipe: Json) -> Plan | None:
@@ -91,11 +92,10 @@ def _stamped_plan(paths: StorePaths, source: Source, recipe: Json) -> Plan | Non
     return plan if same and plan.facts["recipe"] == recipe else None
 
 
-def _new_plan(paths: StorePaths, listing: Listing, facts: Json) -> Plan:
+def _write_new_plan(paths: StorePaths, listing: Listing, facts: Json) -> None:
     if paths.journals.is_dir() and any(paths.journals.iterdir()):  # a plan is written before any journal
         advice = f"{missing_advice(paths.build)}remove {quoted(paths.root)} and build again"
-        what = f"{paths.plan}: missing, although blocks of this build are done; {advice}"
-        raise BuildError(what) from missing_error(paths.plan)
+        raise BuildError(f"{paths.plan}: missing, although blocks of this build are done; {advice}")
     plan = Plan(paths, facts)
     # On a network, another node may have just reserved the same shards, and may be using them.
     kept = {plan.shard(index) for index in range(plan.blocks.shards)} if on_network(paths.root) else set[Path]()
@@ -108,7 +108,7 @@ def _new_plan(paths: StorePaths, listing: Listing, facts: Json) -> Plan:
     make_folder(paths.journals)
     try:
         reserve_shards(plan)
-        return write_plan(paths, listing, facts)
+        write_plan(paths, listing, facts)
     except OSError as error:  # such as a full disk: release the space that was reserved
         # Without locks on the file system, another process may be planning or may have written a plan.
         if error.errno not in CHANGED_ELSEWHERE_ERRORS and not paths.plan.exists():
@@ -200,6 +200,7 @@ def build(
         (16, (64, 64, 3))
     """
     how = how or WorkSettings()
-    if plan_unless_built(source, out, recipe, expect) is not None:
-        work(out, how, progress)
+    if (plan := plan_unless_built(source, out, recipe, expect)) is not None:
+        work(out, how, progress, plan)
+        del plan  # on NFS, its mapped files would keep a name in .build
     return finish(out, how.max_bad)

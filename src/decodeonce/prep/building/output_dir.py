@@ -20,14 +20,14 @@ from decodeonce.store.columns import column_file
 from decodeonce.store.files import empty_folder, remove_file, reserve, sync_folder, writing
 from decodeonce.store.hashing import canonical
 from decodeonce.store.manifest import DATA_OFFSET
-from decodeonce.store.sharing import LOCK, missing_error
+from decodeonce.store.sharing import LOCK
 
 # Files that a killed build may leave in OUT and in OUT/.build. Any other file belongs to the user.
 # sshfs and NFS rename a removed file that is still open.
 RENAMED = r"\.(fuse_hidden|nfs)[0-9a-f]+"
 OURS = re.compile(rf"images-\d{{5}}\.(npy|h5)|(labels|checksums)\.npy|(samples|rejects)\.tsv|store\.h5|{RENAMED}")
 OURS_IN_BUILD = re.compile(
-    r"lock|journals|plan-(rows\.npy|names\.bin|column-\d+\.npy)|plan\.json|store\.h5"
+    r"lock|journals|plan-[0-9a-f]{8}|plan\.json|store\.h5"
     rf"|\..*\.tmp|tmp.*\.h5|{RENAMED}"
 )
 
@@ -107,8 +107,7 @@ def check_output_dir(paths: StorePaths, source: Source) -> None:
     begun = paths.build.exists() and os.listdir(paths.build) != [LOCK]
     if foreign or (not begun and {path.name for path in paths.root.iterdir()} - {paths.build.name}):
         found = f"it contains {foreign[0].name}" if foreign else "it is not empty"
-        cause = None if foreign else missing_error(paths.build)
-        raise BuildError(f"{paths.root}: not an unfinished build: {found}; choose another OUT") from cause
+        raise BuildError(f"{paths.root}: not an unfinished build: {found}; choose another OUT")
 
 
 def clear_leftovers(paths: StorePaths, *, keep: Collection[Path] = ()) -> None:

@@ -1,12 +1,14 @@
 """The plan: which sample goes to which row. It does not change once decoding starts.
 
 `scan` lists a source as one table, with a record per sample. A plan is the same table in row order, as files in
-OUT/.build:
+OUT/.build/plan-X, where X is different for each process that plans:
 
-- plan-rows.npy: one record per row.
-- plan-names.bin: the names of the samples, concatenated.
-- plan-column-0.npy and so on: one file per numeric column, and one for each of the source's other numbers.
-- plan.json: settings and rejects; written last, so the plan exists once this file does.
+- rows.npy: one record per row.
+- names.bin: the names of the samples, concatenated.
+- column-0.npy and so on: one file per numeric column, and one for each of the source's other numbers.
+
+OUT/.build/plan.json has the settings, the rejects and the name of this folder. It is written last, so the plan exists
+once this file does. If several nodes plan at once, the file of one of them appears, and all others read it.
 
 Arrays are memory-mapped, so that a task reads only its own rows.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,14 +42,14 @@ from decodeonce.remote import absolute, as_path
 from decodeonce.store import Column, ImageClass, Reject, StorePaths
 from decodeonce.store.columns import column_file
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import write_atomic
+from decodeonce.store.files import make_folder, publish, remove_tree, write_atomic
 from decodeonce.store.hashing import GOLDEN, digest_of, mix, sign
 from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.manifest import DATA_OFFSET, check_column
 from decodeonce.store.shard_file import PAGE
 from decodeonce.store.writer import write_array
 
-PLAN_VERSION = 8
+PLAN_VERSION = 9
 ROW = np.dtype(
     [
         ("label", "<i4"),
@@ -59,7 +62,7 @@ ROW = np.dtype(
     ]
 )
 PACKED = struct.Struct("<iiqqqiq")  # a record of dtype ROW
-AS_BYTES = np.dtype(f"V{ROW.itemsize}")  # how plan-rows.npy stores it
+AS_BYTES = np.dtype(f"V{ROW.itemsize}")  # how rows.npy stores it
 CHUNK = 1 << 13
 # Listings are compared by hashes of 16 bytes per sample. Python objects would take 700 bytes, 10 GB for 14 million.
 HASHES = np.dtype([("name", "<u8"), ("facts", "<u8")])
@@ -341,14 +344,15 @@ class Plan:
     @cached_property
     def samples(self) -> PlannedSamples:
         """The samples in row order, memory-mapped."""
-        rows = self._mapped(self.paths.plan_rows).view(ROW)
+        files = _PlanFiles(self.paths.build / self.facts["folder"])
+        rows = self._mapped(files.rows).view(ROW)
         nbytes = int(rows[-1]["name_start"]) + int(rows[-1]["name_bytes"])
-        if self.paths.plan_names.stat().st_size != nbytes:
-            raise self._damaged(self.paths.plan_names)
+        if files.names.stat().st_size != nbytes:
+            raise self._damaged(files.names)
         # All names may be empty, and an empty file cannot be mapped.
-        names = np.memmap(self.paths.plan_names, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
+        names = np.memmap(files.names, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
         planned = enumerate(self.facts["planned"])
-        return PlannedSamples(rows, names, {name: self._mapped(self.paths.plan_column(k)) for k, (name, _) in planned})
+        return PlannedSamples(rows, names, {name: self._mapped(files.column(k)) for k, (name, _) in planned})
 
     def _mapped(self, path: Path) -> np.ndarray:
         try:
@@ -417,7 +421,7 @@ def read_plan(paths: StorePaths) -> Plan:
 
 
 def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> Json:
-    """Return the content of plan.json, without its digest."""
+    """Return the content of plan.json, without its digest and the folder of the other files."""
     if taken := {c.name for c in (*listing.columns, *source.columns())} & {one.name for one in recipe.paired}:
         raise BuildError(f"{source.root}: {min(taken)!r} is a column and a paired image; give one of them another name")
     try:
@@ -449,22 +453,37 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
     }
 
 
-def write_plan(paths: StorePaths, listing: Listing, facts: Json) -> Plan:
-    """Write the files of a plan, plan.json last."""
+class _PlanFiles:
+    """The paths of the files in the folder of a plan."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.rows, self.names = folder, folder / "rows.npy", folder / "names.bin"
+
+    def column(self, number: int) -> Path:
+        return self.folder / f"column-{number}.npy"
+
+
+def write_plan(paths: StorePaths, listing: Listing, facts: Json) -> None:
+    """Write the files of a plan, plan.json last. If another process has written its own first, that is the plan."""
     seed, by_unit = facts["recipe"]["shuffle_seed"], bool(facts["source"]["read_unit"])
     order = row_order(listing, seed, by_unit=by_unit)
     chunks = [order[first : first + CHUNK] for first in range(0, len(order), CHUNK)]
-    write_atomic(paths.plan_names, (_names(listing, chunk) for chunk in chunks))
-    write_array(paths.plan_rows, order.shape, AS_BYTES, _rows(listing, chunks))
+    folder = paths.build / f"plan-{os.urandom(4).hex()}"
+    make_folder(folder)
+    files = _PlanFiles(folder)
+    write_atomic(files.names, (_names(listing, chunk) for chunk in chunks))
+    write_array(files.rows, order.shape, AS_BYTES, _rows(listing, chunks))
     for number, values in enumerate(listing.samples.planned.values()):
-        write_array(paths.plan_column(number), values.shape, values.dtype, map(values.__getitem__, chunks))
-    return write_facts(paths, facts)
+        write_array(files.column(number), values.shape, values.dtype, map(values.__getitem__, chunks))
+    if not publish(paths.plan, sign({**facts, "folder": folder.name})):
+        remove_tree(folder)
 
 
-def write_facts(paths: StorePaths, facts: Json) -> Plan:
-    """Write plan.json, which makes the plan exist."""
-    write_atomic(paths.plan, [sign(facts)])
-    return Plan(paths, facts)
+def move_plan(plan: Plan, facts: Json) -> Plan:
+    """Give a plan the `facts` of the same source in another place, and return it."""
+    moved = {**facts, "folder": plan.facts["folder"]}
+    write_atomic(plan.paths.plan, [sign(moved)])
+    return Plan(plan.paths, moved)
 
 
 def _names(listing: Listing, chunk: NDArray[np.int64]) -> bytes:

@@ -98,7 +98,10 @@ class WorkSettings:
 
 
 def work(
-    out: str | os.PathLike[str], how: WorkSettings | None = None, progress: Callable[[Progress], None] | None = None
+    out: str | os.PathLike[str],
+    how: WorkSettings | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    plan: Plan | None = None,
 ) -> None:
     """Decode the blocks of one task's share that are not done yet.
 
@@ -110,6 +113,8 @@ def work(
         out: Folder of the planned store.
         how: Share, number of workers, and limits on rejects. Default: `WorkSettings()`, the whole store.
         progress: Called about once per second.
+        plan: The plan of `out`, if this process has just made it. Default: it is read, and its decoders are compared
+            with those that are installed.
 
     Raises:
         Stopped: Make the same call again. For example, a file system failed temporarily, or workers keep dying.
@@ -128,8 +133,9 @@ def work(
     if paths.manifest.exists():
         return
     try:
-        plan = read_plan(paths)
-        _check_decoders(plan)
+        if plan is None:
+            plan = read_plan(paths)
+            _check_decoders(plan)
         make_folder(paths.journals)  # without locks, another node may have removed it while it wrote the same plan
         _decode_share(plan, how or WorkSettings(), progress or (lambda done: None))
     except (BuildError, Stopped, OSError) as error:

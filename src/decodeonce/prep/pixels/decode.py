@@ -144,7 +144,8 @@ class Decoder:
             *unusual, rotation, _misnamed(decoded.format, entry.text), "extreme shape" if extreme else ""
         )
         box = ",".join(map(str, decoded.box)) if decoded.box else ""
-        return Row(pixels, decoded.width, decoded.height, all_unusual, xxhash.xxh3_64_intdigest(data), decoded.turn, box)
+        digest = xxhash.xxh3_64_intdigest(data)
+        return Row(pixels, decoded.width, decoded.height, all_unusual, digest, decoded.turn, box)
 
     def decode(
         self, data: bytes, box: Box | None = None, *, turn: int | None = None, mask: bool = False
