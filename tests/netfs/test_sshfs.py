@@ -80,8 +80,8 @@ def test_equal_builds_of_a_name_that_nodes_have_cached(
     found = run(*(build(tree, node.path / "store") for node in mounted))
     # The guarantee: a command builds or finds the store, or asks to be run again.
     assert all(code in (0, 1, 75) and ("again" in output or not code) for code, output in found), found
-    if all(code for code, _ in found):
-        assert run(build(tree, mounted[0].path / "store"))[0][0] == 0
+    # Names that the nodes have cached are wrong for up to 20 s.
+    until(lambda: run(build(tree, mounted[0].path / "store"))[0][0] == 0, "no command builds the store")
     assert digests(served / "store") == expected
 
 

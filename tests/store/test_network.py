@@ -49,9 +49,7 @@ def test_of_two_plans_that_are_published_at_once_one_is_the_plan(
     if seed == 0:
         make_plan(source, out, first)
     else:
-        with pytest.raises(
-            BuildError, match=r"a different recipe: --shuffle-seed is none, the plan says 1"
-        ):
+        with pytest.raises(BuildError, match=r"a different recipe: --shuffle-seed is none, the plan says 1"):
             make_plan(source, out, Recipe(height=8, width=8))
     assert len(list((out / ".build").glob("plan-*"))) == 1
     assert build(source, out, first).recipe["shuffle_seed"] == seed

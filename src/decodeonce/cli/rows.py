@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decodeonce.cli.drawing import NamedBox, ShownRow, thumbnail, with_paired
 from decodeonce.errors import StoreError
@@ -15,9 +14,8 @@ from decodeonce.store.class_words import with_words
 from decodeonce.store.hashing import GOLDEN, mix, row_checksum
 from decodeonce.store.layout import repair_advice
 from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
+from decodeonce.store.reader import Pixels
 from decodeonce.store.verify import ranges_text, read_rows, row_ranges
-
-Pixels = NDArray[np.uint8]
 
 
 def draw_rows(rows: Iterable[int], count: int, seed: int) -> list[int]:

@@ -81,7 +81,7 @@ class Sizes:
 
 
 @dataclass
-class Rows:
+class ReadRows:
     """The rows that were read: `shown` as images, `damaged` ones, and how often each level occurs, int64 (C, 256).
 
     `counted` rows of an evenly spaced `sample` are in `levels`. `checked` is the number of rows whose checksum was
@@ -111,7 +111,7 @@ class Facts:
     sizes: Sizes | None
     rejects: Rejects | None
     first_rows: list[int]
-    rows: Rows
+    rows: ReadRows
     unusual: list[tuple[Reject, ShownRow]]
 
 
@@ -179,13 +179,13 @@ def _read_rows(
     labels: NDArray[np.int64] | None,
     boxes: KeptBoxes | None,
     progress: Callable[[int], None],
-) -> Rows:
+) -> ReadRows:
     """Read the sample and the rows to show, each row once. Damaged rows are left out of the levels."""
     sample = set(store.rows)
     if len(sample) * store.manifest.row_bytes > ALL_BYTES:
         sample = set(evenly_spaced(store.rows, max(1, SAMPLE_BYTES // store.manifest.row_bytes)))
     checked, channels = CheckedRows(store), store.manifest.shape[2]
-    rows = Rows(np.zeros((channels, LEVELS), np.int64), len(sample), checked.problem)
+    rows = ReadRows(np.zeros((channels, LEVELS), np.int64), len(sample), checked.problem)
     for row in sorted(sample | shown):
         pixels, damaged = checked.read(row)
         rows.checked += not checked.problem

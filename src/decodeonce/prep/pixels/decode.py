@@ -24,7 +24,7 @@ from PIL import Image, ImageFile
 from decodeonce.host import IMAGE_BYTES, can_allocate
 from decodeonce.prep.entry import Box, Entry, Row, Undecodable
 from decodeonce.prep.pixels.failure_reasons import BAD_CONTENT, has_single_scan, is_lossless, reads_avif, reason
-from decodeonce.prep.pixels.geometry import Fit, PixelBox, fit_to, pixel_box, upright
+from decodeonce.prep.pixels.geometry import PixelBox, Placement, fit_to, pixel_box, upright
 from decodeonce.prep.pixels.user_map import LoadedMap, MapSample
 from decodeonce.prep.recipe import Recipe, gray_range
 from decodeonce.store.layout import Paired
@@ -295,7 +295,7 @@ class Decoder:
             raise Undecodable(damage)
         return image, damage
 
-    def _resize(self, image: Image.Image, fit: Fit, filter_: Image.Resampling) -> Image.Image:
+    def _resize(self, image: Image.Image, fit: Placement, filter_: Image.Resampling) -> Image.Image:
         row_width, row_height = self._row
         if self._recipe.fit == "pad":
             canvas = Image.new(image.mode, self._row)
@@ -313,7 +313,7 @@ class Decoder:
             return image
         return image.crop((fit.left, fit.top, fit.left + row_width, fit.top + row_height))
 
-    def _resize_region(self, image: Image.Image, fit: Fit, filter_: Image.Resampling) -> Image.Image:
+    def _resize_region(self, image: Image.Image, fit: Placement, filter_: Image.Resampling) -> Image.Image:
         across, down = image.width / fit.width, image.height / fit.height
         left, top = max(fit.left, 0), max(fit.top, 0)
         width, height = min(fit.width, self._row[0]), min(fit.height, self._row[1])

@@ -13,7 +13,7 @@ _ALMOST = 1e-6  # 0.29 * 100 is 28.999999999999996
 
 
 @dataclass(frozen=True)
-class Fit:
+class Placement:
     """Resize to (width, height), then take the window of the row's size whose corner is at (left, top).
 
     With fit "pad", left and top are negative or 0: the resized image is inside the row.
@@ -26,8 +26,8 @@ class Fit:
 
 
 @lru_cache(maxsize=4096)
-def fit_to(fit: str, source: tuple[int, int], row: tuple[int, int]) -> Fit:
-    """Return the Fit of a source (width, height) to a row (width, height).
+def fit_to(fit: str, source: tuple[int, int], row: tuple[int, int]) -> Placement:
+    """Return the Placement of a source (width, height) to a row (width, height).
 
     "crop" gives the integers of torchvision's Resize(size) and CenterCrop(size) on a PIL image: the long side is
     int(size * long / short), the corner is int(round(excess / 2.0)) with Python's round-half-to-even
@@ -35,15 +35,15 @@ def fit_to(fit: str, source: tuple[int, int], row: tuple[int, int]) -> Fit:
     """
     (w, h), (row_w, row_h) = source, row
     if fit == "stretch":
-        return Fit(row_w, row_h, 0, 0)
+        return Placement(row_w, row_h, 0, 0)
     width_leads = row_w * h >= row_h * w if fit == "crop" else row_w * h <= row_h * w
     if width_leads:
         width, height = row_w, max(1, int(row_w * h / w))
     else:
         width, height = max(1, int(row_h * w / h)), row_h
     if fit == "crop":
-        return Fit(width, height, round((width - row_w) / 2.0), round((height - row_h) / 2.0))
-    return Fit(width, height, -((row_w - width) // 2), -((row_h - height) // 2))
+        return Placement(width, height, round((width - row_w) / 2.0), round((height - row_h) / 2.0))
+    return Placement(width, height, -((row_w - width) // 2), -((row_h - height) // 2))
 
 
 def pixel_box(box: Box, width: int, height: int) -> PixelBox:

@@ -34,7 +34,7 @@ BOX = re.compile(r"\d{1,9}(,\d{1,9}){3}")
 READ_AHEAD = 4  # images per thread that are read before they are decoded
 
 IsRight = Callable[[int, bytes], bool]  # takes a row number and pixels; whether they are those of the row
-Pixels = bytes | Reason  # the pixels of a row, or why they cannot be made
+PixelsOrReason = bytes | Reason  # the pixels of a row, or why they cannot be made
 
 
 def open_rows(manifest: Manifest, source: str, paired: Mapping[str, str]) -> StoredRows | ImageRows:
@@ -72,7 +72,7 @@ class ImageRows:
             raise BuildError(f"{src}: the rows were {why}; pass as --from a store that has them") from None
         self._decoders = _Decoders(self._recipe, [cls.name for cls in manifest.classes])
 
-    def rows(self, wanted: Sequence[Sample], is_right: IsRight) -> Iterator[tuple[Sample, Pixels]]:
+    def rows(self, wanted: Sequence[Sample], is_right: IsRight) -> Iterator[tuple[Sample, PixelsOrReason]]:
         """Yield each wanted row once, in any order. Raises Stopped if an image cannot be read at the moment."""
         left: dict[bytes, list[Sample]] = {}
         for sample in wanted:
@@ -81,7 +81,7 @@ class ImageRows:
         images = self._read(left, problems)
         threads = 1 if self._recipe.map else usable_cores()  # a map is code of the user, which need not be thread-safe
 
-        def decode(found: tuple[Sample, list[bytes]]) -> tuple[Sample, Pixels]:
+        def decode(found: tuple[Sample, list[bytes]]) -> tuple[Sample, PixelsOrReason]:
             return found[0], self._decode(*found, is_right)
 
         with ThreadPoolExecutor(threads) as pool:
@@ -118,7 +118,7 @@ class ImageRows:
         except BuildError as error:  # a damaged archive: what was found before is of use
             problems.update({name: str(error) for name in left if name not in problems})
 
-    def _decode(self, sample: Sample, data: list[bytes], is_right: IsRight) -> Pixels:
+    def _decode(self, sample: Sample, data: list[bytes], is_right: IsRight) -> PixelsOrReason:
         why = f"decodes to different pixels{', or its mask changed since the build' if data[1:] else ''}"
         if sample.box and self._recipe.scaled_decode:
             why += ", perhaps because a scaled decode cuts boxes at edges that the store does not record"
@@ -208,7 +208,7 @@ class StoredRows:
             raise BuildError(f"{path}: rows are {shape_text(theirs)}, expected {expected}; pass a store with such rows")
         self._recipe = Recipe(height=height, width=width, filter=filter_)
 
-    def rows(self, wanted: Sequence[Sample], is_right: IsRight) -> Iterator[tuple[Sample, Pixels]]:
+    def rows(self, wanted: Sequence[Sample], is_right: IsRight) -> Iterator[tuple[Sample, PixelsOrReason]]:
         """Yield each wanted row once, in any order."""
         places: dict[tuple[str, str, str], list[int]] = {_key(sample): [] for sample in wanted}
         for stored in self._rows.store.samples:
@@ -218,7 +218,7 @@ class StoredRows:
             for sample in wanted:
                 yield sample, self._row(sample, places[_key(sample)], is_right)
 
-    def _row(self, sample: Sample, places: list[int], is_right: IsRight) -> Pixels:
+    def _row(self, sample: Sample, places: list[int], is_right: IsRight) -> PixelsOrReason:
         why = f"not in {self._path}; pass as --from a store that has it, or the images"
         for place in places:
             try:

@@ -39,7 +39,7 @@ EXPECTED_IMAGE = "expected a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W
 EXPECTED_DATASET = "expected an object with len() and [index], where dataset[0] is (image, label)"
 
 
-class Sample(NamedTuple):
+class DatasetSample(NamedTuple):
     """A sample of a dataset.
 
     Attributes:
@@ -79,7 +79,7 @@ class IndexedDataset:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def read(self, index: int, wanted: Collection[str] | None) -> Sample:
+    def read(self, index: int, wanted: Collection[str] | None) -> DatasetSample:
         """Return a sample with the wanted columns and masks, by default all of them.
 
         Raise Undecodable if it is not a sample, or whatever the dataset raises.
@@ -101,7 +101,7 @@ class IndexedDataset:
         paired = {name: mask for name, value in others.items() if (mask := _encoded_mask(name, value))}
         numbers = {name: value for name, value in others.items() if name not in paired}
         text = None if self.no_labels else _label_text(label)
-        return Sample(data, text, json.loads(json.dumps(numbers, default=_plain)), paired)
+        return DatasetSample(data, text, json.loads(json.dumps(numbers, default=_plain)), paired)
 
 
 class HuggingFaceDataset:
@@ -131,7 +131,7 @@ class HuggingFaceDataset:
     def __len__(self) -> int:
         return len(self._images)
 
-    def read(self, index: int, _: object = None) -> Sample:
+    def read(self, index: int, _: object = None) -> DatasetSample:
         """Return a sample; raise Undecodable if it has no image, or what reading the image's file raises."""
         row = self._images[index : index + 1]
         data = column(row, self._chosen.image)[0].as_py()
@@ -141,7 +141,7 @@ class HuggingFaceDataset:
         [sample] = self.listed(index, index + 1)
         return sample._replace(data=encoded(data))
 
-    def listed(self, first: int, last: int) -> Iterator[Sample]:
+    def listed(self, first: int, last: int) -> Iterator[DatasetSample]:
         """Yield the samples [first, last) without their images."""
         rows = self._others[first:last]
         numbers = [column(rows, name).to_pylist() for name in self.columns]
@@ -149,7 +149,7 @@ class HuggingFaceDataset:
         labels = column(rows, of_label).to_pylist() if of_label else [None] * (last - first)
         for label, *values in zip(labels, *numbers, strict=True):
             text = None if label is None else str(label)
-            yield Sample(b"", text, dict(zip(self.columns, values, strict=True)))
+            yield DatasetSample(b"", text, dict(zip(self.columns, values, strict=True)))
 
 
 class DatasetSource(LabelledSource):
@@ -307,7 +307,7 @@ class DatasetSource(LabelledSource):
             if name.isdigit() and int(name) < self._length:
                 yield Entry(name, 0, 0, 0, place=int(name))
 
-    def _sample(self, index: int) -> Sample:
+    def _sample(self, index: int) -> DatasetSample:
         """Return a sample; raise Undecodable if the dataset raises an exception that may be the sample's fault."""
         try:
             sample = self._dataset.read(index, None if self._all_columns else self._wanted)
@@ -328,7 +328,7 @@ class DatasetSource(LabelledSource):
             raise Undecodable(problem)
         return sample
 
-    def _version(self, sample: Sample) -> int:
+    def _version(self, sample: DatasetSample) -> int:
         """Return a number that takes the place of a file's mtime: it changes with the sample or the fingerprint."""
         facts = json.dumps([self._fingerprint, sample.label, sample.numbers])
         hashed = xxhash.xxh3_64(facts.encode())
