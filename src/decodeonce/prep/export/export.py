@@ -150,12 +150,13 @@ def export_store(
     _check_source(source)
     dest = Path(dest)
     taken = DecodeonceError(f"{dest}: already exists; choose another DEST, or remove it first")
-    if os.path.lexists(dest):
-        raise taken
     for folder in Path(os.path.realpath(dest)).parents:
         if folder.exists() and folder.samefile(source.paths.root):
             raise DecodeonceError(f"{dest}: is inside the store to be exported; choose a DEST elsewhere")
     unfinished = _unfinished_folder(dest)
+    if os.path.lexists(dest):
+        sync_folder(unfinished.parent)  # it may be the export of a call that was killed before this
+        raise taken
     try:
         made = _make_folders(source, unfinished, folders)
         _write_blocks(source, unfinished, dest, settings, workers, progress or (lambda rows: None))
