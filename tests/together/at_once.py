@@ -6,6 +6,7 @@ Prints, as JSON, the exceptions of the calls and the files that differ from thos
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -69,16 +70,25 @@ def main() -> int:
 
 
 def _problems(kind: str, times: int, base: Path, start: str | None, end: str, calls: list[Call]) -> list[str]:
-    expected, problems = tree_bytes(base / end), []
+    expected, problems = _files(base / end), []
     for _ in range(times):
         if start is not None:
             shutil.copytree(base / start, base / "out")
         problems += [f"{kind}: {error}" for error in at_once(*calls)]
-        found = tree_bytes(base / "out")
+        found = _files(base / "out")
         different = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
         problems += [f"{kind}: {name} differs" for name in different]
         shutil.rmtree(base / "out")
     return problems
+
+
+def _files(root: Path) -> dict[str, bytes]:
+    """Return the files of a build, without the name that each plan gives to its folder."""
+    found = {re.sub(r"plan-[0-9a-f]{8}/", "plan/", name): data for name, data in tree_bytes(root).items()}
+    if plan := found.get(".build/plan.json"):
+        facts = json.loads(plan)
+        found[".build/plan.json"] = json.dumps({**facts, "folder": "plan", "digest": ""}).encode()
+    return found
 
 
 if __name__ == "__main__":
