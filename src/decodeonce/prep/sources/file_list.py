@@ -133,7 +133,7 @@ class ListSource(LabelledSource):
             if not (self.root / name_text(name)).is_file():
                 advice = f"if this line is a header, pass --image-column {quoted(line.path)}"
                 advice += f" --label-column {quoted(line.label)}" if line.label else ""
-                advice = "" if is_url(self.root) else _cause_of_missing(self.root, name_text(name)) or advice
+                advice = _cause_of_missing(self.root, name_text(name)) or advice
                 where = f"{self.file}: line {line.number}: {line.path!r}"
                 raise BuildError(f"{where}: no such file; {advice}; otherwise correct or remove the line")
 
