@@ -63,14 +63,14 @@ def write_forms(tree: Path, images: int, into: Path) -> None:
 
 
 async def answer(reader: Any, writer: Any, root: Path, latency: float, failing: float, requests: Any) -> None:
-    """Answer the requests of a connection: GET and HEAD of /bucket/KEY, with or without a range."""
+    """Answer the requests of a connection: GET of /bucket/KEY, with or without a range; 404 for others."""
     try:
         while head := await reader.readuntil(b"\r\n\r\n"):
             first, *lines = head.decode().split("\r\n")
-            method, target, _ = first.split(" ", 2)
+            _, target, _ = first.split(" ", 2)
             ranges = [line.partition("=")[2].split("-") for line in lines if line.lower().startswith("range:")]
             await asyncio.sleep(latency)
-            path = root / target.partition("?")[0].split("/", 2)[2]
+            path = root / target.partition("?")[0].removeprefix("/bucket").removeprefix("/")
             number = next(requests)
             if int(number * failing) != int((number - 1) * failing):
                 writer.write(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n")
@@ -83,8 +83,8 @@ async def answer(reader: Any, writer: Any, root: Path, latency: float, failing: 
                 os.close(fd)
                 etag = hashlib.md5(str(path).encode()).hexdigest()
                 status = f"206 Partial Content\r\nContent-Range: bytes {start}-{end}/{size}" if ranges else "200 OK"
-                head = f'HTTP/1.1 {status}\r\nETag: "{etag}"\r\nContent-Length: {len(body)}\r\n\r\n'.encode()
-                writer.write(head + (b"" if method == "HEAD" else body))
+                facts = f'ETag: "{etag}"\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nContent-Length: {len(body)}'
+                writer.write(f"HTTP/1.1 {status}\r\n{facts}\r\n\r\n".encode() + body)
             await writer.drain()
     except (asyncio.IncompleteReadError, ConnectionError):
         pass

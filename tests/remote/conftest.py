@@ -32,7 +32,7 @@ def endpoint() -> Iterator[str]:
 
 
 def credentials(endpoint: str) -> dict[str, str]:
-    """Return the environment in which s3fs finds the server and the credentials."""
+    """Return the environment in which botocore finds the server and the credentials."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
@@ -48,7 +48,7 @@ def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import boto3
 
     for name in list(os.environ):  # the user's own settings must not change a result
-        if name.startswith(("AWS_", "FSSPEC_")) or name.lower().endswith("_proxy"):
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     for name, value in credentials(endpoint).items():
         monkeypatch.setenv(name, value)
@@ -104,6 +104,7 @@ class Proxy(ThreadingHTTPServer):
         latency: Seconds before each answer.
         answers: Statuses of the next answers, in this order; 0 closes the connection, None passes the request on.
         requests: Path and range of each request that was passed on.
+        signed: The header "Authorization" of each of them.
         arrived: Set with each of them.
     """
 
@@ -119,6 +120,7 @@ class Proxy(ThreadingHTTPServer):
         self.latency = 0.0
         self.answers: Iterator[int | None] = iter(())
         self.requests: list[tuple[str, str | None]] = []
+        self.signed: list[str | None] = []
         self.lock, self.arrived = Lock(), Event()
 
 
@@ -143,6 +145,7 @@ class Forwarder(Handler):
             self.answer(status, b"")
             return
         self.server.requests.append((self.path, self.headers["Range"]))
+        self.server.signed.append(self.headers["Authorization"])
         self.server.arrived.set()
         connection = HTTPConnection(self.server.upstream)
         with closing(connection):
@@ -171,8 +174,6 @@ def running(server: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 
 def forget_server() -> None:
-    """Forget the file system and the signed URLs of an endpoint, which are kept for the life of a process."""
-    remote._file_system.cache_clear()
-    remote._signers.clear()
-    remote._refused.clear()
-    remote._has_proxy.cache_clear()
+    """Forget what is known of an endpoint, which is kept for the life of a process."""
+    remote._store.cache_clear()
+    remote._s3_settings.cache_clear()

@@ -127,10 +127,10 @@ def test_tree_is_listed_with_few_requests(tmp_path: Path, s3: Any, proxy: Proxy)
     s3.put_object(Bucket="images", Key="set/.hidden/a.jpg", Body=b"a")
     source = open_folder("s3://images/set")
     assert len(list(source.entries())) == len(PICS)
-    assert len(proxy.requests) <= 2 + len(source.classes())
+    assert len(proxy.requests) <= 3 + len(source.classes())
     proxy.requests.clear()
     source.read(next(source.entries()))
-    assert [path.partition("?")[0] for path, span in proxy.requests if span] == [
+    assert [path.partition("?")[0] for path, _ in proxy.requests if "JPEG" in path] == [
         "/images/set/n01440764/n01440764_0.JPEG"
     ]
 
@@ -153,8 +153,10 @@ def test_image_of_a_tree_that_changes_is_noticed(tmp_path: Path, s3: Any) -> Non
         ("folder", "https://me:hush@host/set", "https://host/set: the URL also has a password or a query"),
         ("webdataset", "s3://images/none*.tar", "s3://images/none*.tar: no such file; expected *.tar or"),
         ("webdataset", "s3://", "s3://: names no host or bucket; expected a URL such as s3://NAME/..."),
-        ("webdataset", "http://host:99999/a.tar", "/host:99999/a.tar: ValueError: Port out of range 0-65535; test"),
-        ("webdataset", "az://a/b.tar", "reading az:// requires another package: Install adlfs to access Azure"),
+        ("webdataset", "http://host:99999/a.tar", "/host:99999/a.tar: ValueError: invalid port number; test"),
+        ("webdataset", "http://host:99999/a*", "http://host:99999: ValueError: invalid port number; test"),
+        ("webdataset", "s3://images/a/../b.tar", "s3://images/a/../b.tar: ValueError: Could not parse path: "),
+        ("webdataset", "az://a/b.tar", "az://a/b.tar: Generic MicrosoftAzure error: "),
         (
             "webdataset",
             "zz://a/b.tar",
@@ -163,7 +165,6 @@ def test_image_of_a_tree_that_changes_is_noticed(tmp_path: Path, s3: Any) -> Non
         ("folder", "dir://a", "dir://: unsupported scheme; expected s3, gs"),
         ("folder", "ftp://localhost/a", "ftp://: unsupported scheme; expected s3, gs"),
         ("parquet", "local:///a", "local://: unsupported scheme; expected s3, gs"),
-        ("webdataset", "gs://a/b.tar", "reading gs:// requires gcsfs; run: pip install gcsfs"),
         ("webdataset", "{endpoint}/images/private.tar", "/private.tar: access denied (403); test your credentials"),
     ],
 )

@@ -1,86 +1,88 @@
-"""The requests for ranges: their signatures, their repetitions, and servers that need fsspec."""
+"""The requests for ranges and lists: their settings, their repetitions, and odd servers."""
 
 import json
 import os
-import sys
+import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from itertools import repeat
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from decodeonce import BuildError, Stopped, remote
 from decodeonce.remote import ObjectFacts, read_object, stat_object
 from decodeonce.sources import open_list, open_parquet, open_webdataset
-from tests.command import prep, run
+from tests.command import prep
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
-from tests.remote.conftest import Handler, Proxy, serving
+from tests.remote.conftest import SECRET, Handler, Proxy, serving
 
 WHOLE = bytes(range(256)) * 4096  # 1 MB
 
 
-@pytest.mark.parametrize(("key", "token"), [("a b/ü+c%20#?&=.jpg", "a/token+=="), ("a//./~b.jpg", "")])
-@pytest.mark.usefixtures("proxy")
-def test_signature_is_that_of_s3fs(monkeypatch: pytest.MonkeyPatch, key: str, token: str) -> None:
-    if token:
-        monkeypatch.setenv("AWS_SESSION_TOKEN", token)
-    found, wanted = "a&X-Amz-Date=1", "a&X-Amz-Date=2"
-    while found.partition("Date=")[2][:16] != wanted.partition("Date=")[2][:16]:  # signed in another second
-        signer = remote._new_signer("s3://images")
-        assert signer is not None
-        found = signer.origin + signer.sign(key)
-        wanted = remote._file_system("s3").sign(f"images/{key}", expiration=remote.SIGNED_SECONDS)
-    assert found == wanted
+@pytest.mark.parametrize("key", ["a b/ü+c%20#?&=.jpg", "a\\b{}~.jpg"])
+def test_object_of_any_name_is_read(s3: Any, proxy: Proxy, key: str) -> None:
+    s3.put_object(Bucket="images", Key=key, Body=WHOLE)
+    assert remote.list_folder(f"s3://images/{key.rpartition('/')[0]}".rstrip("/")) == [(key.rpartition("/")[2], False)]
+    proxy.requests.clear()
+    facts = stat_object(f"s3://images/{key}")
+    assert read_object(f"s3://images/{key}", facts, 5, 10) == WHOLE[5:15]
+    assert [span for _, span in proxy.requests] == ["bytes=0-0", "bytes=5-14"]
 
 
-def test_public_bucket_is_read_without_signature(s3: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", ""])
+def test_public_bucket_is_read_without_signature(
+    s3: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     s3.put_object(Bucket="images", Key="a b.jpg", Body=WHOLE, ACL="public-read")
-    monkeypatch.setenv("FSSPEC_S3_ANON", "true")
-    import fsspec.config
-
-    monkeypatch.setitem(fsspec.config.conf, "s3", {"anon": True})
+    if name:
+        monkeypatch.delenv(name)
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    else:
+        monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     facts = stat_object("s3://images/a b.jpg")
     assert read_object("s3://images/a b.jpg", facts, 5, 10) == WHOLE[5:15]
-    assert {path for path, _ in proxy.requests} == {"/images/a%20b.jpg"}
+    assert proxy.signed[-2:] == [None, None]
 
 
-def test_other_process_reads_without_s3fs(s3: Any, proxy: Proxy) -> None:
-    s3.put_object(Bucket="images", Key="a.jpg", Body=WHOLE)
-    facts = stat_object("s3://images/a.jpg")
-    code = (
-        "import json, sys; from decodeonce.remote import ObjectFacts, read_object, share;"
-        "share(json.loads(sys.argv[1]));"
-        f"data = read_object('s3://images/a.jpg', ObjectFacts(*{tuple(facts)}), 5, 10);"
-        "print(data.hex(), sorted({'s3fs', 'fsspec', 'botocore'} & sys.modules.keys()))"
-    )
-    assert run(sys.executable, "-c", code, json.dumps(remote.shared())) == f"{WHOLE[5:15].hex()} []\n"
+def test_profile_and_region_of_a_bucket_are_used(
+    tmp_path: Path, s3: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.create_bucket(Bucket="europe", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    s3.put_object(Bucket="europe", Key="a.jpg", Body=WHOLE)
+    key = {"Version": 1, "AccessKeyId": "AKIAPROFILE", "SecretAccessKey": SECRET, "SessionToken": "token"}
+    (tmp_path / "key.json").write_text(json.dumps(key))
+    profile = ("[profile lab]", f"endpoint_url = {proxy.url}", f"credential_process = cat {tmp_path}/key.json")
+    (tmp_path / "config").write_text("\n".join(profile))
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    assert stat_object("s3://europe/a.jpg").size == len(WHOLE)
+    assert re.search(r"Credential=AKIAPROFILE/[0-9]{8}/eu-west-1/s3/", str(proxy.signed[-1]))
+    s3.delete_object(Bucket="europe", Key="a.jpg")
+    s3.delete_bucket(Bucket="europe")
 
 
-def test_expired_signature_is_renewed(s3: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    s3.put_object(Bucket="images", Key="a.jpg", Body=WHOLE)
-    facts = stat_object("s3://images/a.jpg")
-    first = remote._signers["s3://images"]
-    assert first is not None
-    remote._signers["s3://images"] = first._replace(made=first.made - 2 * remote.RENEWED_SECONDS)
-    proxy.answers = iter([403])
-    proxy.requests.clear()
-    assert read_object("s3://images/a.jpg", facts, 5, 10) == WHOLE[5:15]
-    assert [span for path, span in proxy.requests if "Signature=" in path] == ["bytes=5-14"]
-
-
-def test_other_objects_are_read_without_s3fs_after_an_empty_one(s3: Any, proxy: Proxy) -> None:
-    s3.put_object(Bucket="images", Key="empty.jpg", Body=b"")
-    s3.put_object(Bucket="images", Key="a.jpg", Body=WHOLE)
-    assert stat_object("s3://images/empty.jpg").size == 0
-    proxy.requests.clear()
-    facts = stat_object("s3://images/a.jpg")
-    assert read_object("s3://images/a.jpg", facts, 5, 10) == WHOLE[5:15]
-    assert ["Signature=" in path for path, _ in proxy.requests] == [True, True]
+def test_list_goes_on_after_failures_and_has_no_markers_of_folders(
+    s3: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("set/", "set/a/", "set/a/1.jpg", "set/a/b/", "set/a/b/c/2.jpg", "set/empty.jpg"):
+        s3.put_object(Bucket="images", Key=key, Body=b"" if "." not in key or "empty" in key else b"1")
+    stat_object("s3://images/set/empty.jpg")
+    monkeypatch.setattr(remote, "PAUSES", ())
+    proxy.answers = iter([503, 0, 429])
+    found = {name: facts.size for name, facts in remote.list_objects("s3://images/set")}
+    assert found == {"a/1.jpg": 1, "a/b/c/2.jpg": 1, "empty.jpg": 0}
+    proxy.answers = iter([503, 0, 429])
+    assert sorted(remote.list_folder("s3://images/set")) == [("a", True), ("empty.jpg", False)]
 
 
 def test_wait_for_a_server_is_reported_once(tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,13 +109,17 @@ PAGE = b'<a href="in.jpg">x</a> <a href="sub/">x</a> <a href="%2e%2e/out.jpg">x<
 
 
 class Odd(Handler):
-    """Sends the body of /slow a byte at a time, redirects /loop to itself, and answers others with a page of links."""
+    """Sends the bodies of /slow and /slow%20page/ a byte at a time, and redirects /loop to itself.
+
+    It answers others with a page of links.
+    """
 
     def do_GET(self) -> None:
         if self.path == "/loop":
             self.answer(302, b"", Location="/loop")
-        elif self.path == "/slow":
-            self.answer(206, b"", Content_Length="100", Content_Range="bytes 0-99/100", ETag='"1"')
+        elif self.path.startswith("/slow"):
+            kind = "text/html" if "page" in self.path else "image/jpeg"
+            self.answer(206, b"", Content_Length="100", Content_Range="bytes 0-99/101", ETag='"1"', Content_Type=kind)
             with suppress(ConnectionError):  # the client gives up
                 for _ in range(100):
                     self.wfile.write(b"x")
@@ -122,19 +128,28 @@ class Odd(Handler):
             self.answer(200, PAGE, Content_Type="text/html")
 
 
-def test_request_ends_at_its_deadline_however_many_bytes_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("path", "ask"),
+    [
+        ("/slow", lambda url: read_object(url, ObjectFacts(101, remote._version("1")), 0, 100)),
+        ("/slow page", remote.list_folder),
+    ],
+)
+def test_request_ends_at_its_deadline_however_many_bytes_arrive(
+    monkeypatch: pytest.MonkeyPatch, path: str, ask: Callable[[str], object]
+) -> None:
     monkeypatch.setattr(remote, "SECONDS", 0.5)
     monkeypatch.setattr(remote, "PAUSES", (0.0,))
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Odd)) as address:
         before = time.monotonic()
-        with pytest.raises(Stopped, match=r"/slow: TimeoutError: .*, 2 times; the server may be down"):
-            read_object(f"{address}/slow", ObjectFacts(100, remote._version({"ETag": '"1"'})), 0, 100)
+        with pytest.raises(Stopped, match=rf"{path}: .*(TimedOut|TimeoutError).*, 2 times; the server may be down"):
+            ask(f"{address}{path}")
         assert time.monotonic() - before < 4
 
 
 def test_redirect_loop_is_an_error_that_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "PAUSES", (0.0,))
-    message = r"/loop: TooManyRedirects: .*; test the URL and your credentials with"
+    message = r"/loop: HTTP error: error following redirect: TooManyRedirects; test the URL and your credentials with"
     server = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
     with serving(server) as address, pytest.raises(BuildError, match=message):
         stat_object(f"{address}/loop")
@@ -154,7 +169,41 @@ def test_server_that_ignores_ranges_sends_only_whole_objects() -> None:
             with pytest.raises(BuildError, match=f"^{url}: the server ignores ranges, so it would send the whole obj"):
                 read_object(url, facts, 100, 10)
             assert read_object(url, facts, 0, facts.size) == WHOLE
-    remote._refused.clear()
+
+
+class Guarded(Handler):
+    """Answers as a proxy for every host, and needs a password except for /open."""
+
+    def do_GET(self) -> None:
+        host, path = self.path.removeprefix("http://").split("/", 1)
+        self.seen.append((host, path, self.headers["Authorization"]))
+        if path == "moved.jpg":
+            self.answer(302, b"", Location="http://other.example/open.jpg")
+        elif self.headers["Authorization"] is None and path != "open.jpg":
+            self.answer(401, b"")
+        else:
+            self.answer(200, b'<a href="a%20b.jpg">x</a>', Content_Type="image/jpeg" if "." in path else "text/html")
+
+    seen: ClassVar[list[tuple[str, str, str | None]]] = []
+
+
+def test_web_server_is_read_through_a_proxy_with_the_password_of_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("machine images.example login me password hush\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    login = "Basic bWU6aHVzaA=="
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Guarded)) as address:
+        monkeypatch.setenv("http_proxy", address)
+        [name] = remote.find_objects("http://images.example/set", (".jpg",), deep=True)
+        assert stat_object(name).size == 25
+        assert stat_object("http://images.example/moved.jpg").size == 25
+        with pytest.raises(BuildError, match=r"access denied \(401\)"):
+            stat_object("http://other.example/a.jpg")
+    assert ("images.example", "set/a%20b.jpg", login) in Guarded.seen
+    assert {found for host, _, found in Guarded.seen if host == "other.example"} == {None}
 
 
 def test_each_url_has_its_own_query(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +215,7 @@ def test_each_url_has_its_own_query(monkeypatch: pytest.MonkeyPatch) -> None:
     for source in [*sources, "https://other/a.tar?s=4"]:
         remote.source_text(source)
     urls = ["https://host/train-003.tar", "https://host/labels.txt", "https://other/b.tar", "https://third/a.tar"]
-    assert [remote._address(url).partition("?")[2] for url in urls] == ["s=1", "s=2", "s=4", ""]
+    assert [remote._query(url) for url in urls] == ["?s=1", "?s=2", "?s=4", ""]
 
 
 def test_question_mark_is_a_wildcard_in_a_bucket(tmp_path: Path, s3: Any, proxy: Proxy) -> None:
@@ -187,4 +236,7 @@ def test_paths_of_a_list_are_relative_to_a_url(tmp_path: Path, s3: Any) -> None:
     assert [(entry.text, entry.problem) for entry in source.entries()] == [("cat/1.jpg", "")]
     (tmp_path / "list.txt").write_text("../other/cat/1.jpg\n")
     with pytest.raises(BuildError, match=r"is not below s3://images/set"):
+        list(open_list(tmp_path / "list.txt", root=Path("s3://images/set")).entries())
+    (tmp_path / "list.txt").write_text("picture\ncat/1.jpg\n")
+    with pytest.raises(BuildError, match="no such file; if this line is a header, pass --image-column picture"):
         list(open_list(tmp_path / "list.txt", root=Path("s3://images/set")).entries())

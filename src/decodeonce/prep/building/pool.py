@@ -25,7 +25,7 @@ from decodeonce.prep.building.plan import Plan, allowed_rejects, read_plan, reje
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import KILLED, child_of, wait_for
 from decodeonce.prep.recipe import OnBad, check_choice, differences
-from decodeonce.remote import shared
+from decodeonce.remote import QUERY
 from decodeonce.store import StorePaths
 from decodeonce.store.files import make_folder
 from decodeonce.store.layout import Json, missing_advice
@@ -182,12 +182,12 @@ def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], 
     if not todo:
         return
     with closing(Journal(plan.paths.journals, how.task, how.tasks)) as journal:
-        first_message = {"out": str(plan.paths.root), "journal": str(journal.path), "on_bad": how.on_bad}
-        remote: Json = {"remote": shared()}  # a worker may have been started before it was known
+        query = os.environ.get(QUERY, "")  # a worker may have been started before it was known
+        message = {"out": str(plan.paths.root), "journal": str(journal.path), "on_bad": how.on_bad, "query": query}
         warned = False
         by_unit = plan.facts["source"]["read_unit"]
         queue: Queue = UnitQueue(todo, block_spans(plan, todo)) if by_unit else BlockQueue(todo)
-        pool = WorkerPool({**first_message, **remote}, how.workers or usable_cores(), queue, journal)
+        pool = WorkerPool(message, how.workers or usable_cores(), queue, journal)
         for done in pool.run():
             if done is not None:
                 rows, written, rejects = rows + done["rows"], written + done["bytes"], rejects + done["rejects"]

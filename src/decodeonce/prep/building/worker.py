@@ -26,7 +26,7 @@ from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.processes.child import Heartbeat, Parent
 from decodeonce.prep.sources.base import Source
-from decodeonce.remote import is_url, share
+from decodeonce.remote import is_url, take_over
 from decodeonce.store import StorePaths
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import Json
@@ -210,7 +210,7 @@ def main(arguments: list[str]) -> int:
     """Run the worker process."""
     with Parent(arguments) as parent:
         settings = parent.receive()
-        share(settings.get("remote", {}))
+        take_over(settings.get("query", ""))
         # Absolute, because the user's code may change the current folder while a block is written.
         out, journal = (Path(os.path.abspath(settings[name])) for name in ("out", "journal"))
         plan = read_plan(StorePaths(out))
