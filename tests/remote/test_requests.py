@@ -172,14 +172,14 @@ def test_server_that_ignores_ranges_sends_only_whole_objects() -> None:
 
 
 class Guarded(Handler):
-    """Answers as a proxy for every host, and needs a password except for /open."""
+    """Answers as a proxy for every host, and needs a password except for /open, where /moved leads."""
 
     def do_GET(self) -> None:
         host, path = self.path.removeprefix("http://").split("/", 1)
         self.seen.append((host, path, self.headers["Authorization"]))
-        if path == "moved.jpg":
-            self.answer(302, b"", Location="http://other.example/open.jpg")
-        elif self.headers["Authorization"] is None and path != "open.jpg":
+        if path.startswith("moved"):
+            self.answer(302, b"", Location=f"http://other.example/open{path.removeprefix('moved')}")
+        elif self.headers["Authorization"] is None and not path.startswith("open"):
             self.answer(401, b"")
         else:
             self.answer(200, b'<a href="a%20b.jpg">x</a>', Content_Type="image/jpeg" if "." in path else "text/html")
@@ -200,6 +200,7 @@ def test_web_server_is_read_through_a_proxy_with_the_password_of_its_host(
         [name] = remote.find_objects("http://images.example/set", (".jpg",), deep=True)
         assert stat_object(name).size == 25
         assert stat_object("http://images.example/moved.jpg").size == 25
+        assert remote.list_folder("http://images.example/moved") == [("a%20b.jpg", False)]
         with pytest.raises(BuildError, match=r"access denied \(401\)"):
             stat_object("http://other.example/a.jpg")
     assert ("images.example", "set/a%20b.jpg", login) in Guarded.seen
