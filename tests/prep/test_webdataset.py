@@ -12,8 +12,8 @@ import pytest
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Entry
-from decodeonce.prep.sources import open_source, webdataset
-from decodeonce.prep.sources.files import STAT_THREADS
+from decodeonce.prep.sources import open_source
+from decodeonce.prep.sources.files import STAT_THREADS, reads_at_once
 from decodeonce.prep.sources.holders import GzipStream, open_holder
 from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.store.manifest import DATA_OFFSET
@@ -218,9 +218,9 @@ def test_network_file_system_lists_shards_in_parallel(tmp_path: Path, monkeypatc
     for number in range(5):
         shard(tmp_path, sample("k", IMAGE, cls=number), name=f"a-{number}.tar")
     one_by_one = list(open_webdataset(str(tmp_path)).entries())
-    monkeypatch.setattr(webdataset, "network_file_system", lambda path: "NFS")
+    monkeypatch.setattr("decodeonce.prep.sources.files.network_file_system", lambda path: "NFS")
     source = open_webdataset(str(tmp_path))
-    assert source._threads() == STAT_THREADS
+    assert reads_at_once(source.root) == STAT_THREADS
     assert list(source.entries()) == one_by_one
 
 

@@ -227,7 +227,7 @@ def path_below(root: str, path: str) -> str | None:
     if path[0] not in "/." and "/." not in path and "//" not in path and path[-1] != "/":
         return path  # the common case: normalizing takes longer than everything else
     top = os.path.join(root, "")
-    scheme, slashes, rest = top.rpartition("://") if is_url(top) else ("", "", top)  # normpath would cut the slashes
+    scheme, slashes, rest = top.rpartition("://")  # normpath would cut the slashes of a URL
     whole = path if is_url(path) else scheme + slashes + os.path.normpath(os.path.join(rest, path))
     return whole[len(top) :] if whole.startswith(top) and whole != top else None
 

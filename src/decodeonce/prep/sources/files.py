@@ -40,6 +40,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+def reads_at_once(top: Path) -> int:
+    """Return how many threads read below `top`; 1 unless it is on a network file system."""
+    return CONNECTIONS if is_url(top) else STAT_THREADS if network_file_system(top) else 1
+
+
 def parallel_map(
     top: Path, function: Callable[[Item], Result], items: Iterable[Item], at_once: int | None = None
 ) -> Iterator[Result]:
@@ -51,11 +56,11 @@ def parallel_map(
         items: The items. Up to `at_once` of them are taken ahead.
         at_once: Items per round of the threads; default `STATS_AT_ONCE`, 4096.
     """
-    if not network_file_system(top):
+    if (count := reads_at_once(top)) == 1:
         yield from map(function, items)
         return
     left = iter(items)
-    with ThreadPoolExecutor(CONNECTIONS if is_url(top) else STAT_THREADS) as threads:
+    with ThreadPoolExecutor(count) as threads:
         while some := list(islice(left, at_once or STATS_AT_ONCE)):
             yield from threads.map(function, some)
 
@@ -200,8 +205,8 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a path or a URL is a folder that can be found."""
-    return path.is_dir() if is_url(path) else os.path.isdir(path)
+    """Return whether a path or a URL is a folder that can be found. Raise BuildError or Stopped on failure."""
+    return path.is_dir() if is_url(path) else stat.S_ISDIR(mode_of(os.fsencode(path)))
 
 
 def mode_of(path: bytes) -> int:

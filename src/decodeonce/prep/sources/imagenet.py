@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -23,7 +22,7 @@ from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, so
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import (
     is_file,
-    mode_of,
+    is_folder,
     named_entries,
     object_entries,
     parallel_map,
@@ -165,7 +164,7 @@ def _in_zips(root: Path, split: str, files: Sequence[SourceFile]) -> Iterator[Im
 def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[ImagenetSplit]:
     """Yield the form of a folder: class folders, val images or class tars."""
     top = root / folder
-    if not (top.is_dir() if is_url(top) else stat.S_ISDIR(mode_of(os.fsencode(top)))):
+    if not is_folder(top):
         return
     source = ImagenetSource(root, split=split, folder=folder, follow_links=links.follow)
     classes, names = source.listed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -13,8 +14,7 @@ from decodeonce.prep.entry import Entry, name_bytes
 from decodeonce.prep.sources.archives import list_tar
 from decodeonce.prep.sources.files import is_file, is_folder, stem_of
 from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream, open_holder
-from decodeonce.prep.sources.safe_open import MAX_TEXT_BYTES, expecting, read_small
-from decodeonce.remote import is_url
+from decodeonce.prep.sources.safe_open import MAX_TEXT_BYTES, expecting
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
 
@@ -141,11 +141,10 @@ class CompanionFiles:
 
 
 def _content(path: Path) -> bytes:
-    if is_url(path):
-        with open_holder(path) as file:
-            return file.read_at(0, MAX_TEXT_BYTES)
-    with expecting(path, ADVICE):
-        return read_small(path)
+    with expecting(path, ADVICE), open_holder(path) as file:
+        if file.size > MAX_TEXT_BYTES:
+            raise OSError(errno.EFBIG, f"more than {MAX_TEXT_BYTES} bytes")
+        return file.read_at(0, file.size)
 
 
 def _truth_in_tar(path: Path) -> bytes:

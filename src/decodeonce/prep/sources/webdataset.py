@@ -21,11 +21,11 @@ from typing import Annotated, NamedTuple
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import counted
-from decodeonce.host import network_file_system, usable_cores
+from decodeonce.host import usable_cores
 from decodeonce.prep.entry import Entry, Value, name_bytes, name_text
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
-from decodeonce.prep.sources.files import STAT_THREADS, parallel_map
+from decodeonce.prep.sources.files import parallel_map, reads_at_once
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import (
     GZIP_MAGIC,
@@ -40,7 +40,7 @@ from decodeonce.prep.sources.holders import (
 from decodeonce.prep.sources.labels import LabelledSource, NumberColumn, number_columns
 from decodeonce.prep.sources.patterns import describe_files, find_files
 from decodeonce.prep.sources.safe_open import expecting
-from decodeonce.remote import CONNECTIONS, is_url, source_text
+from decodeonce.remote import source_text
 from decodeonce.store.layout import Json, Paired
 
 SUFFIXES = SOURCES["webdataset"].suffixes
@@ -164,7 +164,8 @@ class WebdatasetSource(LabelledSource):
         """Yield every sample in the order of shards and members, after all shards have been indexed."""
         columns, seen, indexes = number_columns(self.column_names), dict[str, str](), list[str]()
         self._unread = 0
-        with ThreadPoolExecutor(self._threads()) as threads:
+        at_once = max(reads_at_once(self.root), usable_cores() if self._gzipped else 1)
+        with ThreadPoolExecutor(at_once) as threads:
             shards = threads.map(partial(self._listed, self._naming), range(len(self._files.files)))
             for number, found in enumerate(shards):
                 path = os.fsdecode(self._files.path(number))
@@ -227,11 +228,6 @@ class WebdatasetSource(LabelledSource):
 
     def holder(self, entry: Entry) -> bytes:
         return self._files.path(entry.unit)
-
-    def _threads(self) -> int:
-        if is_url(self.root):
-            return CONNECTIONS
-        return STAT_THREADS if network_file_system(self.root) else usable_cores() if self._gzipped else 1
 
     def _listed(self, naming: Naming, number: int) -> list[TarSample]:
         """Return the samples of one shard. Of images with one name, the last one counts, as when a tar is unpacked."""
