@@ -191,7 +191,7 @@ def _stat(url: str) -> ObjectFacts:
     try:
         return _facts(store.get(path, options={"range": (0, 1)}).meta)
     except known_errors() as error:
-        if not re.search("status code: 416|RangeNotSupported|UnexpectedRange|CONTENT_RANGE", str(error)):
+        if not re.search("status code: 416|RangeNotSupported|NotPartial|UnexpectedRange|CONTENT_RANGE", str(error)):
             raise
     return _facts(store.get(path).meta)  # an empty object, or a server that ignores ranges; its body is not read
 
@@ -396,7 +396,7 @@ def _failure(url: str, error: BaseException) -> BuildError | Stopped:
         return BuildError(f"{url}: access denied ({status}); test your credentials with `{check}`, then {again}")
     if status == 416 or "UnexpectedRange" in debug:
         return changed(url)
-    if "RangeNotSupported" in debug:
+    if re.search("RangeNotSupported|NotPartial", debug):
         return BuildError(f"{url}: the server ignores ranges, so it would send the whole object; {DOWNLOAD}")
     if "MissingContentLength" in debug:
         return BuildError(f"{url}: the server does not tell its size; {DOWNLOAD}")
@@ -546,11 +546,14 @@ def _s3_settings(bucket: str) -> tuple[dict[str, Any], str | None]:
     client = session.create_client("s3", config=Config(retries={"total_max_attempts": 1}, signature_version=signing))
     try:
         found = client.head_bucket(Bucket=bucket)
-    except ClientError as error:  # it has the region, too
-        found = error.response
+    except ClientError as error:
+        if _status(error) in PASSING_STATUS:
+            raise
+        found = error.response  # which has the region, too
     region = found["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region") or client.meta.region_name
     client = session.create_client("s3", region_name=region, config=Config(signature_version=UNSIGNED))
     address = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "a"}).removesuffix("/a")
+    address = address.replace("s3.amazonaws.com", f"s3.{region}.amazonaws.com")  # the former may redirect
     endpoint = address.removesuffix(f"/{bucket}")  # otherwise the bucket is in the name of the host
 
     def credentials() -> dict[str, Any]:

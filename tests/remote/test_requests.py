@@ -171,6 +171,35 @@ def test_server_that_ignores_ranges_sends_only_whole_objects() -> None:
             assert read_object(url, facts, 0, facts.size) == WHOLE
 
 
+class Cloud(Handler):
+    """Answers as a proxy for every host with an object of S3."""
+
+    seen: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.seen.append(self.path)
+        self.answer(200, WHOLE, ETag='"1"', Last_Modified="Thu, 01 Jan 2026 00:00:00 GMT")
+
+
+def test_bucket_may_be_in_the_name_of_the_host(tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config").write_text("[default]\ns3 =\n  addressing_style = virtual\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://s3.example/base")
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Cloud)) as address:
+        monkeypatch.setenv("http_proxy", address)
+        assert stat_object("s3://images/a/b.jpg").size == len(WHOLE)
+    assert Cloud.seen[-1] == "http://images.s3.example/base/a/b.jpg"
+
+
+def test_first_answer_about_a_bucket_may_be_a_failure(s3: Any, proxy: Proxy) -> None:
+    s3.create_bucket(Bucket="europe", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    proxy.answers = iter([503, 429])
+    with pytest.raises(BuildError, match="no such object"):
+        stat_object("s3://europe/a.jpg")
+    assert "/eu-west-1/s3/" in str(proxy.signed[-1])
+    s3.delete_bucket(Bucket="europe")
+
+
 class Guarded(Handler):
     """Answers as a proxy for every host, and needs a password except for /open, where /moved leads."""
 
