@@ -57,7 +57,31 @@ def test_of_two_plans_that_are_published_at_once_one_is_the_plan(
     assert tree_bytes(out) == tree_bytes(tmp_path / "alone")
 
 
-def test_file_is_published_once_also_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_that_is_published_while_another_node_plans_is_used(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other node removes leftovers before this one publishes, and publishes afterwards."""
+    source, out, recipe = open_imagenet(tree), tmp_path / "out", Recipe(height=8, width=8)
+
+    def publish(path: Path, data: bytes) -> bool:
+        def publish_second(its_path: Path, its_data: bytes) -> bool:
+            assert files.publish(path, data)
+            return files.publish(its_path, its_data)
+
+        monkeypatch.setattr(planning, "publish", publish_second)
+        make_plan(source, out, recipe)
+        return True
+
+    monkeypatch.setattr(planning, "publish", publish)
+    assert build(source, out, recipe).count == 15
+    assert verify_store(out).ok
+
+
+@pytest.mark.parametrize("network", ["FUSE", None])
+def test_file_is_published_once_also_without_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str | None
+) -> None:
+    monkeypatch.setattr(files, "network_file_system", lambda path: network)
     link = disk.link
 
     def nfs(source: Path, dest: Path) -> None:
@@ -76,6 +100,25 @@ def test_file_is_published_once_also_without_links(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(disk, "link", without_links if system is without_links else link)
         assert not files.publish(folder / "file", b"second")
         assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("file", b"first")]
+
+
+def test_file_that_cannot_be_published_without_links_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, write = list[int](), disk.write
+
+    def full(fd: int, data: bytes) -> int:
+        written.append(len(data))
+        if len(written) > 1:  # after the temporary file
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(files, "network_file_system", lambda path: "FUSE")
+    monkeypatch.setattr(disk, "link", lambda source, dest: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no")))
+    monkeypatch.setattr(disk, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.publish(tmp_path / "file", b"first")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("code", "kept"), [(errno.ENOENT, True), (errno.ENOSPC, False)])

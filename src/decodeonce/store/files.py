@@ -17,6 +17,7 @@ from typing import BinaryIO
 import xxhash
 
 from decodeonce.errors import REPLACED_ERRORS, UNFLUSHABLE_ERRORS, UNSUPPORTED_ERRORS, StoreError, add_path_to_errors
+from decodeonce.host import network_file_system
 from decodeonce.store import disk
 
 NAME_SECONDS = 1.1  # FUSE file systems cache for one second which file has a name
@@ -113,7 +114,7 @@ def publish(path: Path, data: bytes) -> bool:
     """Write `data` to `path` durably, completely or not at all, if no such file exists. Return whether this call did.
 
     Exactly one of several processes and nodes that publish the same file does, also where locks exclude nobody. On a
-    file system without links, a process that is killed in between may leave an incomplete file.
+    network file system without links, a process that is killed in between may leave an incomplete file.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
@@ -129,18 +130,32 @@ def publish(path: Path, data: bytes) -> bool:
             return True
         if os.path.lexists(path):
             return False
-        try:
-            with writing(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
-                append(fd, data)
+        if network_file_system(path.parent) is None:  # such as vfat; the caller holds a lock
+            disk.replace(temporary, path)
             return True
-        except OSError as error:
-            if error.errno not in {errno.EEXIST, errno.EPERM}:  # EPERM: sshfs, of any error of its server
-                raise
-            return False
+        return _write_new(path, data)
     finally:
         with suppress(OSError):  # report the first error
             disk.unlink(temporary)
         sync_folder(path.parent)
+
+
+def _write_new(path: Path, data: bytes) -> bool:
+    """Write a file that no other process has created; return whether there was none."""
+    try:
+        disk.close(disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except OSError as error:
+        if error.errno not in {errno.EEXIST, errno.EPERM}:  # EPERM: sshfs, of any error of its server
+            raise
+        return False
+    try:
+        with writing(path) as fd:
+            append(fd, data)
+    except BaseException:
+        with suppress(OSError):  # report the first error
+            disk.unlink(path)
+        raise
+    return True
 
 
 @contextmanager
@@ -229,7 +244,7 @@ def remove_tree(path: Path) -> None:
         disk.rmdir(path)
 
 
-def empty_folder(path: Path, *, keep: str | tuple[()] = ()) -> None:
+def empty_folder(path: Path, *, keep: str | tuple[str, ...] = ()) -> None:
     """Remove everything in a folder except names that start with `keep`. Links are removed, not followed."""
     with os.scandir(path) as listing:
         items = [item for item in listing if not item.name.startswith(keep)]

@@ -20,7 +20,7 @@ from decodeonce.store.columns import column_file
 from decodeonce.store.files import empty_folder, remove_file, reserve, sync_folder, writing
 from decodeonce.store.hashing import canonical
 from decodeonce.store.manifest import DATA_OFFSET
-from decodeonce.store.sharing import LOCK
+from decodeonce.store.sharing import LOCK, on_network
 
 # Files that a killed build may leave in OUT and in OUT/.build. Any other file belongs to the user.
 # sshfs and NFS rename a removed file that is still open.
@@ -116,7 +116,8 @@ def clear_leftovers(paths: StorePaths, *, keep: Collection[Path] = ()) -> None:
         if path not in keep:
             remove_file(path)
     sync_folder(paths.root)  # otherwise a power loss may leave shards without the .build that marks them
-    empty_folder(paths.build, keep=LOCK)
+    # Without locks, another node may be about to publish a plan whose files are in such a folder.
+    empty_folder(paths.build, keep=(LOCK, "plan-") if on_network(paths.root) else LOCK)
 
 
 def planned_shard(plan: Plan, index: int) -> tuple[Path, int]:
