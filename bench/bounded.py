@@ -62,6 +62,11 @@ def memory_cgroup(limit: int) -> Iterator[Path]:
         group.rmdir()
 
 
+def in_cgroup(command: list[str], group: Path) -> list[str]:
+    """Return the command that runs another one in a cgroup."""
+    return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
+
+
 def measure_epoch(path: Path, shuffle: Shuffle, batch_size: int) -> dict[str, Any]:
     """Run one epoch in this process and return its rates, start included, and its anonymous memory at the end."""
     with Loader(path, batch_size=batch_size, shuffle=shuffle) as loader:
@@ -81,8 +86,7 @@ def measure_epoch(path: Path, shuffle: Shuffle, batch_size: int) -> dict[str, An
 def run_epoch(path: Path, shuffle: str, batch_size: int, group: Path | None) -> dict[str, Any]:
     """Run measure_epoch in a new process, in this cgroup."""
     command = [sys.executable, "-m", "bench.bounded", str(path), "--epoch", shuffle, "--batch-size", str(batch_size)]
-    if group is not None:
-        command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
+    command = command if group is None else in_cgroup(command, group)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"the epoch with shuffle={shuffle!r} failed with exit code {done.returncode}")

@@ -1,14 +1,15 @@
-"""Build and verify a store larger than memory, and read it for two epochs in each order; print rates and memory.
+"""Build and verify a store larger than memory, and read it for three epochs in several ways; print rates and memory.
 
-    python -m bench.larger [SRC] [--rows 180000] [--size 256] [--scratch build] [--apt] [--json]
+    python -m bench.larger [SRC] [--rows 180000] [--size 256] [--memory BYTES] [--scratch build] [--apt] [--json]
 
 SRC is a tree `train/<wnid>/*.JPEG`, whose images are linked until there are --rows; without it a sample tree is
-generated in build/. 180,000 rows of 256x256 are 35 GB. Choose at least 1.5 times the memory of the machine, and a disk
-with space for it.
+generated in build/. 180,000 rows of 256x256 are 35 GB. Choose at least 1.4 times the memory of the machine, or
+limit the memory of the Loaders with --memory, and choose a disk with space for the store.
 
-`prep build` and `prep verify` run as usual. Then one process per order drops the store's pages and runs two epochs. In
-the second epoch, rows that are still in memory are not read again. Before each order, fio reads with the settings that
-a sweep found fastest (see bench/cold.py). The last column is the rate from storage divided by the fastest of them.
+`prep build` and `prep verify` run as usual. Then one process per arm drops the store's pages and runs three epochs. In
+later epochs, rows that are still in memory are not read again. The last arm reads all rows past the page cache. Before
+each arm, fio reads with the settings that a sweep found fastest (see bench/cold.py); "of fio" is the rate divided by
+the fastest of them.
 
 Memory of every process is sampled from outside. The exit code is 1 if a process grew by more than bench/soak.py allows.
 The store is removed at the end, also after Ctrl-C.
@@ -24,14 +25,15 @@ import signal
 import statistics
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from bench.bounded import in_cgroup, memory_cgroup
 from bench.build import find_tree
 from bench.cold import (
     NO_FIO,
     SCRATCH,
-    SHUFFLES,
     Reads,
     drop_pages,
     fastest,
@@ -46,22 +48,31 @@ from bench.cold import (
 from bench.conditions import conditions, heading
 from bench.soak import build_and_verify, print_growth, table, watch
 from decodeonce import Loader, open_store
+from decodeonce.loader import choose_reader
+from decodeonce.loader.order import Shuffle
 
-EPOCHS = 2
+EPOCHS = 3
+ARMS = ("full pread", "full direct", "window pread", "window direct", "full past")  # order and reader
 
 
-def measure_epochs(path: Path, shuffle: Any, batch_size: int) -> list[list[float]]:
-    """Drop the store's pages, run two epochs and return their rates."""
-    store = open_store(path)
+def measure_epochs(path: Path, arm: str, batch_size: int) -> list[list[float]]:
+    """Drop the store's pages, run the epochs of an arm and return their rates."""
+    store, (shuffle, reader) = open_store(path), arm.split()
+    if reader == "past":
+        choose_reader.KEPT_MEMORY = 0.0
     drop_pages(store)
-    with Loader(path, batch_size=batch_size, shuffle=shuffle) as loader:
-        print(loader.stats()["reader"]["name"], flush=True)  # makes the parent start sampling
+    orders: dict[str, Shuffle] = {"full": "full", "window": "window"}
+    with Loader(
+        path, batch_size=batch_size, shuffle=orders[shuffle], reader="pread" if reader == "pread" else "direct"
+    ) as loader:
+        print(json.dumps(loader.stats()["reader"]), flush=True)  # makes the parent start sampling
+        print(loader.stats()["reader"], file=sys.stderr)
         return [list(timed_epoch(loader, store, shuffle)) for _ in range(EPOCHS)]
 
 
 def measure(source: Path, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Build, verify and read the store; return the rates and the memory of each process."""
-    here = conditions(options.rows, "two epochs of each order, the first of them cold")
+    here = conditions(options.rows, "three epochs of each arm, the first of them cold")
     processes, path = build_and_verify(source, scratch, options), scratch / "store"
     store = open_store(path)
     nbytes = len(store) * store.manifest.row_bytes
@@ -71,19 +82,22 @@ def measure(source: Path, scratch: Path, options: argparse.Namespace) -> dict[st
         print("running fio with all settings …", file=sys.stderr, flush=True)
         fio = {reads: [] for reads in finalists(sweep(store, options.seconds))}
     epochs = {}
-    for shuffle in SHUFFLES:
+    for arm in ARMS:
         for reads, rates in fio.items():
             rates.append(fio_rate(store, reads, options.seconds))
-        print(f"running two epochs with shuffle={shuffle!r} …", file=sys.stderr, flush=True)
-        arguments = [str(path), "--epochs", shuffle, "--batch-size", str(options.batch_size)]
-        found, output = watch([sys.executable, "-m", "bench.larger", *arguments], options.every, announced=True)
-        name = f'Loader, `shuffle="{shuffle}"`'
-        processes[name], epochs[name] = found[""], json.loads(output.splitlines()[-1])
+        print(f"running three epochs: {arm} …", file=sys.stderr, flush=True)
+        arguments = [str(path), "--epochs", arm, "--batch-size", str(options.batch_size)]
+        command = [sys.executable, "-m", "bench.larger", *arguments]
+        with memory_cgroup(options.memory) if options.memory else nullcontext() as group:
+            limited = in_cgroup(command, group) if group else command
+            found, output = watch([*limited], options.every, announced=True)
+        processes[arm], epochs[arm] = found[""], json.loads(output.splitlines()[-1])
     best = fastest(fio) if fio else None
     return {
         "conditions": here | {"images": len(store)},
         "storage": f"{storage_name(path)}, {options.fio or 'no fio'}",
         "bytes": nbytes,
+        "memory": options.memory,
         "build_images_per_s": len(store) / seconds["build"],
         "verify_bytes_per_s": nbytes / seconds["verify"],
         "disk": best and {"reads": str(best), "bytes_per_s": fio[best]},
@@ -94,7 +108,7 @@ def measure(source: Path, scratch: Path, options: argparse.Namespace) -> dict[st
 
 def rates_table(facts: dict[str, Any]) -> str:
     """Return the rates as Markdown."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = facts["memory"] or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     size, disk = f"{facts['bytes'] / 1e9:.1f} GB, {facts['bytes'] / memory:.2f} times the memory", facts["disk"]
     lines = [
         f"{heading(facts['conditions'])}{facts['storage']}; {size}",
@@ -102,13 +116,13 @@ def rates_table(facts: dict[str, Any]) -> str:
         f"`prep verify`: {facts['verify_bytes_per_s'] / 1e9:.2f} GB/s",
         f"fastest fio, GB/s: {rate_text(disk['bytes_per_s'])}, {disk['reads']}" if disk else NO_FIO,
         "",
-        "| | GB/s | read per byte | from storage, GB/s | / fastest fio |",
+        "| | GB/s | of fio | read per byte | processor s/GB |",
         "|---|---|---|---|---|",
     ]
     for name, epochs in facts["epochs"].items():
-        for epoch, (rate, read) in enumerate(epochs):
-            share = f"{rate * read / statistics.median(disk['bytes_per_s']):.2f}" if disk else ""
-            cells = f"{rate / 1e9:.2f} | {read:.2f} | {rate * read / 1e9:.2f} | {share}"
+        for epoch, (rate, read, processor) in enumerate(epochs):
+            share = f"{rate / statistics.median(disk['bytes_per_s']):.2f}" if disk else ""
+            cells = f"{rate / 1e9:.2f} | {share} | {read:.2f} | {processor * 1e9:.2f}"
             lines.append(f"| {name}, epoch {epoch} | {cells} |")
     return "\n".join(lines)
 
@@ -120,6 +134,7 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=3, help="seconds per run of fio (default: 3)")
+    parser.add_argument("--memory", type=int, help="bytes of memory for a Loader, page cache included; needs root")
     parser.add_argument("--every", type=float, default=0.5, help="seconds between memory samples (default: 0.5)")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="folder for the store (default: build)")
     parser.add_argument("--apt", action="store_true", help="install fio if it is missing; needs root")

@@ -142,7 +142,7 @@ def stream(path: Path, seconds: float, batch_size: int) -> dict[str, int]:
     end: float | None = None
     while end is None or time.monotonic() < end:
         turn = done["Loaders"]
-        shuffle, reader = ("full", "window")[turn % 2], ("auto", "pread", "mmap")[turn % 3]
+        shuffle, reader = ("full", "window")[turn % 2], ("auto", "pread", "mmap", "direct")[turn % 4]
         augment = Augment(RandomFlip(), seed=turn)
         options: dict[str, Any] = {"shuffle": shuffle, "reader": reader, "tail": "keep", "transform": augment}
         with Loader(path, batch_size=batch_size, **options) as loader:

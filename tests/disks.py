@@ -32,6 +32,25 @@ def failing_disk(folder: Path, name: str, operation: int, code: int) -> Abstract
     return _fuse(folder, {LOOKUP: found, operation: code}, name)
 
 
+@contextmanager
+def disk_with_sectors(folder: Path, sector: int, size: int, options: str = "rw") -> Iterator[Path]:
+    """Mount an ext4 file system of `size` bytes on a disk with sectors of `sector` bytes, with these mount options."""
+    image = folder / "disk.img"
+    with open(image, "wb") as file:
+        file.truncate(size)
+    subprocess.run(["mkfs.ext4", "-q", "-b", "4096", str(image)], check=True)
+    command = ["losetup", "--find", "--show", "--sector-size", str(sector), str(image)]
+    loop = subprocess.run(command, capture_output=True, text=True, check=False)
+    if loop.returncode:
+        give_up(f"a disk in a file requires root: {loop.stderr.strip().rpartition(': ')[2]}")
+    device = loop.stdout.strip()
+    try:
+        with _mounted(folder, "ext4", options, device=device) as disk:
+            yield disk
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
 LOOKUP, GETATTR, OPEN, STATFS, INIT, ACCESS, DESTROY = 1, 3, 14, 17, 26, 34, 38  # FUSE_* of linux/fuse.h
 UNANSWERED = (2, 36, 42)  # FORGET, INTERRUPT and BATCH_FORGET
 
@@ -86,10 +105,10 @@ def _serve(fd: int, answers: dict[int, bytes | int], name: bytes) -> None:
 
 
 @contextmanager
-def _mounted(folder: Path, kind: str, options: str, *fds: int) -> Iterator[Path]:
+def _mounted(folder: Path, kind: str, options: str, *fds: int, device: str = "none") -> Iterator[Path]:
     disk = folder / "disk"
     disk.mkdir()
-    mount = ["mount", "-i", "-t", kind, "-o", options, kind, str(disk)]
+    mount = ["mount", "-i", "-t", kind, "-o", options, device, str(disk)]
     mounted = subprocess.run(mount, pass_fds=fds, capture_output=True, text=True, check=False)
     if mounted.returncode:
         # The reason contains no folder or size, so that pytest reports all skipped tests in one line.

@@ -11,6 +11,7 @@ from decodeonce.host import (
     available_memory,
     cgroup_cores,
     cgroup_memory,
+    cgroup_room,
     is_in_memory,
     network_file_system,
     read_ahead_bytes,
@@ -93,7 +94,15 @@ def test_smallest_memory_limit_of_ancestors_applies(tmp_path: Path, monkeypatch:
     write(tmp_path / "fs/memory/memory.limit_in_bytes", "9223372036854771712\n")  # no limit in cgroup v1
     assert cgroup_memory(tmp_path / "fs", tmp_path / "v1") == 8192000
     assert cgroup_memory(tmp_path / "nowhere", tmp_path / "self") is None
-    monkeypatch.setattr("decodeonce.host.cgroup_memory", lambda: 4096000)
+    write(tmp_path / "fs/memory/job/memory.stat", "cache 5000\nrss 7000\ntotal_rss 96000\n")  # 7000 without children
+    assert cgroup_room(tmp_path / "fs", tmp_path / "v1") == 8192000 - 96000
+    write(tmp_path / "fs/slice/job/memory.stat", "anon 12000\nfile 5000\n")  # without a limit
+    write(tmp_path / "fs/slice/memory.stat", "anon 90000\nfile 50000\nshmem 6000\nslab_unreclaimable 1000\n")
+    assert cgroup_room(tmp_path / "fs", tmp_path / "self") == 4096000 - 97000
+    write(tmp_path / "fs/slice/memory.stat", "anon 5000000\n")
+    assert cgroup_room(tmp_path / "fs", tmp_path / "self") == 0
+    assert cgroup_room(tmp_path / "nowhere", tmp_path / "self") is None
+    monkeypatch.setattr("decodeonce.host.cgroup_room", lambda: 4096000)
     assert available_memory() == 4096000
 
 

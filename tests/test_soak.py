@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.larger import ARMS
 from tests.command import run
 from tests.images import make_tree
 
@@ -73,12 +74,12 @@ except CgroupError as error:
 """
 
 
-def test_loader_stays_within_memory_bound_and_reads_with_pread(tmp_path: Path) -> None:
+def test_loader_stays_within_memory_bound_and_reads_directly(tmp_path: Path) -> None:
     limit = 450 << 20  # the interpreter with torch and the slots of 16 rows take 150; the store has 590 MB of rows
     found = json.loads(run_in_bench(BOUNDED, tmp_path / "sparse.store", str(limit)))
     if isinstance(found, str):  # in CI as well: its machine might not allow cgroups
         pytest.skip(f"this test needs a memory cgroup, which only root can create: {found}")
-    assert found["reader"] == "pread"  # so the limit of the cgroup was used: the machine itself has more memory
+    assert found["reader"] == "direct"  # so the limit of the cgroup was used: the machine itself has more memory
     assert found["anonymous"] < limit
 
 
@@ -89,12 +90,11 @@ def test_larger_benchmark_runs_on_small_store(tmp_path: Path) -> None:
     without_fio = {**os.environ, "PATH": str(tmp_path)}  # because fio's sweep takes minutes
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=without_fio)
     facts = json.loads(done.stdout.splitlines()[-1])
-    orders = [f'Loader, `shuffle="{shuffle}"`' for shuffle in ("full", "window", "none")]
-    assert list(facts["epochs"]) == orders
-    assert {"`prep build`", "`prep verify`", *orders} <= set(facts["processes"])
+    assert list(facts["epochs"]) == list(ARMS)
+    assert {"`prep build`", "`prep verify`", *ARMS} <= set(facts["processes"])
     for epochs in facts["epochs"].values():
-        assert len(epochs) == 2
-        assert all(rate > 0 and read >= 0 for rate, read in epochs)
+        assert len(epochs) == 3
+        assert all(rate > 0 and read >= 0 and processor > 0 for rate, read, processor in epochs)
     assert facts["growth"] == []
     assert "fio is missing" in done.stderr
     assert list(scratch.iterdir()) == []

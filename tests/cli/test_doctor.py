@@ -172,7 +172,7 @@ def test_doctor_prints_one_line_per_check(site: Path, tmp_path: Path, monkeypatc
     assert line_of["task"].endswith("task 1 of 2 (PMI)")
     systems = [line[width:] for line in lines if line.startswith("ok    file system")]
     assert systems[0].startswith(f"{tmp_path}: ")
-    assert f"ok    abilities    {tmp_path}: mmap yes, fallocate yes\n" in result.stdout
+    assert f"ok    abilities    {tmp_path}: mmap yes, fallocate yes, direct reads yes\n" in result.stdout
     assert "warn  abilities    /proc: cannot be written: " in result.stdout
     assert lines[-1].endswith(" 1 bad")
     assert list(tmp_path.iterdir()) == [site]
@@ -219,7 +219,7 @@ def test_unreachable_path_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found.found.startswith(f"{tmp_path}: ")
     monkeypatch.setattr(free_space, "find_storage", stale)
     every = [doctor._check_path(check, tmp_path) for check in doctor.PATH_CHECKS.values()]
-    assert [(one.level, one.found) for one in every] == [("bad", f"{tmp_path}: Stale file handle")] * 3
+    assert [(one.level, one.found) for one in every] == [("bad", f"{tmp_path}: Stale file handle")] * 4
 
 
 @pytest.mark.parametrize(

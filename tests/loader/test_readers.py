@@ -1,4 +1,4 @@
-"""Both readers return the written rows and report damaged shards; and the choice between them."""
+"""All readers return the written rows and report damaged shards; and the choice between them."""
 
 import itertools
 import mmap
@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from decodeonce import Loader, StoreError, host, open_store
-from decodeonce.loader import readers
+from decodeonce.loader import choose_reader, readers
+from decodeonce.loader.choose_reader import ReaderName
 from decodeonce.loader.partition import PartitionKind
-from decodeonce.loader.readers import Reader, ReaderName, make_reader
+from decodeonce.loader.readers import Reader, make_reader
 from tests.open_files import open_files
 from tests.stores import make_store, random_images
 
@@ -126,8 +127,9 @@ def test_read_error_names_shard_and_row(store: Path, monkeypatch: pytest.MonkeyP
 
 def choose(store: Path, name: ReaderName = "auto") -> tuple[str, str]:
     """The name of the chosen reader, and the reason."""
-    reader, why = make_reader(open_store(store), name, 1, verify=False)
-    return reader.name, why
+    reader, choice = make_reader(open_store(store), name, 1, verify=False)
+    assert choice["name"] == reader.name
+    return reader.name, choice["why"]
 
 
 def test_auto_chooses_mmap_unless_rows_exceed_half_the_memory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,16 +138,18 @@ def test_auto_chooses_mmap_unless_rows_exceed_half_the_memory(store: Path, monke
     found = Loader(store, batch_size=4).stats()["reader"]
     assert (found["name"], found["why"]) == (name, why)
     nbytes = 60 * 8 * 6 * 3
-    monkeypatch.setattr(readers, "available_memory", lambda: 2 * nbytes)
+    monkeypatch.setattr(choose_reader, "available_memory", lambda: 2 * nbytes)
     assert choose(store)[0] == "mmap"
-    monkeypatch.setattr(readers, "available_memory", lambda: 2 * nbytes - 2)
+    monkeypatch.setattr(choose_reader, "available_memory", lambda: 2 * nbytes - 2)
     name, why = choose(store)
-    assert (name, "exceed half" in why) == ("pread", True)
+    assert (name, "exceed half" in why) == ("direct", True)
+    monkeypatch.setattr(choose_reader, "is_in_memory", lambda path: True)
+    assert choose(store)[0] == "pread"
 
 
 def test_network_files_are_never_mapped(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "network_file_system", lambda path: "Lustre")
-    requested: tuple[ReaderName, ...] = ("auto", "mmap")
+    monkeypatch.setattr(choose_reader, "network_file_system", lambda path: "Lustre")
+    requested: tuple[ReaderName, ...] = ("auto", "mmap", "direct")
     for name in requested:
         found, why = choose(store, name)
         assert (found, "Lustre" in why) == ("pread", True)
@@ -182,8 +186,8 @@ def test_more_shards_than_the_soft_and_the_hard_limit_of_open_files(tmp_path: Pa
     path = make_store(tmp_path / "s", random_images(300, shape=(2, 2, 1)), shard_rows=1)
     command = [sys.executable, "-c", READ_ALL, path, *KINDS]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert found[:2] == ["True"] * 2
-    assert len(found) == 4
-    for line in found[2:]:
+    assert found[: len(KINDS)] == ["True"] * len(KINDS)
+    assert len(found) == 2 * len(KINDS)
+    for line in found[len(KINDS) :]:
         assert line.startswith(f"{path}/images-00")
         assert line.endswith("cannot be opened: Too many open files; raise the limit with `ulimit -n`")

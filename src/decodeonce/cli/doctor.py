@@ -26,6 +26,7 @@ from decodeonce.cli.options import JsonFlag
 from decodeonce.cli.output import print_json, say
 from decodeonce.formatting import counted, size_text
 from decodeonce.host import available_memory, cgroup_cores, cgroup_memory, installed_version, usable_cores
+from decodeonce.loader.choose_reader import KEPT_MEMORY, choose_reader
 from decodeonce.store import disk
 
 if TYPE_CHECKING:
@@ -213,13 +214,27 @@ def abilities(storage: Storage) -> Finding:
             disk.pwrite(file.fileno(), bytes(mmap.PAGESIZE), 0)
             maps = _works(lambda: mmap.mmap(file.fileno(), mmap.PAGESIZE, prot=mmap.PROT_READ).close())
             reserves = _works(lambda: disk.fallocate(file.fileno(), 0, 2 * mmap.PAGESIZE))
+            direct = _works(lambda: fcntl.fcntl(file.fileno(), fcntl.F_SETFL, os.O_DIRECT))
     except OSError as error:
         return Finding(f"{there}: cannot be written: {error.strerror}", "stores in it can only be read")
-    found = f"{there}: mmap {'yes' if maps else 'no'}, fallocate {'yes' if reserves else 'no'}"
+    able = {"mmap": maps, "fallocate": reserves, "direct reads": direct}
+    words = {name: "yes" if works else "no" for name, works in able.items()}
+    found = f"{there}: {', '.join(f'{name} {works}' for name, works in words.items())}"
     if not maps:
         return Finding(found, 'read stores in it with Loader(..., reader="pread")')
     full = "space cannot be reserved: make sure that the file system does not fill up during a build"
     return Finding(found, "" if reserves else full)
+
+
+def reader(storage: Storage) -> Finding:
+    """Say how a Loader would read stores that are small and large compared with the available memory."""
+    small, large = (choose_reader(storage.place, nbytes) for nbytes in (0, 1 << 60))
+    if small.name == large.name:
+        return Finding(f"{small.name}: {small.why}")
+    memory = available_memory() or 0
+    found = f"{small.name}, or {large.name} for stores of more than {size_text(memory // 2)}"
+    kept = f", which keeps {size_text(int(KEPT_MEMORY * memory))} of their rows in memory"
+    return Finding(found + (kept if large.name == "direct" else ""))
 
 
 def _works(ability: Callable[[], object]) -> bool:
@@ -271,6 +286,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 PATH_CHECKS: dict[str, Callable[[Storage], Finding]] = {
     "file system": file_system,
     "abilities": abilities,
+    "reader": reader,
     "locks": locks,
 }
 

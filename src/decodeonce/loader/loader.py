@@ -17,6 +17,7 @@ from decodeonce.launch import Rank, check_rank, distributed_rank, find_rank
 from decodeonce.loader.arguments import StoreLike, advise, as_store, whole
 from decodeonce.loader.augment.augment import Augment
 from decodeonce.loader.buffers import refuse_to_copy
+from decodeonce.loader.choose_reader import ReaderName
 from decodeonce.loader.dataset import StoreDataset
 from decodeonce.loader.delivery import Batch, Transform, find_device, make_delivery
 from decodeonce.loader.epoch import Epoch, Filler
@@ -33,7 +34,7 @@ from decodeonce.loader.partition import (
     read_ahead,
 )
 from decodeonce.loader.position import Positions
-from decodeonce.loader.readers import Reader, ReaderName, make_reader
+from decodeonce.loader.readers import Reader, make_reader
 from decodeonce.store import Store
 from decodeonce.store.hashing import hexdigest
 
@@ -94,8 +95,10 @@ class Loader:
             for about ``prefetch + 2`` batches.
         threads: Threads that copy rows, 1 to 1,000. Default: the number of usable cores, at most 4.
         reader: How to read. "auto" (default): choose by file system and memory; ``stats()`` shows the choice and the
-            reason. "pread": one read per run of consecutive rows. "mmap": copy from mapped files; network file systems
-            are still read with pread.
+            reason. "pread": one read per run of consecutive rows. "mmap": copy from mapped files. "direct": keep a
+            fixed set of the rows in the page cache, as many as fit into 0.8 of the available memory, and read all
+            others past it; "auto" chooses it for stores larger than half of the memory. Network file systems are always
+            read with pread.
         transform: Function from a ``Batch`` to a new ``Batch``, such as ``Augment``. It runs in a thread of the Loader,
             on the device and a stream of the Loader, without gradients and outside autocast. If it does not change the
             batch, it must return ``dataclasses.replace(batch)``. Default: none.
@@ -190,9 +193,9 @@ class Loader:
         self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None, split)
         self._steps = None if steps is None else whole("steps", steps, 1, MOST_STEPS)
         self._positions = Positions(self._partition, self._steps)
-        made, why = make_reader(opened, reader, threads, verify=verify)
+        slots = (self._prefetch + 2) * self.batch_size * self._manifest.row_bytes
+        made, self._choice = make_reader(opened, reader, threads, verify=verify, count=self.count, slots=slots)
         self._reader: Reader | None = made
-        self._choice: dict[str, Any] = {"name": made.name, "why": why, "threads": threads}
         self._meter = Meter()
         self._filler: Filler | None = None  # of the last epoch; its threads may outlive the epoch
 
@@ -448,7 +451,8 @@ class Loader:
         Returns:
             dict[str, dict[str, Any]]: These groups:
 
-            - "reader": its `name`, `why` it was chosen, and the number of `threads` that copy.
+            - "reader": its `name`, `why` it was chosen, the share of the rows that it leaves in the page cache
+              (`kept`), and the number of `threads` that copy.
             - "memory": `slots`, batch buffers allocated in host memory, and `cached_rows`, rows in device memory.
             - "yielded": `batches`, `bytes` of their pixels, `seconds` spent iterating, including the work of the
               ``for`` body, and the rates over them, `samples_per_s` and `bytes_per_s`.

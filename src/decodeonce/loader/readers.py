@@ -1,27 +1,32 @@
-"""Read rows from shard files into slots: the two readers, and the choice between them."""
+"""Read rows from shard files into slots: with preadv, from mapped files, or past the page cache."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import SERVER_DOWN_ERRORS, DecodeonceError, StoreError
-from decodeonce.host import available_memory, network_file_system, read_ahead_bytes
-from decodeonce.loader.buffers import Pixels
+from decodeonce.errors import SERVER_DOWN_ERRORS, TRANSIENT_ERRORS, DecodeonceError, StoreError, add_path_to_errors
+from decodeonce.host import direct_alignment, network_file_system, read_ahead_bytes
+from decodeonce.loader.aio import REQUEST, ReadQueue, fork_guard
+from decodeonce.loader.buffers import Pixels, page_aligned
+from decodeonce.loader.choose_reader import Choice, ReaderName, choose_reader
 from decodeonce.loader.order import Rows
 from decodeonce.store import Store, disk
 from decodeonce.store.checks import check_file, damaged_row_error, unreadable_shard_error
 from decodeonce.store.files import read_at
-from decodeonce.store.hashing import first_wrong_row
+from decodeonce.store.hashing import GOLDEN, first_wrong_row, mix
 from decodeonce.store.layout import verify_command
 from decodeonce.store.reader import ends_early, map_rows, open_shard, runs
 
@@ -29,8 +34,9 @@ from decodeonce.store.reader import ends_early, map_rows, open_shard, runs
 # us, which is too much for every batch of 2,500 us.
 CHECKED_ROWS = 16
 CHECK_EVERY = 4
+MOST_READS = 256  # of a thread at a time
+THREADS_WITHOUT_AIO = 16
 
-ReaderName = Literal["auto", "pread", "mmap"]
 Call = Callable[[], object]
 
 
@@ -201,19 +207,160 @@ class MmapReader(Reader):
             np.take(self._mapped[number], places, axis=0, out=out[start:end], mode="clip")
 
 
-def make_reader(store: Store, name: ReaderName, threads: int, *, verify: bool) -> tuple[Reader, str]:
-    """Create a reader; return it and the reason for the choice."""
-    network, memory = network_file_system(store.paths.root), available_memory()
-    nbytes, chosen = len(store.rows) * store.manifest.row_bytes, "pread"
-    if network is not None and name != "pread":
-        why = f"on {network}, mmap would read page by page, and kill the process if the server is lost"
-    elif name != "auto":
-        chosen, why = name, "requested"
-    elif memory is not None and nbytes > memory / 2:
-        why = f"{nbytes / 1e9:.1f} GB of rows exceed half of the {memory / 1e9:.1f} GB of available memory"
-    else:
-        chosen, why = "mmap", "a local file system, and the rows fit into half of the available memory"
-    return (Reader if chosen == "pread" else MmapReader)(store, threads, verify=verify), why
+class _OfThread(threading.local):
+    """The queue of a thread, if the kernel has one for it, and its memory for reads that do not fit a slot."""
+
+    def __init__(self) -> None:
+        self.queue: ReadQueue | None = None
+        with suppress(OSError):
+            self.queue = ReadQueue(MOST_READS)
+        self.scratch = np.empty(0, np.uint8)
+
+
+class DirectReader(Reader):
+    """Read a fixed set of the rows through the page cache, and all others with O_DIRECT into the slots.
+
+    Direct reads cost no copy, and do not evict what the page cache holds. If each epoch has another order, a cache of
+    the latest rows holds few of the rows that are needed next, but a fixed set is hit as often as its share of the rows
+    says (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021). A row belongs to the set by
+    a hash of its number: so ranks and Loaders share the pages of their sets, and a smaller set is part of a larger one.
+
+    Each call starts its direct reads, copies its kept rows meanwhile, and then waits for the reads. If the kernel has
+    no AIO for a thread, the thread makes one direct read after the other. A direct read that fails is repeated through
+    the page cache, which works or raises the right error.
+
+    Args:
+        kept: Share of the rows to keep in the page cache, 0 to 1.
+
+    Raises:
+        OSError: The file system does not support direct reads.
+    """
+
+    name = "direct"
+
+    def __init__(self, store: Store, threads: int, *, verify: bool = False, kept: float = 0.0) -> None:
+        super().__init__(store, threads, verify=verify)
+        self.kept, self._below = kept, np.uint64(min(kept * 2.0**64, 2.0**64 - 2.0**11))
+        self._direct: dict[int, int] = {}
+        self.close = weakref.finalize(self, _close_all, self._fds, self._direct)
+        self._own = _OfThread()
+        self._warned = False
+        (shard,) = self.open(np.array(store.rows[:1]))  # a staged part does not hold the first rows of its store
+        fd, self._align = self._direct[shard], direct_alignment(self.paths[shard])
+        with add_path_to_errors(self.paths[shard]):
+            if not self._align or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+            os.preadv(fd, [page_aligned(self._align)], 0)
+        try:
+            ReadQueue(MOST_READS)
+        except OSError:
+            self.threads = max(threads, THREADS_WITHOUT_AIO)
+
+    def open(self, rows: Rows) -> list[int]:
+        """Open the shards that hold `rows`, also for direct reads, and return their numbers."""
+        shards = super().open(rows)
+        for shard in shards:
+            if shard not in self._direct:
+                self._direct[shard] = self._open(shard)
+                with suppress(OSError):  # on another disk than the first shard; its rows are then copied
+                    fcntl.fcntl(self._direct[shard], fcntl.F_SETFL, os.O_DIRECT)
+        return shards
+
+    def hint(self, rows: Rows) -> Call | None:
+        """A call that reads ahead those of these rows that are kept; it does nothing if only the others are cold."""
+        kept = self._are_kept(rows)
+        return super().hint(rows[kept]) or (None if kept.all() else _do_nothing)
+
+    def _are_kept(self, rows: Rows) -> NDArray[np.bool_]:
+        return mix(rows.astype(np.uint64) * np.uint64(GOLDEN)) < self._below
+
+    def _copy(self, rows: Rows, out: Pixels) -> None:
+        size, align, kept = self.row_bytes, self._align, self._are_kept(rows)
+        shards, target = self.manifest.shard_indexes(rows), out.data.cast("B")
+        offsets = self._origins[shards] + rows * size
+        direct = np.flatnonzero(~kept)
+        starts = offsets[direct] // align * align
+        leads, sizes = offsets[direct] - starts, -(-(offsets[direct] + size) // align) * align - starts
+        fits = not (leads.any() or size % align or out.ctypes.data % align)
+        memory, places = (out.reshape(-1), direct * size) if fits else self._scratch(len(direct), size + 2 * align)
+        requests = np.zeros(len(direct), REQUEST)
+        requests["fd"] = [self._direct[shard] for shard in shards[direct].tolist()]
+        requests["address"], requests["nbytes"], requests["offset"] = memory.ctypes.data + places, sizes, starts
+
+        def read(at: int) -> None:
+            span = Span(at, at + 1, int(shards[at]), int(offsets[at]))
+            self._read(span, int(rows[at]), target[at * size : (at + 1) * size])
+
+        if queue := self._own.queue:
+            queue.start(requests)
+        try:
+            for at in np.flatnonzero(kept).tolist():
+                read(at)
+        finally:  # also after an error: until then, the kernel writes to the slot
+            done = queue.finish() if queue else _read_each(requests, memory, places)
+        for at, result, lead, place in zip(*(a.tolist() for a in (direct, done, leads, places)), strict=True):
+            if result < lead + size:
+                read(at)
+                self._warn(-result)
+            elif not fits:
+                target[at * size : (at + 1) * size] = memory[place + lead : place + lead + size].data
+
+    def _warn(self, code: int) -> None:
+        """Say once that direct reads fail, although the rows can be read through the page cache."""
+        if not self._warned:
+            self._warned = True
+            why = os.strerror(code) if code > 0 else "too few bytes"
+            text = "%s: rows are read through the page cache, because direct reads fail: %s"
+            logging.getLogger("decodeonce").warning(text, self._root, why)
+
+    def _scratch(self, reads: int, nbytes: int) -> tuple[Pixels, Rows]:
+        """Aligned memory of this thread for reads of up to `nbytes`, and where each begins in it."""
+        stride = -(-nbytes // self._align) * self._align
+        if self._own.scratch.nbytes < reads * stride:
+            self._own.scratch = np.frombuffer(page_aligned(reads * stride), np.uint8)
+        return self._own.scratch, np.arange(reads) * stride
+
+
+def _read_each(requests: NDArray[np.void], memory: Pixels, places: Rows) -> NDArray[np.int64]:
+    """Make the reads one after the other; return the bytes of each, or the negative number of its error."""
+    done = np.zeros(len(requests), np.int64)
+    fields = (requests["fd"], requests["nbytes"], requests["offset"], places)
+    for number, (fd, nbytes, offset, place) in enumerate(zip(*(a.tolist() for a in fields), strict=True)):
+        fork_guard.enter()
+        try:
+            done[number] = os.preadv(fd, [memory[place : place + nbytes].data], offset)
+        except OSError as error:
+            done[number] = -(error.errno or errno.EIO)
+        finally:
+            fork_guard.leave()
+    return done
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def make_reader(
+    store: Store, name: ReaderName, threads: int, *, verify: bool, count: int | None = None, slots: int = 0
+) -> tuple[Reader, dict[str, Any]]:
+    """Create a reader; return it and, for `stats`, its name, why it was chosen, and its settings.
+
+    `count` is the number of rows that are going to be read, by default all that the store holds. `slots` are the bytes
+    of the batches that the Loader prepares.
+    """
+    count = len(store.rows) if count is None else min(count, len(store.rows))
+    choice = choose_reader(store.paths.root, count * store.manifest.row_bytes, name, slots)
+    if choice.name == "direct":
+        try:
+            direct = DirectReader(store, threads, verify=verify, kept=choice.kept)
+            return direct, {**choice._asdict(), "threads": direct.threads}
+        except OSError as error:
+            if error.errno in TRANSIENT_ERRORS:
+                raise
+            why = f"{choice.why}, but this file system has no direct reads ({error.strerror})"
+            choice = Choice("pread", why)
+    made = (MmapReader if choice.name == "mmap" else Reader)(store, threads, verify=verify)
+    return made, {**choice._asdict(), "threads": threads}
 
 
 def _checked_checksums(store: Store) -> NDArray[np.uint64]:
@@ -222,6 +369,8 @@ def _checked_checksums(store: Store) -> NDArray[np.uint64]:
     return np.asarray(store.checksums)
 
 
-def _close_all(fds: dict[int, int]) -> None:
-    while fds:
-        disk.close(fds.popitem()[1])
+def _close_all(*opened: dict[int, int]) -> None:
+    """Close the descriptors in these dicts, and empty them."""
+    for fds in opened:
+        while fds:
+            disk.close(fds.popitem()[1])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from decodeonce.cli.command import Group, LoggedCommand, new_app
 from decodeonce.cli.options import JsonFlag, StoreArgument, option
 from decodeonce.cli.output import print_json, say
+from decodeonce.loader.choose_reader import ReaderName
 
 LOAD_SECONDS = 3.0  # per measurement; the command makes several
 
@@ -24,8 +25,11 @@ def bench_load(
         float, option("Compare with a training step that processes X images/s.", "X", min=0.001, max=1e9)
     ] = 2500,
     reader: Annotated[
-        Literal["auto", "pread", "mmap"],
-        option("Choose how the Loader reads. auto: let it choose; pread: read calls; mmap: memory map."),
+        ReaderName,
+        option(
+            "Choose how the Loader reads. auto: let it choose; pread: read calls; mmap: memory map; direct: past the "
+            "page cache, except for the rows that fit into it."
+        ),
     ] = "auto",
     threads: Annotated[
         int | None, option("Copy with N threads. (default: as many as the Loader chooses)", "N", min=1, max=1024)

@@ -58,6 +58,8 @@ def measure_load(path: Path, how: Mapping[str, Any], gpu_rate: float, seconds: f
     timed(kept, seconds=np.inf, epochs=1)  # reads them into memory
     warm = timed(kept, seconds=seconds, skip=WARM_UP_BATCHES)
     fits = memory is None or len(rows) * row_bytes <= memory
+    if cold:
+        fits &= cold.stats["reader"]["kept"] == 1
     steady = warm if fits or cold is None else cold
     facts = {
         "store": str(path),
@@ -93,6 +95,8 @@ def _sentence(facts: Json, cold: Timed | None, warm: Timed) -> str:
 
     if cold is None:
         return f"Every epoch is {limited(warm)}, if the rows are in memory: {facts['why_not_cold']}"
+    if 0 < (kept := cold.stats["reader"]["kept"]) < 1:
+        return f"The first epoch is {limited(cold)}; later epochs read {kept:.0%} of the rows from memory"
     if not facts["fits_memory"]:
         room = f"{size_text(facts['bytes'])} of rows do not fit into {size_text(facts['available_memory_bytes'])}"
         return f"Every epoch is {limited(cold)}, because {room} of memory"
