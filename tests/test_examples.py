@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 import torch
-from PIL import UnidentifiedImageError
+from PIL import ImageFile, UnidentifiedImageError
 
 from decodeonce import open_store
 from decodeonce.build import Recipe, WorkSettings, build
@@ -48,6 +48,7 @@ def store(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script as a module."""
     monkeypatch.syspath_prepend(SCRIPT.parent)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)  # the script sets it for its whole process
     return importlib.import_module("train_resnet50")
 
 

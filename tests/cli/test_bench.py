@@ -70,25 +70,34 @@ FIRST = "The first epoch is limited by storage, at 2,100 images/s; with all rows
 STORAGE = (
     "Every epoch is limited by storage, at 2,100 images/s, because 0.74 MB of rows do not fit into 1.00 KB of memory"
 )
+KEPT = "The first epoch is limited by storage, at 2,100 images/s; later epochs read 84% of the rows from memory"
 TRAINING = "limited by the training step, at 3,000 images/s"
 STAYED = ", if the rows are in memory: rows stayed in memory, or the file system does not tell whether they did"
 
 
 @pytest.mark.parametrize(
-    ("cold", "memory", "limits", "sentence"),
+    ("cold", "kept", "memory", "limits", "sentence"),
     [
-        (2100.4, 10**10, ("storage", "training"), f"{FIRST}{TRAINING}"),
-        (2100.4, 1000, ("storage", "storage"), STORAGE),
-        (None, 10**10, (None, "training"), f"Every epoch is {TRAINING}{STAYED}"),
+        (2100.4, 1.0, 10**10, ("storage", "training"), f"{FIRST}{TRAINING}"),
+        (2100.4, 1.0, 1000, ("storage", "storage"), STORAGE),
+        (2100.4, 0.0, 1000, ("storage", "storage"), STORAGE),
+        (2100.4, 0.84, 10**10, ("storage", "storage"), KEPT),
+        (None, 1.0, 10**10, (None, "training"), f"Every epoch is {TRAINING}{STAYED}"),
     ],
 )
 def test_sentence_names_the_limit_of_first_and_later_epochs(
-    cold: float | None, memory: int, limits: Any, sentence: str, store: Path, monkeypatch: pytest.MonkeyPatch
+    cold: float | None,
+    kept: float,
+    memory: int,
+    limits: Any,
+    sentence: str,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def timed(path: Path, how: Any, rows: range, *, seconds: float, epochs: int = 0, skip: int = 0) -> Timed:
         if skip or cold is None:
             return Timed(88_000.0, 0.1, "copy: 99%", {"threads": {"cold_share": 0.0}})
-        return Timed(cold, 0.1, "storage: 99%", {"threads": {"cold_share": 1.0}})
+        return Timed(cold, 0.1, "storage: 99%", {"threads": {"cold_share": 1.0}, "reader": {"kept": kept}})
 
     monkeypatch.setattr(load, "_timed", timed)
     monkeypatch.setattr(load, "is_in_memory", lambda _: False)

@@ -414,7 +414,7 @@ def test_stats_count_yielded_batches(store: Path) -> None:
     yielded, waited, threads = stats["yielded"], stats["waited"], stats["threads"]
     assert yielded["batches"] == 9
     assert yielded["bytes"] == COUNT * 8 * 6 * 3
-    assert stats["reader"] == {"name": "pread", "why": "requested", "threads": 2}
+    assert stats["reader"] == {"name": "pread", "why": "requested", "kept": 1.0, "threads": 2}
     assert 1 <= waited["batches"] <= 9  # at least the first batch was not ready
     assert 0 < waited["time_share"] <= 1
     assert threads["seconds_transforming"] == 0
