@@ -12,7 +12,7 @@ import torch
 
 from decodeonce import Loader
 from decodeonce.augment import Augment, Normalize, RandomFlip, RandomResizedCrop
-from tests.gpu.consumer import weigh
+from tests.gpu.consumer import LATE, weigh
 
 BATCH = 128
 # torch's cuBLAS keeps up to 32 MiB for each pair of a stream and a thread's handle. An epoch's new thread can get a
@@ -54,6 +54,31 @@ def test_memory_is_bounded_in_200_epochs(
     assert after[0] <= before[0] + spare
     assert after[1] <= before[1] + spare + SEGMENTS
     assert after[2] <= before[2] + PINNED
+
+
+def most_in_use(loader: Loader, *, wait: bool) -> int:
+    """Run epochs whose steps take longer on the device than on the host; return the most bytes in use."""
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(5):
+        for batch in loader:
+            torch.cuda._sleep(LATE // 40)
+            del batch
+            if wait:
+                torch.accelerator.synchronize()
+    torch.accelerator.synchronize()
+    most: int = torch.cuda.memory_stats()["active_bytes.all.peak"]
+    return most
+
+
+@pytest.mark.parametrize(("settings", "spare"), SETTINGS.values(), ids=SETTINGS)
+def test_memory_is_bounded_while_the_device_is_behind(
+    larger: Path, cuda: torch.device, settings: dict[str, Any], spare: int
+) -> None:
+    with Loader(larger, batch_size=BATCH, device=cuda, **settings) as loader:
+        run(loader, 2)
+        waited = most_in_use(loader, wait=True)
+        images = loader.peek().images.nbytes
+        assert most_in_use(loader, wait=False) <= waited + 6 * (images + 2**21) + spare  # not 40 batches
 
 
 @pytest.mark.parametrize("cache", [None, "device"])

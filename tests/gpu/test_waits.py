@@ -20,6 +20,7 @@ import torch
 from decodeonce import Batch, Loader
 from decodeonce.augment import Augment, Normalize, RandomFlip
 from decodeonce.loader.delivery import CachedDelivery, Device, StreamDelivery
+from tests.conftest import COUNT
 from tests.gpu.conftest import ROWS
 from tests.gpu.consumer import copied, delay, on_host, reserve_pinned
 from tests.loader.deliveries import CACHE_WAIT, WAITS, Contents, content, delivery_without, replace_delivery
@@ -155,7 +156,8 @@ def test_side_stream_finishes_the_epoch_while_the_consumer_computes(
     store: Path, cuda: torch.device, settings: dict[str, Any]
 ) -> None:
     reserve_pinned(cuda, (4, 8, 6, 3))
-    with Loader(store, batch_size=4, device=cuda, **settings) as loader:
+    # With fewer batches ahead, the Loader would wait for the consumer's stream.
+    with Loader(store, batch_size=4, device=cuda, prefetch=COUNT // 4, **settings) as loader:
         delay()
         kept = list(loader)  # allocates memory and loads kernels, which can wait for the device
         del kept

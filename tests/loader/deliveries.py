@@ -29,9 +29,9 @@ CACHE_WAIT = "device.keep(self._cache, self._stream)"
 
 @contextmanager
 def replace_delivery(make: Callable[..., Delivery]) -> Iterator[None]:
-    """Loaders that are created inside the block get their delivery from `make(shape)`."""
+    """Loaders that are created inside the block get their delivery from `make(shape, prefetch=...)`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader_module, "make_delivery", lambda _, shape, *__: make(shape))
+        patch.setattr(loader_module, "make_delivery", lambda _, shape, prefetch, *__: make(shape, prefetch=prefetch))
         yield
 
 

@@ -56,6 +56,11 @@ class FakeEvent:
     def synchronize(self) -> None:
         self._stream.run(lambda: self._done)
 
+    def query(self) -> bool:
+        """Do the work, too, because the Loader waits by asking until the answer is yes."""
+        self.synchronize()
+        return True
+
 
 class FakeDevice(Device):
     """A fake device. `consumer` is the current stream of the consumer's thread."""
@@ -120,6 +125,10 @@ class FakeDevice(Device):
         lent = np.ndarray((nbytes,), np.uint8, buffer=block.data)
         weakref.finalize(lent, self._freed, block).atexit = False
         return torch.from_numpy(lent).view(dtype).reshape(shape)
+
+    def count(self, nbytes: int) -> int:
+        """The number of blocks of this size that were ever allocated."""
+        return len({block.ctypes.data for block in self._blocks if block.nbytes == nbytes})
 
     def _freed(self, block: Block) -> None:
         free, stream = self._free[block.nbytes], self._kept.pop(block.ctypes.data, None)

@@ -88,6 +88,7 @@ def main() -> None:
     stream.wait_event(event)
     print("event", type(event).__name__, event.device.type)
     print("synchronize:", failing(event.synchronize))
+    print("query:", event.query())
     print("pinned:", failing(device.pinned, (2, 3)))
     print("pin:", failing(device.pin, torch.zeros(3)))
     cache, places = device.empty((5, 2)), torch.arange(3)

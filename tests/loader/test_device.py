@@ -1,9 +1,11 @@
 """Each wait of the side stream is necessary, as shown with a device that works as late as possible."""
 
+import _thread
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,16 @@ from numpy.typing import NDArray
 from torch.utils import backend_registration
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.delivery import STREAM_SLOTS, CachedDelivery, Device, HostDevice, StreamDelivery, find_device
+from decodeonce.loader.delivery import (
+    STREAM_SLOTS,
+    CachedDelivery,
+    Device,
+    HostDevice,
+    NoWait,
+    StreamDelivery,
+    find_device,
+)
+from decodeonce.loader.epoch import LoaderThread
 from decodeonce.loader.partition import Tail
 from tests.conftest import COUNT
 from tests.loader.deliveries import (
@@ -147,6 +158,132 @@ def test_unknown_or_missing_device_is_rejected(store: Path, monkeypatch: pytest.
         Loader(store, batch_size=BATCH, device="cuda")
 
 
+# ---- Memory is bounded, although the host queues the work of many steps. The filler waits for the device without harm
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+@pytest.mark.parametrize("transformed", [False, True])
+@pytest.mark.parametrize("make", [StreamDelivery, cached()], ids=["copies", "cache"])
+def test_memory_is_bounded_while_the_device_is_behind(
+    store: Path, make: Make, transformed: bool, prefetch: int
+) -> None:
+    device = FakeDevice()
+    transform = add_constant(device) if transformed else None
+    with replace_delivery(partial(make, device=device, transform=transform)):
+        loader = Loader(store, batch_size=BATCH, prefetch=prefetch, cache="device")
+    with loader:
+        for _ in range(9):
+            loader.peek()
+        for _ in range(3):
+            for batch in loader:
+                del batch
+            next(iter(loader))
+    # What a batch is made from, the rows or the batch before the transform, is freed when it was sent.
+    assert device.count(BATCH * 8 * 6 * 3) <= prefetch + 2 + transformed + (make is not StreamDelivery)
+
+
+def test_all_batches_can_be_kept(store: Path) -> None:
+    with replace_delivery(partial(StreamDelivery, device=FakeDevice(), transform=None)):
+        loader = Loader(store, batch_size=BATCH, seed=4, prefetch=1)
+    with loader:
+        kept = list(loader)
+        assert len({batch.images.data_ptr() for batch in kept}) == len(kept) == COUNT // BATCH
+
+
+class BusyEvent(NoWait):
+    """An event that is done at the last of `queries`."""
+
+    def __init__(self, queries: Iterator[bool]) -> None:
+        self._queries = queries
+
+    def query(self) -> bool:
+        return next(self._queries)
+
+
+class BusyDevice(HostDevice):
+    """The host as a device. Each of the consumer's events is done when it was queried many times."""
+
+    def __init__(self, queries: Callable[[], Iterator[bool]]) -> None:
+        super().__init__(CPU)
+        self._queries = queries
+
+    def record(self) -> BusyEvent:
+        return BusyEvent(self._queries())
+
+
+class StuckDevice(BusyDevice):
+    """A device that never follows: `asked` is set when the filler waits for it."""
+
+    def __init__(self, call: Callable[[], object] = lambda: None) -> None:
+        super().__init__(self._never)
+        self.asked, self._call = threading.Event(), call
+
+    def _never(self) -> Iterator[bool]:
+        while True:
+            if not self.asked.is_set():
+                self.asked.set()
+                self._call()
+            yield False
+
+
+def join_threads() -> None:
+    for thread in threading.enumerate():
+        if isinstance(thread, LoaderThread):
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def start_waiting(store: Path) -> tuple[Loader, Iterator[Batch]]:
+    """A Loader whose filler waits for a device that never follows, and its iterator."""
+    device = StuckDevice()
+    with replace_delivery(partial(StreamDelivery, device=device, transform=None)):
+        loader = Loader(store, batch_size=4, prefetch=2)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    assert device.asked.wait(60)
+    return loader, batches
+
+
+ENDS: dict[str, Callable[[Loader], object]] = {
+    "close": Loader.close,
+    "state": lambda loader: loader.load_state_dict(loader.state_dict()),
+    "epoch": iter,
+    "nothing": lambda loader: None,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_waiting_for_the_device_ends_with_the_epoch(store: Path, end: str) -> None:
+    loader, batches = start_waiting(store)
+    ENDS[end](loader)
+    del batches
+    join_threads()
+    loader.close()
+
+
+def test_ctrl_c_ends_an_epoch_that_waits_for_the_device(store: Path) -> None:
+    device = StuckDevice(_thread.interrupt_main)
+    with replace_delivery(partial(StreamDelivery, device=device, transform=None)):
+        loader = Loader(store, batch_size=4, prefetch=1)
+    with pytest.raises(KeyboardInterrupt):
+        list(loader)
+    join_threads()
+    loader.close()
+
+
+def test_waiting_for_the_device_does_not_count_as_waiting_for_batches(store: Path) -> None:
+    device = BusyDevice(lambda: iter([*[False] * 40, True]))
+    with replace_delivery(partial(StreamDelivery, device=device, transform=None)):
+        loader = Loader(store, batch_size=4, prefetch=1)
+    with loader:
+        list(loader)
+        stats = loader.stats()
+    assert stats["yielded"]["seconds"] > 0.4
+    assert stats["waited"]["batches"] > 10
+    assert stats["waited"]["time_share"] < 0.5
+
+
 # ---- Every name of torch that class Device uses exists
 
 
@@ -154,7 +291,8 @@ def test_every_name_exists_also_without_an_accelerator() -> None:
     names = "current_accelerator current_device_index current_stream device_count is_available set_stream"
     methods = [(torch.accelerator, name) for name in names.split()]
     for backend in (torch, torch.cuda, torch.xpu):
-        methods += [(backend.Stream, "record_event"), (backend.Stream, "wait_event"), (backend.Event, "synchronize")]
+        methods += [(backend.Stream, "record_event"), (backend.Stream, "wait_event")]
+        methods += [(backend.Event, "synchronize"), (backend.Event, "query")]
     for owner, name in methods:
         assert callable(getattr(owner, name))
 
@@ -240,7 +378,7 @@ def test_cached_rows_stay_after_an_unfinished_epoch_and_changes_of_a_batch(
 
 def test_range_that_does_not_fit_on_the_host_is_an_error() -> None:
     with pytest.raises(ValueError, match=r'cache="device": \d+\.0 GB of rows do not fit; use more ranks'):
-        CachedDelivery((4, 1 << 10, 1 << 20, 3), HostDevice(CPU), None, range(10**9))
+        CachedDelivery((4, 1 << 10, 1 << 20, 3), HostDevice(CPU), 3, None, range(10**9))
 
 
 def test_invalid_caches_are_rejected(store: Path) -> None:
@@ -256,6 +394,7 @@ device toy:0
 streams toy:0 True
 event Event toy
 synchronize: Backend doesn't support synchronizing events.
+query: True
 pinned: You should register `PrivateUse1HooksInterface`by `RegisterPrivateUse1HooksInterface` and implement \
 `getPinnedMemoryAllocator` at the same time for PrivateUse1.
 pin: You should register `PrivateUse1HooksInterface`by `RegisterPrivateUse1HooksInterface` and implement \

@@ -88,6 +88,9 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Wait until the device has reached it."""
 
+    def query(self) -> bool:
+        """Whether the device has reached it."""
+
 
 class Slot:
     """A batch-sized buffer of rows, uint8 (B, H, W, C), as a tensor (`memory`) and as an array (`pixels`).

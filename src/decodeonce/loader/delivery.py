@@ -6,7 +6,7 @@ import inspect
 import math
 import mmap
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -185,7 +185,7 @@ class Device:
         torch.accelerator.set_stream(stream)
 
     def record(self) -> Event:
-        """Record a new event on the current stream. It has `synchronize()`."""
+        """Record a new event on the current stream. It has `synchronize()` and `query()`."""
         event: Event = self.current_stream().record_event()
         return event
 
@@ -227,6 +227,9 @@ class NoWait:
 
     def synchronize(self) -> None:
         pass
+
+    def query(self) -> bool:
+        return True
 
 
 class HostDevice(Device):
@@ -287,6 +290,10 @@ class Delivery:
     def take(self) -> Slot:
         """Take a slot that can be overwritten."""
         return self.slots.take()
+
+    def must_wait(self) -> bool:
+        """Whether the next batch must not be sent yet, because the device still works on earlier ones."""
+        return False
 
     def send(self, filled: Filled, labels: Array, columns: dict[str, Array]) -> None:
         """Make the batch on its device, and transform it. The slot is given back automatically."""
@@ -357,17 +364,30 @@ class StreamDelivery(Delivery):
     """Batches that are copied to an accelerator on a side stream while the consumer's stream works.
 
     The filler's thread queues all its device work (copies and transform) on the side stream, in the order of batches.
+
+    The memory of a dropped batch is free only when the consumer's stream has done its work on it. The host can queue
+    the work of many steps, so the filler waits until the device has followed. Then at most `prefetch + 2` batches use
+    memory, besides those that the user keeps: one is being sent, `prefetch` were not received or have a receipt whose
+    event is not done, and the consumer's stream still works on the batch that was received before these.
     """
 
     transfers = True
 
-    def __init__(self, shape: Shape, device: Device, transform: Transform | None, split: Split | None = None) -> None:
+    def __init__(
+        self, shape: Shape, device: Device, prefetch: int, transform: Transform | None, split: Split | None = None
+    ) -> None:
         super().__init__(Slots(lambda: Slot(device.pinned(shape)), STREAM_SLOTS), transform, split)
-        self._device = device
+        self._device, self._prefetch = device, prefetch
         self._stream = device.stream()
         self._begun: Event | None = None
+        # In an epoch. The filler counts batches that it sent, the consumer those that it received.
+        self._sent = self._received = 0
+        # Events on the consumer's stream, also of earlier epochs. It has done its work on all batches that were
+        # received before one of them when that event is done.
+        self._receipts: deque[Event] = deque()
 
     def begin(self) -> None:
+        self._sent = self._received = 0  # batches that were not received are gone
         # Tensors that a transform reads (a mean, a model's weights) may not be ready yet on the consumer's stream.
         self._begun = self._device.record()
 
@@ -381,6 +401,18 @@ class StreamDelivery(Delivery):
             slot.copied.synchronize()  # otherwise the next rows could overwrite data that is not copied yet
         return slot
 
+    def must_wait(self) -> bool:
+        room = self._prefetch - (self._sent - self._received)
+        while len(self._receipts) > room:
+            if not self._receipts[0].query():
+                return True
+            self._receipts.popleft()
+        return False
+
+    def send(self, filled: Filled, labels: Array, columns: dict[str, Array]) -> None:
+        self._sent += 1
+        super().send(filled, labels, columns)
+
     def receive(self, sent: Filled) -> Batch:
         stream = self._device.current_stream()
         stream.wait_event(sent.ready)
@@ -390,6 +422,8 @@ class StreamDelivery(Delivery):
         # the user must synchronise streams, as for any other tensor.
         for tensor in sent.batch.tensors():
             self._device.keep(tensor, stream)
+        self._receipts.append(self._device.record())
+        self._received += 1  # after the event, so that the batch counts all the time
         return sent.batch
 
     def _images(self, filled: Filled) -> Tensor:
@@ -412,9 +446,15 @@ class CachedDelivery(StreamDelivery):
     """Batches that are gathered from a cache in device memory. `rows`, ascending, all fit; each is uploaded once."""
 
     def __init__(
-        self, shape: Shape, device: Device, transform: Transform | None, rows: range | Rows, split: Split | None = None
+        self,
+        shape: Shape,
+        device: Device,
+        prefetch: int,
+        transform: Transform | None,
+        rows: range | Rows,
+        split: Split | None = None,
     ) -> None:
-        super().__init__(shape, device, transform, split)
+        super().__init__(shape, device, prefetch, transform, split)
         try:
             self._cache = device.empty((len(rows), *shape[1:]))
         except RuntimeError as error:  # or its subclass torch.OutOfMemoryError
@@ -467,8 +507,8 @@ def make_delivery(
         return Delivery(Slots(partial(page_aligned_slot, shape), prefetch + 2), transform, split)
     target = (HostDevice if device.type == "cpu" else Device)(device)
     if cached is None:
-        return StreamDelivery(shape, target, transform, split)
-    return CachedDelivery(shape, target, transform, cached, split)
+        return StreamDelivery(shape, target, prefetch, transform, split)
+    return CachedDelivery(shape, target, prefetch, transform, cached, split)
 
 
 def _check_transform(transform: object) -> None:

@@ -32,6 +32,8 @@ from decodeonce.loader.readers import Call, Reader
 # The user's thread waits with a timeout. A signal that another thread receives, or that arrives just before a wait
 # begins, does not end the wait, so Ctrl-C would have to wait for the batch. Python handles signals between two waits.
 POLL_SECONDS = 0.2
+# A thread that waits for a device with synchronize() keeps a core busy, and does not notice that its epoch has ended.
+DEVICE_POLL_SECONDS = 0.001
 # Batches that the copying threads work on at a time. With two, they do not wait for each other at the end of a batch.
 BATCHES_IN_PROGRESS = 2
 
@@ -93,13 +95,15 @@ class Epoch(Iterator[Batch]):
         self._meter.ready += self._filler.ready.qsize()
         with suppress(Empty):
             return self._filler.ready.get_nowait()
-        start = time.perf_counter()
+        start, held = time.perf_counter(), self._meter.seconds_held
         with mark("wait"):
             while True:
                 with suppress(Empty):
                     sent = self._filler.ready.get(timeout=POLL_SECONDS)
                     break
-        self._meter.seconds_waited += time.perf_counter() - start
+        # While the filler was held back, training waited for the device itself, not for the Loader.
+        held = self._meter.seconds_held - held
+        self._meter.seconds_waited += max(0.0, time.perf_counter() - start - held)
         self._meter.waits += 1
         return sent
 
@@ -249,6 +253,10 @@ class Filler:
                 raise result
             self.meter.seconds_reading += result[0]
             self.meter.seconds_reading_cpu += result[1]
+        start = time.perf_counter()
+        while self.delivery.must_wait() and not self._must_stop():
+            time.sleep(DEVICE_POLL_SECONDS)
+        self.meter.seconds_held += time.perf_counter() - start
         self._in_progress.popleft()  # from now on, the delivery gives the slot back
         start = time.perf_counter()
         with mark("copy"):

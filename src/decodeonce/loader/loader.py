@@ -92,7 +92,8 @@ class Loader:
             unlike one that leaves each epoch with ``break``. Default: None, an epoch is one pass.
         prefetch: Batches prepared ahead, 1 to 1,000. Default: 3. On a CPU, the Loader uses host memory for about
             ``prefetch + 2`` batches. With another device, it uses pinned host memory for 3 batches, and device memory
-            for about ``prefetch + 2`` batches.
+            for about ``prefetch + 2`` batches, also where your program queues the work of many steps: ``next()`` then
+            waits until the device has followed.
         threads: Threads that copy rows, 1 to 1,000. Default: the number of usable cores, at most 4.
         reader: How to read. "auto" (default): choose by file system and memory; ``stats()`` shows the choice and the
             reason. "pread": one read per run of consecutive rows. "mmap": copy from mapped files. "direct": keep a
@@ -456,7 +457,8 @@ class Loader:
             - "memory": `slots`, batch buffers allocated in host memory, and `cached_rows`, rows in device memory.
             - "yielded": `batches`, `bytes` of their pixels, `seconds` spent iterating, including the work of the
               ``for`` body, and the rates over them, `samples_per_s` and `bytes_per_s`.
-            - "waited": `batches` that were not ready when requested, `seconds` that the ``for`` loop waited for them,
+            - "waited": `batches` that were not ready when requested, `seconds` that the ``for`` loop waited for them
+              (not counting those until the device had finished the work of earlier batches),
               `time_share` of the time spent iterating, as in ``bottleneck()``, and `queue_depth`, the batches that were
               ready when one was requested, on average.
             - "threads": `seconds_reading` and `seconds_reading_cpu`, the time of all copying threads, in total and on

@@ -51,6 +51,7 @@ class Meter:
     seconds_reading_cpu: float = 0.0
     seconds_sending: float = 0.0
     seconds_transforming: float = 0.0
+    seconds_held: float = 0.0  # waited before sending, because the device was still working on earlier batches
 
     @property
     def waited_time_share(self) -> float:
