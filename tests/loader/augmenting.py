@@ -47,6 +47,20 @@ class DeviceOnly(TorchDispatchMode):
         return result
 
 
+class WithoutFloat64(TorchDispatchMode):
+    """The meta device as one that has no float64, and whose numbers are zeros when they are copied to the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and kwargs.get("device") == torch.device("cpu"):
+            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        result = func(*args, **kwargs)
+        for leaf in torch.utils._pytree.tree_leaves(result):
+            if isinstance(leaf, Tensor) and (leaf.device.type, leaf.dtype) == ("meta", torch.float64):
+                raise RuntimeError("Required aspect fp64 is not supported on the device")
+        return result
+
+
 def run_on_device(transform: Callable[[Batch], Batch], columns: dict[str, Tensor] | None = None) -> Batch:
     """Apply a transform to a batch on the meta device; it fails if the host needs a value or copies one."""
     images = torch.empty((9, 8, 6, 3), dtype=torch.uint8, device="meta")

@@ -1,5 +1,6 @@
 """Augmentations equal Pillow, NumPy and plain Python for the same random numbers, in any batch."""
 
+import dataclasses
 import gc
 import math
 import mmap
@@ -44,13 +45,13 @@ from decodeonce.augment import (
     ramp,
 )
 from decodeonce.loader import buffers
-from decodeonce.loader.augment.crop import resize_on_device, resize_rows
+from decodeonce.loader.augment.crop import float64_device, resize_on_device, resize_rows
 from decodeonce.loader.augment.rows import Rows
 from decodeonce.loader.buffers import recycled
 from decodeonce.loader.order import derive_key
 from decodeonce.loader.partition import Tail
 from tests.conftest import COUNT
-from tests.loader.augmenting import batch_of, by_row, draws_of, noise, run_on_device, same
+from tests.loader.augmenting import WithoutFloat64, batch_of, by_row, draws_of, noise, run_on_device, same
 from tests.stores import make_store, pixel_statistics, random_images
 
 SIZE = (5, 4)
@@ -162,6 +163,37 @@ def test_steps_neither_wait_for_the_device_nor_copy_to_it(store: Path) -> None:
     mixed = run_on_device(Augment(MixUp(0.2, 7), mix, mixed=["tags"]), {"tags": columns["tags"]})
     assert mixed.labels.shape == (9, 7)
     assert {tensor.device.type for tensor in mixed.tensors()} == {"meta"}
+
+
+def test_crops_need_no_float64_on_a_device() -> None:
+    """Intel Arc and Apple's GPUs lack it."""
+    images = torch.empty((9, 8, 6, 3), dtype=torch.uint8, device="meta")
+    columns = {"mask": images[..., 0], "boxes": torch.empty((9, 4, 4), device="meta")}
+    batch = dataclasses.replace(batch_of(images), columns=columns)
+    augment = Augment(RandomResizedCrop(5), RandomFlip(), RandomErasing(), paired={"mask": "nearest"})
+    float64_device.cache_clear()
+    with WithoutFloat64():  # type: ignore[no-untyped-call]
+        found = augment(batch)
+    float64_device.cache_clear()
+    assert {tensor.device.type for tensor in found.tensors()} == {"meta"}
+    assert (found.images.shape, found["mask"].shape, found["boxes"].dtype) == ((9, 3, 5, 5), (9, 5, 5), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_settings_of_the_program_do_not_change_what_a_device_computes(store: Path, dtype: torch.dtype) -> None:
+    images, draws = noise(9, 40, 36).to(dtype), draws_of(9)
+    steps: list[Step] = [RandomResizedCrop((30, 41)), RandomErasing(), MixUp(0.2, 3)]
+    if dtype == torch.uint8:
+        steps += [Normalize(store), ColorJitter(0.4, 0.4, 0.4, 0.1), RandomGrayscale(), GaussianBlur(5)]
+    expected = [step.on_device(images, draws) for step in steps]
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = [step.on_device(images, draws) for step in steps]
+    torch.set_float32_matmul_precision(before)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
 
 
 # Crops and flips

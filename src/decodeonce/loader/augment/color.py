@@ -316,4 +316,5 @@ class RandomErasing(Change):
             lines, columns = (row >= top) & (row < top + height), (column >= left) & (column < left + width)
             return torch.where(lines[:, :, None, None] & columns[:, None, :, None], fill, images)
 
-        return erase, draws.uniform(23)[:, 22], (self._crop.windows(draws, *rows.shape[:2]),)
+        windows = self._crop.windows(draws, *rows.shape[:2]).to(torch.int64).to(rows.images.device)
+        return erase, draws.uniform(23)[:, 22], (windows,)
