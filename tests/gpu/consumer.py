@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.delivery import Device
+from decodeonce.loader.delivery import Device, pinned_slots
 from tests.loader.deliveries import Contents, content, contents
 
 # Products of matrices of this size keep an H200 busy for about 0.3 ms each in float32.
@@ -63,6 +63,6 @@ def delay(times: int = 1) -> None:
 def reserve_pinned(device: torch.device, shape: tuple[int, ...]) -> None:
     """Let torch allocate page-locked memory for slots of `shape` and for labels. It keeps the memory for later."""
     backend = Device(device)
-    slots = [backend.pinned(shape) for _ in range(6)]
+    slots = [pinned_slots(backend, shape).take() for _ in range(2)]
     labels = [backend.pin(torch.zeros(shape[0], dtype=torch.int64)) for _ in range(64)]
     del slots, labels

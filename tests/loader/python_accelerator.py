@@ -51,6 +51,10 @@ def index_select(source: Tensor, dim: int, places: Tensor) -> Tensor:
     return make((len(places), *source.shape[1:]), source.dtype)
 
 
+def view(source: Tensor, size: Any) -> Tensor:
+    return make(size, source.dtype)
+
+
 def record_stream(tensor: Tensor, stream: torch.Stream) -> None:
     calls.append(f"record_stream of {type(stream).__name__}")
 
@@ -62,6 +66,7 @@ OPERATORS: dict[str, Callable[..., object]] = {
     "index_copy_": index_copy,
     "index_select": index_select,
     "record_stream": record_stream,
+    "view": view,
 }
 
 

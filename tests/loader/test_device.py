@@ -2,6 +2,7 @@
 
 import _thread
 import dataclasses
+import mmap
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from decodeonce.loader.delivery import (
     NoWait,
     StreamDelivery,
     find_device,
+    pinned_slots,
 )
 from decodeonce.loader.epoch import LoaderThread
 from decodeonce.loader.partition import Tail
@@ -133,6 +135,18 @@ def test_failing_transform_gives_its_slot_back(store: Path) -> None:
             list(loader)
         assert len(list(loader)) == COUNT // BATCH
         assert loader.stats()["memory"]["slots"] == STREAM_SLOTS
+
+
+@pytest.mark.parametrize("height", [1, 8])
+def test_slots_share_one_block_of_pinned_memory(height: int) -> None:
+    slots = pinned_slots(HostDevice(CPU), (BATCH, height, 6, 3))
+    made = [slots.take() for _ in range(STREAM_SLOTS)]
+    assert {slot.memory.untyped_storage().data_ptr() for slot in made} == {made[0].memory.data_ptr()}
+    for number, slot in enumerate(made):
+        assert (slot.memory.shape, slot.memory.is_contiguous()) == ((BATCH, height, 6, 3), True)
+        assert (slot.memory.data_ptr() - made[0].memory.data_ptr()) % mmap.PAGESIZE == 0
+        slot.pixels[:] = number
+    assert [slot.memory.unique().tolist() for slot in made] == [[0], [1], [2]]
 
 
 def test_keep_ignores_tensors_on_the_host() -> None:
@@ -304,6 +318,17 @@ def test_every_call_for_tensors_reaches_a_device() -> None:
     device.put(cache, places, device.upload(torch.zeros((3, 2), dtype=torch.uint8)))
     gathered = device.gather(cache, places)
     assert (gathered.shape, gathered.dtype, gathered.device.type) == ((3, 2), torch.uint8, "meta")
+
+
+@pytest.mark.parametrize("shape", [(8, 6, 3), (3, 5, 3), (16,), (1,)])
+def test_rows_of_any_size_are_put_and_gathered(shape: tuple[int, ...]) -> None:
+    device, rows = HostDevice(CPU), torch.randint(0, 256, (5, *shape), dtype=torch.uint8)
+    cache = torch.zeros((9, *shape), dtype=torch.uint8)
+    device.put(cache, places := torch.tensor([8, 0, 3]), rows[1:4])
+    assert torch.equal(cache[places], rows[1:4])
+    gathered = device.gather(cache, torch.tensor([0, 3, 1, 0]))
+    assert gathered.dtype == torch.uint8
+    assert torch.equal(gathered, cache[[0, 3, 1, 0]])
 
 
 # ---- Rows cached in device memory: batches are bit-identical, and no pixels are transferred twice

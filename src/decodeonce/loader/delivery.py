@@ -212,11 +212,17 @@ class Device:
 
     def put(self, target: Tensor, places: Tensor, rows: Tensor) -> None:
         """Set target[places[i]] = rows[i], queued on the current stream."""
-        target.index_copy_(0, places, rows)
+        _wide(target).index_copy_(0, places, _wide(rows))
 
     def gather(self, source: Tensor, places: Tensor) -> Tensor:
         """Return a new tensor with source[places[i]], queued on the current stream."""
-        return source.index_select(0, places)
+        return _wide(source).index_select(0, places).view(torch.uint8).view(len(places), *source.shape[1:])
+
+
+def _wide(rows: Tensor) -> Tensor:
+    """The same memory of uint8 rows as rows of int64, if their bytes divide: torch moves one element per thread."""
+    flat = rows.flatten(1)
+    return flat.view(torch.int64) if flat.shape[1] % 8 == 0 else flat
 
 
 class NoWait:
@@ -360,6 +366,26 @@ class Delivery:
         return None
 
 
+def pinned_slots(device: Device, shape: Shape) -> Slots:
+    """Slots in one block of page-locked memory, which is allocated when the first slot is taken.
+
+    torch rounds each block up to a power of two: as blocks of their own, three batches of 256 rows of 320x320 would
+    take 384 MiB instead of 256. In the block, which starts at a page boundary, every slot does (see
+    `page_aligned_slot`).
+    """
+    nbytes = math.prod(shape)
+    stride = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    left: list[Slot] = []
+
+    def make() -> Slot:
+        if not left:
+            block = device.pinned((STREAM_SLOTS, stride))
+            left.extend(Slot(memory[:nbytes].view(shape)) for memory in block.unbind())
+        return left.pop(0)
+
+    return Slots(make, STREAM_SLOTS)
+
+
 class StreamDelivery(Delivery):
     """Batches that are copied to an accelerator on a side stream while the consumer's stream works.
 
@@ -376,7 +402,7 @@ class StreamDelivery(Delivery):
     def __init__(
         self, shape: Shape, device: Device, prefetch: int, transform: Transform | None, split: Split | None = None
     ) -> None:
-        super().__init__(Slots(lambda: Slot(device.pinned(shape)), STREAM_SLOTS), transform, split)
+        super().__init__(pinned_slots(device, shape), transform, split)
         self._device, self._prefetch = device, prefetch
         self._stream = device.stream()
         self._begun: Event | None = None
