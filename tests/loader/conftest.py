@@ -1,8 +1,18 @@
-"""Let every Loader of these tests that reads directly do so for half of the rows, however much memory there is."""
+"""Settings of all tests of Loaders.
+
+Every Loader that reads directly does so for half of the rows, however much memory there is. Without an accelerator,
+kernels run in Triton's interpreter, which Triton chooses when it is imported.
+"""
+
+import os
 
 import pytest
+import torch
 
 from decodeonce.loader import choose_reader
+
+if not torch.accelerator.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True)

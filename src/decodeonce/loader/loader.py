@@ -15,7 +15,9 @@ from torch.utils.data import Subset
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, distributed_rank, find_rank
 from decodeonce.loader.arguments import StoreLike, advise, as_store, whole
+from decodeonce.loader.augment import fused
 from decodeonce.loader.augment.augment import Augment
+from decodeonce.loader.augment.views import Views
 from decodeonce.loader.buffers import refuse_to_copy
 from decodeonce.loader.choose_reader import ReaderName
 from decodeonce.loader.dataset import StoreDataset
@@ -176,6 +178,7 @@ class Loader:
         self._root, self._manifest = opened.paths.root, opened.manifest
         if isinstance(transform, Augment):
             transform.check_store(self._manifest)
+        self._augmenting = target if isinstance(transform, (Augment, Views)) else None
 
         self._chosen = range(len(opened)) if rows is None else find_rows(rows, len(opened))
         self.count = len(self._chosen)
@@ -465,6 +468,8 @@ class Loader:
               a processor; `seconds_transforming`, in calls of the transform; `seconds_sending`, waiting for buffers and
               delivering batches, without the transform; `cold_share`, the share of read-ahead checks that found rows
               outside the page cache.
+            - "augment", only with ``Augment`` or ``Views``: the `kernel` for crops, flips and ``Normalize``, which is
+              "triton" or "torch", and `why`.
 
         Example:
             >>> loader = Loader("train.store", batch_size=16)
@@ -473,7 +478,8 @@ class Loader:
             4
         """
         memory = {"slots": self._delivery.slots.made, "cached_rows": self._delivery.cached_rows}
-        return {"reader": {**self._choice}, "memory": memory, **self._meter.facts(self._manifest.row_bytes)}
+        facts = {"reader": {**self._choice}, "memory": memory, **self._meter.facts(self._manifest.row_bytes)}
+        return facts if self._augmenting is None else {**facts, "augment": fused.choice(self._augmenting)}
 
     def bottleneck(self) -> str:
         """Return what has limited training so far, as a word and a reason.

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import check_probability, whole
+from decodeonce.loader.augment.fused import Chain
 from decodeonce.loader.augment.rows import Rows
 from decodeonce.loader.delivery import Batch, name_of
 from decodeonce.loader.order import derive_key
@@ -85,6 +86,10 @@ class Step:
 
     def on_rows(self, rows: Rows, draws: Draws, /) -> Rows | None:
         """Return `rows` with the work of this step added; None if it has no work for single rows of this dtype."""
+        return None
+
+    def on_kernel(self, chain: Chain, draws: Draws, /) -> Chain | None:
+        """Return `chain` with the work of this step added; None if the kernel of an accelerator cannot do it."""
         return None
 
     def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:
@@ -269,7 +274,7 @@ class Augment:
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with its images, labels and boxes augmented."""
-        rows, labels, columns = Rows.of(batch.images), batch.labels, dict(batch.columns)
+        rows, labels, columns = _begin(batch.images), batch.labels, dict(batch.columns)
         for name in self._paired:
             columns[name] = _as_maps(name, columns[name], batch.images)
         drawn = batch.rows if batch.positions is None else batch.positions
@@ -325,17 +330,27 @@ def _soft(name: str, values: Tensor) -> Tensor:
     return values
 
 
-def _apply(step: Callable[[Tensor, Draws], Tensor], rows: Rows, draws: Draws) -> Rows:
-    """Apply a step to the rows of a batch: later, row by row, if it can, or else at once."""
-    on_cpu = rows.images.device.type == "cpu"
-    inherited = type(step).__call__ is Step.__call__  # a subclass can have its own
-    if on_cpu and inherited and isinstance(step, Step) and (then := step.on_rows(rows, draws)):
-        return then
+def _begin(images: Tensor) -> Rows | Chain:
+    return Chain.of(images) or Rows.of(images)
+
+
+def _apply(step: Callable[[Tensor, Draws], Tensor], rows: Rows | Chain, draws: Draws) -> Rows | Chain:
+    """Apply a step to the rows of a batch: later, together with other steps, if it can, or else at once."""
+    if type(step).__call__ is Step.__call__ and isinstance(step, Step) and (then := _later(step, rows, draws)):
+        return then  # a subclass can have its own __call__
     images = step(rows.done(), draws)
     if not isinstance(images, Tensor):
         problem = f"the step {name_of(step)} returned {type(images).__name__}, expected a Tensor"
         raise TypeError(f"{problem}; for a transform of another library, use PerImage(...) or PerBatch(...)")
-    return Rows.of(images)
+    return _begin(images)
+
+
+def _later(step: Step, rows: Rows | Chain, draws: Draws) -> Rows | Chain | None:
+    if isinstance(rows, Rows):
+        return step.on_rows(rows, draws) if rows.images.device.type == "cpu" else None
+    if chain := step.on_kernel(rows, draws):
+        return dataclasses.replace(chain, work=(*rows.work, lambda images: step.on_device(images, draws)))
+    return None
 
 
 def own_method(step: object, name: str) -> Callable[..., Tensor] | None:

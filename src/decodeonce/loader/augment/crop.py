@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn.functional import embedding_bag, interpolate, pad
 
 from decodeonce.loader.arguments import whole
 from decodeonce.loader.augment.augment import Draws, Resampling, Step, constant, map_boxes
+from decodeonce.loader.augment.fused import Chain
 from decodeonce.loader.augment.rows import Rows
 
 FixedSize = int | tuple[int, int]
@@ -127,6 +128,12 @@ class _Crop(Step):
             return image[tops[row] : tops[row] + height, lefts[row] : lefts[row] + width]
 
         return rows.then(crop, (height, width, rows.shape[2]), rows.dtype)
+
+    def on_kernel(self, chain: Chain, draws: Draws, /) -> Chain:
+        """Crop the windows."""
+        top, left, height, width = self._window(draws, *chain.shape[:2])
+        top, left = (corner[:, 0] if isinstance(corner, Tensor) else corner for corner in (top, left))
+        return chain.crop(top, left, height, width)
 
     def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Subtract the corner of each window from its `boxes`."""
@@ -268,6 +275,11 @@ class RandomResizedCrop(Step):
         if rows.dtype != torch.uint8:
             return None
         return resize_rows(rows, self.windows(draws, *rows.shape[:2]), *size_at(self.size, draws.epoch))
+
+    def on_kernel(self, chain: Chain, draws: Draws, /) -> Chain | None:
+        """Crop and resize the images."""
+        windows = partial(self.windows, draws, *chain.shape[:2])
+        return chain.resize(windows, *size_at(self.size, draws.epoch))
 
     def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:
         """Crop and resize the images of a batch."""

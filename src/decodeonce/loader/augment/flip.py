@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.augment.augment import Change, Draws, Plan, Resampling
+from decodeonce.loader.augment.fused import Chain
 from decodeonce.loader.augment.rows import Rows
 
 
@@ -32,6 +33,10 @@ class RandomFlip(Change):
 
     def _plan(self, rows: Rows, draws: Draws) -> Plan:
         return _mirror, draws.uniform(1)[:, 0], ()
+
+    def on_kernel(self, chain: Chain, draws: Draws, /) -> Chain:
+        """Mirror the chosen images."""
+        return chain.mirror(draws.uniform(1)[:, 0] < self.p)
 
     def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Mirror the `boxes` of mirrored images."""

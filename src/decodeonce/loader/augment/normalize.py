@@ -11,6 +11,7 @@ from torch import Tensor
 
 from decodeonce.loader.arguments import StoreLike, as_store
 from decodeonce.loader.augment.augment import Draws, Step, constant
+from decodeonce.loader.augment.fused import Chain
 from decodeonce.loader.augment.rows import Rows
 
 IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
@@ -85,6 +86,10 @@ class Normalize(Step):
             return place if dtype == torch.float32 else place.to(dtype)
 
         return rows.then(normalize, rows.shape, dtype)
+
+    def on_kernel(self, chain: Chain, draws: Draws, /) -> Chain | None:
+        """Normalize the images."""
+        return chain.normalize(*self._factors(chain.shape[2], chain.images.device), self.dtype)
 
     def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:
         """Normalize the images of a batch."""

@@ -1,0 +1,102 @@
+"""The kernel of `fused.py`, in Triton's language. Only `fused.py` imports this, because not every torch has Triton."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def move_pixels(  # noqa: PLR0913, PLR0917, PLR0915 - a kernel has no objects, and calls no functions
+    images,
+    stride,
+    width,
+    windows,
+    moves,
+    scales,
+    shifts,
+    out,
+    resized_height,
+    resized_width,
+    out_height,
+    out_width,
+    RESIZE: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    TAPS_Y: tl.constexpr,
+    TAPS_X: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Compute BLOCK pixels of an image, each with its three channels.
+
+    The `images` are uint8 with `stride` bytes each, and with lines of `width` pixels. `out` is (B, out_height,
+    out_width, 3). `moves`, float32 (B, 6), says where pixels come from, as `Moves` does: first those that the resize
+    reads, then those of the result. With RESIZE, `windows`, float32 (B, 4), are resized to `resized_height` and
+    `resized_width`, and a pixel depends on at most TAPS_Y lines and TAPS_X columns. With NORMALIZE, `scales` and
+    `shifts` are float32 (3,).
+    """
+    image = tl.program_id(0).to(tl.int64)
+    pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = pixel < out_height * out_width
+    y = tl.minimum(pixel // out_width, out_height - 1)
+    x = pixel % out_width
+    base = images + image * stride
+    move = moves + image * 6
+    y = tl.load(move + 3) + y
+    x = tl.load(move + 4) + tl.load(move + 5) * x
+    if RESIZE:
+        top = tl.load(windows + image * 4)
+        left = tl.load(windows + image * 4 + 1)
+        box_height = tl.load(windows + image * 4 + 2)
+        box_width = tl.load(windows + image * 4 + 3)
+        read_top = tl.load(move)
+        read_left = tl.load(move + 1)
+        sign = tl.load(move + 2)
+        scale_y = box_height / resized_height
+        scale_x = box_width / resized_width
+        middle_y = top + (y + 0.5) * scale_y
+        middle_x = left + (x + 0.5) * scale_x
+        reach_y = tl.maximum(scale_y, 1.0)
+        reach_x = tl.maximum(scale_x, 1.0)
+        first_y = tl.floor(middle_y - reach_y + 0.5)
+        first_x = tl.floor(middle_x - reach_x + 0.5)
+        share_y = 1.0 / reach_y
+        share_x = 1.0 / reach_x
+        red = tl.zeros([BLOCK], tl.float32)
+        green = tl.zeros([BLOCK], tl.float32)
+        blue = tl.zeros([BLOCK], tl.float32)
+        sum_y = tl.zeros([BLOCK], tl.float32)
+        sum_x = tl.zeros([BLOCK], tl.float32)
+        for j in tl.static_range(TAPS_X):
+            column = first_x + j
+            weight = tl.maximum(1.0 - tl.abs(column + 0.5 - middle_x) * share_x, 0.0)
+            sum_x += tl.where((column >= left) & (column < left + box_width), weight, 0.0)
+        for i in range(TAPS_Y):
+            line = first_y + i
+            in_line = exists & (line >= top) & (line < top + box_height)
+            weight_y = tl.maximum(1.0 - tl.abs(line + 0.5 - middle_y) * share_y, 0.0)
+            weight_y = tl.where(in_line, weight_y, 0.0)
+            sum_y += weight_y
+            start = base + (read_top + line).to(tl.int32) * width * 3
+            for j in tl.static_range(TAPS_X):
+                column = first_x + j
+                used = in_line & (column >= left) & (column < left + box_width)
+                weight = tl.maximum(1.0 - tl.abs(column + 0.5 - middle_x) * share_x, 0.0) * weight_y
+                place = start + (read_left + sign * column).to(tl.int32) * 3
+                red += weight * tl.load(place, mask=used, other=0).to(tl.float32)
+                green += weight * tl.load(place + 1, mask=used, other=0).to(tl.float32)
+                blue += weight * tl.load(place + 2, mask=used, other=0).to(tl.float32)
+        whole = 1.0 / tl.where(exists, sum_y * sum_x, 1.0)
+        red = tl.minimum(tl.floor(red * whole + 0.5), 255.0)  # halves up, as on a CPU
+        green = tl.minimum(tl.floor(green * whole + 0.5), 255.0)
+        blue = tl.minimum(tl.floor(blue * whole + 0.5), 255.0)
+    else:
+        place = y.to(tl.int32) * width + x.to(tl.int32)
+        red = tl.load(base + place * 3, mask=exists, other=0).to(tl.float32)
+        green = tl.load(base + place * 3 + 1, mask=exists, other=0).to(tl.float32)
+        blue = tl.load(base + place * 3 + 2, mask=exists, other=0).to(tl.float32)
+    if NORMALIZE:
+        red = red * tl.load(scales) + tl.load(shifts)
+        green = green * tl.load(scales + 1) + tl.load(shifts + 1)
+        blue = blue * tl.load(scales + 2) + tl.load(shifts + 2)
+    target = out + (image * out_height * out_width + pixel) * 3
+    tl.store(target, red.to(out.dtype.element_ty), mask=exists)
+    tl.store(target + 1, green.to(out.dtype.element_ty), mask=exists)
+    tl.store(target + 2, blue.to(out.dtype.element_ty), mask=exists)
