@@ -4,19 +4,24 @@ Without an accelerator, the kernel runs in Triton's interpreter, on tensors on t
 """
 
 import dataclasses
+import importlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from decodeonce import Loader
 from decodeonce.augment import (
     Augment,
     CenterCrop,
     ColorJitter,
+    Draws,
     Normalize,
     RandomCrop,
     RandomFlip,
@@ -27,7 +32,7 @@ from decodeonce.augment import (
 from decodeonce.loader.augment import fused
 from tests.loader.augmenting import batch_of, noise
 
-COUNT = 5
+COUNT = 4
 
 
 @pytest.fixture
@@ -50,9 +55,10 @@ def launches(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[torc
     shapes: list[torch.Size] = []
     launch = fused.Chain._launch
 
-    def counted(chain: fused.Chain, out: Tensor) -> None:
-        launch(chain, out)
+    def counted(chain: fused.Chain) -> Tensor:
+        out = launch(chain)
         shapes.append(out.shape)
+        return out
 
     monkeypatch.setattr(fused.Chain, "_launch", counted)
     return shapes
@@ -74,9 +80,9 @@ def on_both(device: torch.device, images: Tensor, *steps: Step) -> tuple[Tensor,
 
 SIZES = [
     ((64, 48), (32, 32)),
-    ((40, 60), (70, 33)),
-    ((100, 90), (13, 110)),
-    ((5, 7), (48, 50)),
+    ((20, 40), (40, 23)),
+    ((60, 50), (9, 70)),
+    ((5, 7), (28, 30)),
     ((33, 2), (5, 1)),
     ((1, 1), (3, 4)),
     ((1, 30), (1, 17)),
@@ -122,6 +128,60 @@ def test_normalized_pixels_are_close(device: torch.device, launches: list[torch.
     found, expected = on_both(device, noise(COUNT, 12, 10), *steps)
     assert len(launches) == 1
     assert torch.allclose(found, expected, rtol=torch.finfo(dtype).eps, atol=2e-6)
+
+
+class Counting(TorchDispatchMode):
+    """Count what torch launches on a device."""
+
+    launched = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.launched += not func.is_view and "empty" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+class Launcher:
+    """In place of a kernel, which could not run on the meta device."""
+
+    def __init__(self) -> None:
+        self.launched = 0
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        def launch(*arguments: object, **settings: object) -> None:
+            self.launched += 1
+
+        return launch
+
+
+def test_chain_takes_twelve_launches(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, launcher = importlib.import_module("decodeonce.loader.augment.kernel"), Launcher()
+    for name in ("move_pixels", "draw_uniform", "draw_windows"):
+        monkeypatch.setattr(kernel, name, launcher)
+    monkeypatch.setattr(fused, "TYPES", ["meta"])
+    batch = batch_of(noise(COUNT, 33, 35)).to("meta")
+    augment = Augment(RandomResizedCrop(24), RandomFlip(), Normalize("imagenet", dtype=torch.bfloat16))
+    augment(batch)  # creates the constants
+    launcher.launched = 0
+    with Counting() as torchs:  # type: ignore[no-untyped-call]
+        augment(batch)
+    assert (torchs.launched, launcher.launched) == (9, 3)
+
+
+@pytest.mark.parametrize("key", [0, 5, 2**63, 2**64 - 1])
+def test_draws_are_bit_identical(device: torch.device, monkeypatch: pytest.MonkeyPatch, key: int) -> None:
+    sizes = [(256, 256), (180, 320), (321, 100), (8, 6), (1, 1), (1, 300)]
+    rows = torch.from_numpy(np.random.default_rng(0).integers(0, 2**62, 9))
+    step = RandomResizedCrop(9, scale=(0.3, 0.9), ratio=(0.5, 3))
+
+    def drawn(draws: Draws) -> list[Tensor]:
+        numbers = [draws.uniform(1), draws.uniform(22), *(step.windows(draws, *size) for size in sizes)]
+        return [one.cpu() for one in numbers]
+
+    found = drawn(Draws(key, rows.to(device)))
+    assert not fused.why_not(device)
+    monkeypatch.setattr(fused, "TYPES", [])
+    expected = drawn(Draws(key, rows))
+    assert all(map(torch.equal, found, expected))
 
 
 def test_whole_chain_takes_one_kernel(device: torch.device, launches: list[torch.Size]) -> None:
@@ -210,7 +270,7 @@ def test_batches_of_a_loader_come_from_the_kernel(
 def test_broken_triton_gives_one_warning_and_the_same_images(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(chain: fused.Chain, out: Tensor) -> None:
+    def broken(chain: fused.Chain) -> Tensor:
         raise OSError("no C compiler")
 
     monkeypatch.setattr(fused.Chain, "_launch", broken)

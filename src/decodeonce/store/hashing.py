@@ -25,6 +25,12 @@ MAX_SIGNED_BYTES = 64 << 20  # limit for reading a file into memory; 200,000 sha
 FACTOR_1, FACTOR_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 GOLDEN = 0x9E3779B97F4A7C15
 
+
+def signed(word: int) -> int:
+    """The int64 that has the same 64 bits as a word, or as its last 64 bits."""
+    return (word + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 row_checksum = xxhash.xxh3_64_intdigest
 
 

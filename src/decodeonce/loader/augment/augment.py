@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import cache
 from types import NoneType
 from typing import ClassVar, Literal, get_args
 
@@ -18,11 +17,12 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import check_probability, whole
+from decodeonce.loader.augment import fused
 from decodeonce.loader.augment.fused import Chain
 from decodeonce.loader.augment.rows import Rows
 from decodeonce.loader.delivery import Batch, name_of
 from decodeonce.loader.order import derive_key
-from decodeonce.store.hashing import FACTOR_1, FACTOR_2, GOLDEN
+from decodeonce.store.hashing import FACTOR_1, FACTOR_2, GOLDEN, signed
 from decodeonce.store.manifest import Manifest
 
 _BITS = 24  # the precision of float32
@@ -381,8 +381,8 @@ def _as_maps(name: str, column: Tensor, images: Tensor) -> Tensor:
 
 def mix_words(words: Tensor) -> Tensor:
     """Mix 64-bit words, held in int64, as ``mix`` of ``store/hashing.py`` does, on any device."""
-    words = (words ^ _shift_right(words, 30)) * _signed(FACTOR_1)
-    words = (words ^ _shift_right(words, 27)) * _signed(FACTOR_2)
+    words = (words ^ _shift_right(words, 30)) * signed(FACTOR_1)
+    words = (words ^ _shift_right(words, 27)) * signed(FACTOR_2)
     return words ^ _shift_right(words, 31)
 
 
@@ -421,9 +421,18 @@ class Draws:
         Returns:
             Tensor: float32 (B, count) in [0, 1), multiples of 2**-24, on the device of the batch.
         """
-        words = self.seeds() + _signed(GOLDEN)
-        words = mix_words(words[:, None] ^ torch.arange(count, device=words.device))
-        return _shift_right(words, 64 - _BITS).to(torch.float32) * 2.0**-_BITS
+
+        def uniform() -> Tensor:
+            words = self.seeds() + signed(GOLDEN)
+            words = mix_words(words[:, None] ^ torch.arange(count, device=words.device))
+            return _shift_right(words, 64 - _BITS).to(torch.float32) * 2.0**-_BITS
+
+        return fused.either(self.rows.device, lambda: fused.uniform(self.rows, self.word, count), uniform)
+
+    @property
+    def word(self) -> int:
+        """The int64 with which the rows are hashed."""
+        return signed(self.key + GOLDEN)
 
     def seeds(self) -> Tensor:
         """Return a seed for each row, for a random number generator: ``derive_key(seed, epoch, step, row)``.
@@ -431,24 +440,12 @@ class Draws:
         Returns:
             Tensor: int64 (B,), all 64 bits random, on the device of the batch.
         """
-        return mix_words(self.rows ^ _signed(self.key + GOLDEN))
-
-
-def _signed(word: int) -> int:
-    """The int64 with the same 64 bits."""
-    return (word + (1 << 63)) % (1 << 64) - (1 << 63)
+        return mix_words(self.rows ^ self.word)
 
 
 def _shift_right(words: Tensor, bits: int) -> Tensor:
     """Shift right and fill with zeros; `>>` would repeat the sign bit."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
-
-
-@cache
-def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of `values` on the device. Each constant is copied there only once."""
-    # torch.tensor waits for the copy, so any stream can use the constant afterwards.
-    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def map_boxes(boxes: Tensor, x: Callable[[Tensor], Tensor], y: Callable[[Tensor], Tensor]) -> Tensor:

@@ -15,8 +15,9 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from decodeonce.loader.augment.augment import Change, Draws, Plan, Step, constant
+from decodeonce.loader.augment.augment import Change, Draws, Plan, Step
 from decodeonce.loader.augment.crop import RandomResizedCrop, check_range
+from decodeonce.loader.augment.fused import constant
 from decodeonce.loader.augment.rows import Rows
 
 Range = tuple[float, float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, interpolate, pad
 
 from decodeonce.loader.arguments import whole
-from decodeonce.loader.augment.augment import Draws, Resampling, Step, constant, map_boxes
-from decodeonce.loader.augment.fused import Chain
+from decodeonce.loader.augment import fused
+from decodeonce.loader.augment.augment import Draws, Resampling, Step, map_boxes
+from decodeonce.loader.augment.fused import Chain, constant
 from decodeonce.loader.augment.rows import Rows
 
 FixedSize = int | tuple[int, int]
@@ -248,6 +249,25 @@ class RandomResizedCrop(Step):
             Tensor: float64 (B, 4), whole numbers: top, left, height and width. In host memory if the device does not
             compute float64.
         """
+        device = draws.rows.device
+        if float64_device(device) != device:
+            return self._windows(draws, height, width)
+
+        def launch() -> Tensor:
+            low, ratio = self.scale[0], math.log2(self.ratio[0])
+            ranges = low, self.scale[1] - low, ratio, math.log2(self.ratio[1]) - ratio
+            limits = constant((*ranges, height, width, *self._widest(height, width)), torch.float64, device)
+            return fused.windows(draws.rows, draws.word, limits, _TRIES)
+
+        return fused.either(device, launch, lambda: self._windows(draws, height, width))
+
+    def _widest(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the window if no random size fits."""
+        low, high = self.ratio
+        return min(height, max(1, round(width / low))), min(width, max(1, round(height * high)))
+
+    def _windows(self, draws: Draws, height: int, width: int) -> Tensor:
+        """The same in torch. `draw_windows` of kernel.py does this line by line."""
         # In float64, a size is hardly ever so close to a half that two devices round it differently. On a CPU, torch
         # runs exp(), sqrt() and round() of even the smallest tensors in threads, which then spin for 10 ms on cores
         # that resizing needs. exp2(), rsqrt() and a cast avoid that.
@@ -260,9 +280,7 @@ class RandomResizedCrop(Step):
         squares = torch.stack([areas / ratios, areas * ratios], 2)
         sizes = _whole(squares * squares.rsqrt() + 0.5)
         whole = constant((height, width), torch.float64, uniform.device)
-        low, high = self.ratio
-        widest = min(height, max(1, round(width / low))), min(width, max(1, round(height * high)))
-        central = constant(widest, torch.float64, uniform.device).expand(len(sizes), 1, 2)
+        central = constant(self._widest(height, width), torch.float64, uniform.device).expand(len(sizes), 1, 2)
         fits = pad(((sizes >= 1) & (sizes <= whole)).all(2), (0, 1), value=True)
         first = fits.to(torch.int32).argmax(1)[:, None]  # argmax returns the first of equal values
         size = torch.cat([sizes, central], 1).gather(1, first[:, :, None].expand(-1, 1, 2))[:, 0]
@@ -278,7 +296,11 @@ class RandomResizedCrop(Step):
 
     def on_kernel(self, chain: Chain, draws: Draws, /) -> Chain | None:
         """Crop and resize the images."""
-        windows = partial(self.windows, draws, *chain.shape[:2])
+
+        def windows() -> Tensor:
+            drawn = self.windows(draws, *chain.shape[:2])
+            return drawn if drawn.device == chain.images.device else drawn.to(torch.float32).to(chain.images.device)
+
         return chain.resize(windows, *size_at(self.size, draws.epoch))
 
     def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:

@@ -1,7 +1,10 @@
-"""Crops, flips and Normalize of a batch on an accelerator in one kernel. If it cannot run, torch's code replaces it.
+"""Crops, flips and Normalize of a batch on an accelerator in one kernel, and the kernels that draw for them.
 
-torch launches a kernel for each operation, and each passes over memory: 2.3 GB for a chain of crop, flip and Normalize
-on 256 images, of which 0.13 GB are the images themselves.
+torch launches a kernel for each operation, 162 for a chain of crop, flip and Normalize. Each of those for images passes
+over memory, 2.3 GB for 256 images, of which 0.13 GB are the images themselves. Where Triton's kernels cannot run,
+torch's code does the same.
+
+Triton 3.9 warns if a launch leaves `enable_fp_fusion` open.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -40,6 +44,48 @@ def choice(device: torch.device) -> dict[str, str]:
     if why := why_not(device):
         return {"kernel": "torch", "why": why}
     return {"kernel": "triton", "why": "consecutive crops, flips and Normalize of uint8 images run as one kernel"}
+
+
+def either(device: torch.device, launch: Callable[[], Tensor], otherwise: Callable[[], Tensor]) -> Tensor:
+    """What `launch` returns, or `otherwise` on a device where kernels do not run. If one fails, none runs any more."""
+    if why_not(device):
+        return otherwise()
+    try:
+        return launch()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of every kind: Triton needs a C compiler, a driver and a cache that it can write
+        problem = f"{type(error).__name__}: {error}"
+        _problems[device] = f"Triton's kernel failed with {problem}"
+        advice = "Augment uses torch instead, which takes longer; the images are the same within one level"
+        warnings.warn(f"Triton's kernel failed on {device}, so {advice}. {problem}", stacklevel=2)
+        return otherwise()
+
+
+def uniform(rows: Tensor, word: int, count: int) -> Tensor:
+    """The numbers of `Draws.uniform` for int64 rows (B,) and the int64 with which they are hashed."""
+    from decodeonce.loader.augment.kernel import draw_uniform  # not every torch has Triton
+
+    out = torch.empty((len(rows), count), dtype=torch.float32, device=rows.device)
+    with on_device(rows.device):
+        draw_uniform[(-(-out.numel() // PIXELS),)](
+            rows.contiguous(), out, word, len(rows), count, BLOCK=PIXELS, enable_fp_fusion=True
+        )
+    return out
+
+
+def windows(rows: Tensor, word: int, limits: Tensor, tries: int) -> Tensor:
+    """The windows of `RandomResizedCrop.windows`, with the limits of `draw_windows`."""
+    from decodeonce.loader.augment.kernel import draw_windows  # not every torch has Triton
+
+    out = torch.empty((len(rows), 4), dtype=torch.float64, device=rows.device)
+    lanes = 1 << tries.bit_length()
+    with on_device(rows.device):
+        # A product and a sum are rounded one by one, as on a CPU, because a size is the result.
+        draw_windows[(len(rows),)](
+            rows.contiguous(), limits, out, word, TRIES=tries, LANES=lanes, enable_fp_fusion=False
+        )
+    return out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +158,7 @@ class Chain:
             self,
             shape=(height, width, CHANNELS),
             read=self.moves,
-            windows=windows().to(torch.float32).to(self.images.device),
+            windows=windows(),
             resized=(height, width),
             taps=taps,
             moves=Moves(),
@@ -129,29 +175,30 @@ class Chain:
         images = self.images
         if not self.work:
             return images
-        out = torch.empty((len(images), *self.shape), dtype=self.dtype, device=images.device)
-        try:
-            self._launch(out)
-        except Exception as error:  # of every kind: Triton needs a C compiler, a driver and a cache that it can write
-            problem = f"{type(error).__name__}: {error}"
-            _problems[images.device] = f"Triton's kernel failed with {problem}"
-            advice = "Augment uses torch instead, which takes longer; the images are the same"
-            warnings.warn(f"Triton's kernel failed on {images.device}, so {advice}. {problem}", stacklevel=2)
-            for apply in self.work:
-                images = apply(images)
-            return images
-        return out
+        return either(images.device, self._launch, self._replay)
 
-    def _launch(self, out: Tensor) -> None:
+    def _replay(self) -> Tensor:
+        images = self.images
+        for apply in self.work:
+            images = apply(images)
+        return images
+
+    def _launch(self) -> Tensor:
         from decodeonce.loader.augment.kernel import move_pixels  # not every torch has Triton
 
         images, device = self.images, self.images.device
+        out = torch.empty((len(images), *self.shape), dtype=self.dtype, device=device)
         if images.stride()[1:] != (images.shape[2] * CHANNELS, CHANNELS, 1):
             images = images.contiguous()
         read, moves = self.read, self.moves
         each = [read.top, read.left, read.sign, moves.top, moves.left, moves.sign]
-        numbers = [one if isinstance(one, Tensor) else torch.full((len(out),), one, device=device) for one in each]
-        stacked = torch.stack([one.to(torch.float32) for one in numbers], 1)
+        numbers = [
+            one.to(torch.float32)
+            if isinstance(one, Tensor)
+            else constant((one,), torch.float32, device).expand(len(out))
+            for one in each
+        ]
+        stacked = torch.stack(numbers, 1)
         windows = stacked if self.windows is None else self.windows
         scale, shift = self.factors or (stacked, stacked)
         grid = (len(out), -(-math.prod(self.shape[:2]) // PIXELS))
@@ -172,10 +219,21 @@ class Chain:
                 TAPS_Y=self.taps[0],
                 TAPS_X=self.taps[1],
                 BLOCK=PIXELS,
-                enable_fp_fusion=True,  # Triton 3.9 warns if a kernel leaves this open
+                enable_fp_fusion=True,
             )
+        return out
+
+
+@cache
+def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of `values` on the device. Each constant is copied there only once."""
+    # torch.tensor waits for the copy, so any stream can use the constant afterwards.
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Make this device the current one, on which Triton launches kernels."""
-    return nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
+    """Make this device the current one, on which Triton launches kernels; the host, in tests, has no index."""
+    if device.index is None:
+        return nullcontext()
+    current: AbstractContextManager[object] = torch.get_device_module(device).device(device)
+    return current

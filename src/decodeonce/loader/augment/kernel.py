@@ -1,7 +1,14 @@
-"""The kernel of `fused.py`, in Triton's language. Only `fused.py` imports this, because not every torch has Triton."""
+"""The kernels of `fused.py`, in Triton's language. Only `fused.py` imports this, because not every torch has Triton."""
 
 import triton
 import triton.language as tl
+
+from decodeonce.store import hashing
+from decodeonce.store.hashing import signed
+
+FACTOR_1 = tl.constexpr(signed(hashing.FACTOR_1))
+FACTOR_2 = tl.constexpr(signed(hashing.FACTOR_2))
+GOLDEN = tl.constexpr(signed(hashing.GOLDEN))
 
 
 @triton.jit
@@ -28,7 +35,7 @@ def move_pixels(  # noqa: PLR0913, PLR0917, PLR0915 - a kernel has no objects, a
 
     The `images` are uint8 with `stride` bytes each, and with lines of `width` pixels. `out` is (B, out_height,
     out_width, 3). `moves`, float32 (B, 6), says where pixels come from, as `Moves` does: first those that the resize
-    reads, then those of the result. With RESIZE, `windows`, float32 (B, 4), are resized to `resized_height` and
+    reads, then those of the result. With RESIZE, `windows`, floats (B, 4), are resized to `resized_height` and
     `resized_width`, and a pixel depends on at most TAPS_Y lines and TAPS_X columns. With NORMALIZE, `scales` and
     `shifts` are float32 (3,).
     """
@@ -42,10 +49,10 @@ def move_pixels(  # noqa: PLR0913, PLR0917, PLR0915 - a kernel has no objects, a
     y = tl.load(move + 3) + y
     x = tl.load(move + 4) + tl.load(move + 5) * x
     if RESIZE:
-        top = tl.load(windows + image * 4)
-        left = tl.load(windows + image * 4 + 1)
-        box_height = tl.load(windows + image * 4 + 2)
-        box_width = tl.load(windows + image * 4 + 3)
+        top = tl.load(windows + image * 4).to(tl.float32)
+        left = tl.load(windows + image * 4 + 1).to(tl.float32)
+        box_height = tl.load(windows + image * 4 + 2).to(tl.float32)
+        box_width = tl.load(windows + image * 4 + 3).to(tl.float32)
         read_top = tl.load(move)
         read_left = tl.load(move + 1)
         sign = tl.load(move + 2)
@@ -100,3 +107,66 @@ def move_pixels(  # noqa: PLR0913, PLR0917, PLR0915 - a kernel has no objects, a
     tl.store(target, red.to(out.dtype.element_ty), mask=exists)
     tl.store(target + 1, green.to(out.dtype.element_ty), mask=exists)
     tl.store(target + 2, blue.to(out.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def mix_words(words):
+    """Mix int64 words, as `mix_words` of `augment.py` does."""
+    words = (words ^ ((words >> 30) & 0x3FFFFFFFF)) * FACTOR_1
+    words = (words ^ ((words >> 27) & 0x1FFFFFFFFF)) * FACTOR_2
+    return words ^ ((words >> 31) & 0x1FFFFFFFF)
+
+
+@triton.jit
+def uniform_number(row, number, key):
+    """Uniform number `number` of `row`, float32, as `Draws.uniform` draws it."""
+    words = mix_words(row ^ key) + GOLDEN
+    words = mix_words(words ^ number)
+    return ((words >> 40) & 0xFFFFFF).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit(do_not_specialize=["key"])
+def draw_uniform(rows, out, key, row_count, count, BLOCK: tl.constexpr):
+    """Draw `count` numbers for each row into `out`, float32 (B, count)."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = place < row_count * count
+    row = tl.load(rows + place // count, mask=exists, other=0)
+    number = (place % count).to(tl.int64)
+    tl.store(out + place, uniform_number(row, number, key), mask=exists)
+
+
+@triton.jit(do_not_specialize=["key"])
+def draw_windows(rows, limits, out, key, TRIES: tl.constexpr, LANES: tl.constexpr):
+    """Draw the window of a row into `out`, float64 (B, 4), as `RandomResizedCrop.windows` does.
+
+    The `limits`, float64 (8,), are the smallest area and the range of areas, the same of the logarithms of the ratios,
+    height and width of the images, and height and width of the window if no size fits.
+    """
+    image = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + image)
+    lane = tl.arange(0, LANES).to(tl.int64)
+    area = uniform_number(row, lane, key).to(tl.float64)
+    ratio = uniform_number(row, lane + TRIES, key).to(tl.float64)
+    height = tl.load(limits + 4)
+    width = tl.load(limits + 5)
+    area = (tl.load(limits) + tl.load(limits + 1) * area) * (height * width)
+    ratio = tl.exp2(tl.load(limits + 2) + tl.load(limits + 3) * ratio)
+    tall = area / ratio
+    wide = area * ratio
+    tall = (tall * tl.rsqrt(tall) + 0.5).to(tl.int64).to(tl.float64)
+    wide = (wide * tl.rsqrt(wide) + 0.5).to(tl.int64).to(tl.float64)
+    fits = (lane < TRIES) & (tall >= 1) & (tall <= height) & (wide >= 1) & (wide <= width)
+    first = tl.min(tl.where(fits, lane, TRIES), 0)
+    tall = tl.sum(tl.where(lane == first, tall, 0.0), 0)
+    wide = tl.sum(tl.where(lane == first, wide, 0.0), 0)
+    none = first == TRIES
+    tall = tl.where(none, tl.load(limits + 6), tall)
+    wide = tl.where(none, tl.load(limits + 7), wide)
+    # Two numbers in one block, because this language has no scalars that were computed from a number of its own.
+    vertical = lane == 0
+    spare = tl.where(vertical, height - tall, width - wide)
+    place = uniform_number(row, lane + 2 * TRIES, key).to(tl.float64)
+    corner = tl.where(none, spare / 2, place * (spare + 1)).to(tl.int64).to(tl.float64)
+    size = tl.where(vertical, tall, wide)
+    tl.store(out + image * 4 + lane, corner, mask=lane < 2)
+    tl.store(out + image * 4 + 2 + lane, size, mask=lane < 2)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import check_probability, whole
-from decodeonce.loader.augment.augment import Draws, Step, constant, same_width
+from decodeonce.loader.augment.augment import Draws, Step, same_width
+from decodeonce.loader.augment.fused import constant
 from decodeonce.loader.augment.rows import fill_rows
 from decodeonce.loader.buffers import recycled
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import StoreLike, as_store
-from decodeonce.loader.augment.augment import Draws, Step, constant
-from decodeonce.loader.augment.fused import Chain
+from decodeonce.loader.augment.augment import Draws, Step
+from decodeonce.loader.augment.fused import Chain, constant
 from decodeonce.loader.augment.rows import Rows
 
 IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
