@@ -1,12 +1,15 @@
 """Augmentations on the device give the results of the host: bit-identical if only moved, else within a level."""
 
 import dataclasses
+import os
+import shutil
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._triton import has_triton
 
 from decodeonce import Batch
 from decodeonce.augment import (
@@ -30,6 +33,7 @@ from decodeonce.augment import (
     Step,
     Views,
 )
+from decodeonce.loader.augment import fused
 from tests.loader.augmenting import batch_of
 from tests.stores import random_images
 
@@ -44,6 +48,21 @@ def precision(request: pytest.FixtureRequest, device: torch.device) -> Iterator[
     with torch.autocast(device.type, torch.bfloat16, enabled=request.param == "autocast"):
         yield request.param
     torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(params=["triton", "torch"])
+def kernel(request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What crops, flips and normalizes."""
+    if request.param == "torch":
+        monkeypatch.setattr(fused, "TYPES", [])
+    elif not has_triton() or not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
+        pytest.skip("the kernel needs Triton and a C compiler")
+    return request.param  # type: ignore[no-any-return]
+
+
+def test_kernel_runs_where_triton_does(device: torch.device, kernel: str) -> None:
+    on_both(device, RandomCrop(30), RandomResizedCrop(24), RandomFlip(), Normalize("imagenet"))
+    assert fused.choice(device)["kernel"] == kernel, fused.choice(device)["why"]
 
 
 def noise(height: int = 40, width: int = 36) -> Tensor:
@@ -64,12 +83,14 @@ def largest_difference(first: Tensor, second: Tensor) -> float:
     return float((first.double() - second.double()).abs().max())
 
 
+@pytest.mark.usefixtures("kernel")
 def test_random_numbers_are_bit_identical(device: torch.device) -> None:
     rows = torch.from_numpy(np.random.default_rng(0).integers(0, 2**62, 10_000))
     for key in (0, 5, 2**63, 2**64 - 1):
         assert torch.equal(Draws(key, rows.to(device)).uniform(22).cpu(), Draws(key, rows).uniform(22))
 
 
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("size", [(256, 256), (180, 320), (321, 100), (8, 6), (1, 1)])
 def test_windows_are_bit_identical(device: torch.device, size: tuple[int, int]) -> None:
     rows = torch.arange(20_000)
@@ -77,6 +98,7 @@ def test_windows_are_bit_identical(device: torch.device, size: tuple[int, int]) 
     assert torch.equal(step.windows(Draws(5, rows.to(device)), *size).cpu(), step.windows(Draws(5, rows), *size))
 
 
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize(
     "steps",
     [
@@ -94,26 +116,27 @@ def test_moved_pixels_are_bit_identical(device: torch.device, steps: list[Step])
 
 
 @pytest.mark.parametrize("size", [(32, 32), (70, 33), (9, 110), (224, 224), (1, 5)])
-@pytest.mark.usefixtures("precision")
+@pytest.mark.usefixtures("precision", "kernel")
 def test_resized_pixels_are_close(device: torch.device, size: tuple[int, int]) -> None:
     expected, found = on_both(device, RandomResizedCrop(size))
     assert largest_difference(found.images, expected.images) <= 1
     assert abs(float((found.images.double() - expected.images.double()).mean())) < 1 / 4
 
 
-@pytest.mark.usefixtures("precision")
+@pytest.mark.usefixtures("precision", "kernel")
 def test_resized_floats_are_close(device: torch.device) -> None:
     expected, found = on_both(device, Normalize("imagenet"), RandomResizedCrop(24))
     assert largest_difference(found.images, expected.images) < 1e-4
 
 
-@pytest.mark.usefixtures("precision")
+@pytest.mark.usefixtures("precision", "kernel")
 def test_white_stays_white(device: torch.device) -> None:
     white = torch.full((COUNT, 40, 36, 3), 255, dtype=torch.uint8)
     _, found = on_both(device, RandomResizedCrop(24), images=white)
     assert found.images.min() == 255
 
 
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_normalized_pixels_are_close(device: torch.device, dtype: torch.dtype) -> None:
     expected, found = on_both(device, RandomFlip(), Normalize("imagenet", dtype=dtype))
