@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,17 @@ def heading(facts: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     run = f"{facts['date']}, load {facts['load_average']:.1f}, {facts['images']:,} images, {facts['pages']}"
     return f"{facts['machine']}\n{versions}\n{run}\n"
+
+
+def report(arm: str, repeat: int, run: Mapping[str, float]) -> None:
+    """Print what an arm measured as a line of JSON on standard error, so that a run that is stopped keeps its figures.
+
+    Args:
+        arm: Name of the arm.
+        repeat: Number of the repeat. The figures of repeat 0 are left out of the medians.
+        run: The figures.
+    """
+    print(json.dumps({"arm": arm, "repeat": repeat, **run}), file=sys.stderr, flush=True)
 
 
 def medians(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict[str, float]]:

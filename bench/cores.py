@@ -8,8 +8,9 @@
 - Loading: epochs of the Loader with 1 to 8 threads, and in 1 to 4 processes at once on the same store, compared with
   np.copyto in as many threads and processes, as in bench/copies.py. The store has --rows random rows.
 
-No more workers and threads are used than this process may use cores. The arms of a repeat run in turn, warm. Rates are
-medians; ratios are ratios of the medians with their range over the repeats.
+No more workers and threads are used than this process may use cores. The arms of a repeat run in turn, warm. When a
+case ends, its figures are printed as a line of JSON on standard error, so that a run that is stopped keeps them. Rates
+are medians; ratios are ratios of the medians with their range over the repeats.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.build import BARE, SCRATCH, find_tree, link_images, parallel_rate, plain_jpegs, steady_build
-from bench.conditions import conditions, heading, ratio, ratio_text
+from bench.conditions import conditions, heading, ratio, ratio_text, report
 from bench.copies import Copies, drain
 from bench.synthetic import ROW_BYTES, synthetic_store
 from decodeonce import Loader, open_store
@@ -43,11 +44,12 @@ def builds(source: Path, folder: Path, repeats: int) -> Rates:
     """Build and decode with each number of workers, into a store in `folder`; return images/s."""
     paths = plain_jpegs(source)  # reads all files, so that they are in the page cache
     rates: Rates = {}
-    for _ in range(repeats):
+    for repeat in range(1, repeats + 1):
         for workers in (count for count in WORKERS if count <= usable_cores()):
             bare = parallel_rate(BARE, paths, workers, [], dict(os.environ))
             built = steady_build(source, folder / "store", workers)["rate"]
             shutil.rmtree(folder / "store")
+            report(f"{workers} workers", repeat, {"bare_per_s": bare, "build_per_s": built})
             note(rates, f"{workers}", bare, built)
     return rates
 
@@ -105,6 +107,7 @@ def loads(path: Path, batch_size: int, repeats: int) -> Rates:
     for repeat in range(repeats + 1):
         for processes, threads in cases:
             base, ours = (rate(pipes[:processes], arm, threads, nbytes) for arm in ("base", "ours"))
+            report(f"{processes} x {threads} threads", repeat, {"copies_per_s": base, "loader_per_s": ours})
             if repeat:  # the first run is left out: it touches new slots and mappings
                 note(rates, f"{processes} | {threads}", base, ours)
     for pipe, child in zip(pipes, children, strict=True):
@@ -133,6 +136,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     options = parser.parse_args()
     facts: dict[str, Any] = {"conditions": conditions(options.rows, "rows and files in the page cache (warm)")}
+    if not options.json:
+        print(heading(facts["conditions"]), flush=True)
     store = synthetic_store(options.scratch / f"random-{options.rows}.store", options.rows)
     facts["loads"] = loads(store, options.batch_size, options.repeats)
     if find_spec("simplejpeg"):
@@ -143,7 +148,6 @@ def main() -> None:
     if options.json:
         print(json.dumps(facts))
         return
-    print(heading(facts["conditions"]))
     print(table(facts["loads"], "processes | threads each | np.copyto, GB/s | Loader, GB/s", 1e9, 1))
     print()
     if "builds" in facts:

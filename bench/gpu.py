@@ -2,12 +2,14 @@
 
     python -m bench.gpu [STORE] [--batch-size 256] [--steps 60] [--repeats 5] [--trace FILE.json] [--json]
 
-It takes up to five minutes on one GPU. The arms of a repeat run in turn. Results are medians; ratios are ratios of the
+It takes up to five minutes on one GPU. The arms of a repeat run in turn. When an arm ends, its figures are printed as a
+line of JSON on standard error, so that a run that is stopped keeps them. Results are medians; ratios are ratios of the
 medians with their range over the repeats. Without STORE, 4 GB of random rows are created in build/gpu.store.
 `--device cpu` only shows that the script works.
 
-- Transfers: bytes/s of whole epochs of the Loader, starts included, compared with copies of as many bytes from one
-  pinned buffer (goal: 0.95).
+- Transfers: bytes/s of whole epochs of the Loader, starts included, compared with copies of as many bytes from
+  pinned memory (goal: 0.95). They come from a ring of as many buffers as the Loader has, because a single buffer would
+  stay in the processor's cache.
 - First batch: from opening the store to a batch on the device, in a process that has loaded before.
 - Training: images/s of ResNet-50 in bf16 and channels_last, compared with the same loop on one batch that stays on the
   device (goal: 0.99): from the store, with Augment, and with cache="device" when all rows are cached. "Device waits" is
@@ -25,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.conditions import conditions, heading, medians, ratio, ratio_text
+from bench.conditions import conditions, heading, medians, ratio, ratio_text, report
 from bench.copies import drain
 from bench.gpu_arms import Bench
 from bench.synthetic import synthetic_store
@@ -57,6 +59,7 @@ def measure(bench: Bench, repeats: int) -> dict[str, Any]:
     for repeat in range(repeats + 1):
         for name, arm in arms.items():
             run = arm()
+            report(name, repeat, run)
             if repeat:  # the first run is left out: it allocates slots, and selects and compiles kernels
                 runs[name].append(run)
 
@@ -106,12 +109,10 @@ def main() -> None:
     bench = Bench(store, options.device, options.batch_size, options.steps)
     if options.trace:  # before the measurements, so that none is lost if the profiler does not work
         bench.training.trace(bench.batches("from the store", TRACED_STEPS), options.trace)
+    if not options.json:
+        print(heading(here), flush=True)
     facts = {"conditions": here, **measure(bench, options.repeats)}
-    if options.json:
-        print(json.dumps(facts))
-        return
-    print(heading(facts["conditions"]))
-    print(table(facts))
+    print(json.dumps(facts) if options.json else table(facts))
 
 
 if __name__ == "__main__":

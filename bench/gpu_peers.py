@@ -5,7 +5,8 @@
 Each loader feeds the same training step, ResNet-50 in bf16 and channels_last, with batches of 256x256 rows, uint8. Each
 one is used as its documentation says (bench/gpu_feeds.py, bench/peers), with as many workers or threads as this process
 may use cores; the Loader has its default. An epoch has --steps batches. Epochs are timed with their start, in turn;
-results are medians, and ratios of medians with their range over the repeats.
+results are medians, and ratios of medians with their range over the repeats. When an epoch ends, its figures are
+printed as a line of JSON on standard error, so that a run that is stopped keeps them.
 
 TREE is a tree `train/<wnid>/*.JPEG`, from which all files are built. Without it, rows are random and JPEG files are
 those of a generated sample. All files are in the page cache.
@@ -30,7 +31,7 @@ from typing import Any
 import torch
 
 from bench.build import find_tree
-from bench.conditions import conditions, heading, medians, ratio, ratio_text
+from bench.conditions import conditions, heading, medians, ratio, ratio_text, report
 from bench.gpu_feeds import FEEDS, OURS, Task
 from bench.peers.decodeonce import build
 from bench.peers.harness.images import plain_tree
@@ -71,6 +72,7 @@ def measure(training: Training, task: Task, repeats: int) -> dict[str, Any]:
         try:
             feeds[name] = open_feed(task)
             found = training.run(feeds[name]())  # not counted: it starts workers, selects kernels, warms the page cache
+            report(name, 0, found)
             if found["images"] != len(task.source.files):
                 raise RuntimeError(f"an epoch had {found['images']} images, expected {len(task.source.files)}")
         except (ImportError, OSError, RuntimeError) as error:
@@ -87,9 +89,10 @@ def measure(training: Training, task: Task, repeats: int) -> dict[str, Any]:
 
     feeds[ONE_BATCH] = one_batch
     runs: dict[str, list[Run]] = {name: [] for name in feeds}
-    for _ in range(repeats):
+    for repeat in range(1, repeats + 1):
         for name, epoch in feeds.items():
             runs[name].append(training.run(epoch()))
+            report(name, repeat, runs[name][-1])
     rates = {name: [run["images_per_s"] for run in found] for name, found in runs.items()}
     ratios = {name: ratio(rate, rates[OURS]) for name, rate in rates.items()}
     return {"device": training.name, "runs": medians(runs), "of_decodeonce": ratios, "missing": missing}
@@ -113,13 +116,13 @@ def main() -> None:
     options = parse_options(parser)
     task = prepare(options)
     here = conditions(len(open_store(task.store)), "files in the page cache (warm)")
-    facts = {"conditions": here, **measure(Training(options.device), task, options.repeats)}
-    if options.json:
-        print(json.dumps(facts))
-        return
-    print(heading(facts["conditions"]))
-    print(f"{facts['device']}, batches of {options.batch_size}, {task.source.workers} workers or threads\n")
-    print(table(facts))
+    training = Training(options.device)
+    if not options.json:
+        print(heading(here))
+        workers = f"{task.source.workers} workers or threads"
+        print(f"{training.name}, batches of {options.batch_size}, {workers}\n", flush=True)
+    facts = {"conditions": here, **measure(training, task, options.repeats)}
+    print(json.dumps(facts) if options.json else table(facts))
 
 
 if __name__ == "__main__":

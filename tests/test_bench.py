@@ -1,6 +1,8 @@
 """Benchmarks that need special hardware or much time run here with small settings, to show that they work."""
 
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,37 @@ def test_ratio_is_ratio_of_medians_with_range_over_repeats() -> None:
     found = ratio([400.0, 450.0, 700.0], [1000.0, 900.0, 1400.0])
     assert found == pytest.approx([0.45, 0.4, 0.5])
     assert ratio_text(found) == "0.45 (0.40 to 0.50)"
+
+
+def kill_after_first_line(module: str, *arguments: object) -> dict[str, Any]:
+    """Kill a benchmark when it has printed the figures of one arm, and return them."""
+    command = [sys.executable, "-m", f"bench.{module}", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stderr is not None
+        lines = (line for line in process.stderr if line.startswith("{"))
+        line = next(lines, "{}")  # libraries may print warnings before
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+@pytest.mark.long
+def test_killed_gpu_benchmark_keeps_figures_of_first_arm(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s", random_images(9, shape=(32, 32, 3)))
+    # So many steps take hours.
+    found = kill_after_first_line("gpu", store, *ON_CPU, "--steps", "100000")
+    assert (found["arm"], found["repeat"]) == ("pinned copies", 0)
+    assert found["bytes_per_s"] > 0
+
+
+@pytest.mark.long
+def test_killed_gpu_benchmark_of_peers_keeps_figures_of_first_feed(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "imagenet", classes=2, per_class=2)
+    options = ["--device", "cpu", "--batch-size", "2", "--repeats", "100000", "--steps", "1"]
+    found = kill_after_first_line("gpu_peers", tree, *options, "--scratch", tmp_path / "scratch")
+    assert (found["arm"], found["repeat"], found["images"]) == ("decodeonce Loader", 0, 2)
+    assert found["images_per_s"] > 0
 
 
 @pytest.mark.release
