@@ -7,7 +7,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' src/decodeonce/__ini
 # process compiles all that it imports: importing torch takes 4 s then, and 2 s without it.
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all lint docs linkcheck notebook dist image release-check bench peers test-oldest soak fuzz \
+.PHONY: help demo test test-all lint docs linkcheck notebook dist image release-check bench device-check peers test-oldest soak fuzz \
 	lock lock-check clean env env-demo env-test env-dev
 
 help: ## list the targets
@@ -54,6 +54,11 @@ image: ## build a container image (flags: docs/start/install.md)
 
 bench: env ## run all benchmarks (the first run installs for 10 minutes)
 	$(RUN) -m bench.all
+
+# Without make env, because a machine with a GPU may have no network.
+device-check: ## run all that needs a GPU: 8 minutes (DEVICE=cpu: a dry run)
+	$(or $(wildcard $(RUN)),$(PYTHON)) -m bench.device_check $(if $(DEVICE),--device $(DEVICE)) \
+		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(WHEELS),--wheels $(WHEELS)) $(if $(STEPS),--steps $(STEPS))
 
 peers: env ## compare with other loaders: 70 minutes
 	$(RUN) -m bench.peers

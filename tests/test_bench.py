@@ -1,6 +1,8 @@
 """Benchmarks that need special hardware or much time run here with small settings, to show that they work."""
 
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench.conditions import ratio, ratio_text
+from bench.device_check import Check, Step
 from tests import command
 from tests.images import make_tree
 from tests.libraries import library
@@ -89,6 +92,83 @@ def test_gpu_benchmark_of_peers_runs_on_cpu(tmp_path: Path) -> None:
     assert feeds | {"one batch on the device"} <= set(facts["runs"])
     assert not feeds & set(facts["missing"])
     assert all(run["images_per_s"] > 0 and run["cores"] > 0 for run in facts["runs"].values())
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_device_check_skips_a_step_without_enough_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check = Check(tmp_path, 40, dict(os.environ))
+    check.run(Step("long", 60, 90, python("print('started')")))
+    check.run(Step("short", 5, 90, python("print('started')")))
+    check.summarize()
+    assert check.failed == []
+    out = capsys.readouterr().out
+    assert "long: skipped, because " in out
+    assert out.count("\nstarted\n") == (tmp_path / "log.txt").read_text().count("\nstarted\n") == 1
+
+
+def test_device_check_shows_figures_of_a_failed_step(tmp_path: Path) -> None:
+    check = Check(tmp_path, 60, dict(os.environ))
+    for code in (0, 3):
+        figure = json.dumps({"arm": f"arm {code}"})
+        check.run(Step(f"code {code}", 5, 60, python(f"print({figure!r}, flush=True); raise SystemExit({code})")))
+    check.summarize()
+    summary = (tmp_path / "summary.txt").read_text()
+    assert check.failed == ["code 3"]
+    assert "arm 0" not in summary  # a step that passes prints tables
+    assert "arm 3" in summary
+    assert summary.splitlines()[-1].endswith(" s, failed with exit code 3")
+    assert "arm 0" in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.long
+def test_device_check_stops_a_step_and_its_workers_at_its_limit(tmp_path: Path) -> None:
+    # The worker ignores SIGINT, and holds a lock until it ends.
+    worker = (
+        "import fcntl, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); file = open('lock', 'w');"
+        "fcntl.flock(file, fcntl.LOCK_EX); print('locked', flush=True); signal.pause()"
+    )
+    code = f"import os, signal, subprocess, sys; os.chdir({str(tmp_path)!r})\n"
+    code += f"worker = subprocess.Popen([sys.executable, '-c', {worker!r}], stdout=subprocess.PIPE)\n"
+    code += "print(worker.stdout.readline().decode(), flush=True)\n"
+    code += "try:\n    signal.pause()\nexcept KeyboardInterrupt:\n    print('interrupted', flush=True)\n    os._exit(1)"
+    check = Check(tmp_path, 60, dict(os.environ))
+    check.run(Step("hangs", 1, 5, python(code)))
+    check.summarize()
+    assert check.failed == ["hangs"]
+    summary = (tmp_path / "summary.txt").read_text()
+    assert "locked\n\ninterrupted\n" in summary
+    assert " s, stopped after 5 s" in summary
+    with (tmp_path / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+@pytest.mark.long
+def test_device_check_prints_its_summary_when_terminated(tmp_path: Path) -> None:
+    options = ["--device", "cpu", "--out", tmp_path / "out", "--scratch", tmp_path / "data"]
+    command = [sys.executable, "-m", "bench.device_check", *map(str, options), "--steps", "data", "training"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("data: ")
+        process.terminate()
+        rest = process.stdout.read()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "-- data\n" in rest
+    assert "60 JPEG files" in (tmp_path / "out" / "summary.txt").read_text()
+
+
+@pytest.mark.release
+def test_device_check_runs_on_cpu(tmp_path: Path) -> None:
+    # The steps training and peers have tests of their own above.
+    steps = ["environment", "data", "tests", "copies", "augmentation", "ahead", "cores", "slow-tests"]
+    options = ["--device", "cpu", "--out", tmp_path / "out", "--scratch", tmp_path / "data", "--steps", *steps]
+    lines = command.run(sys.executable, "-m", "bench.device_check", *options, cwd=ROOT).splitlines()
+    assert [line.partition(":")[0] for line in lines[-len(steps) :]] == steps
+    assert all(line.endswith(" s, passed") for line in lines[-len(steps) :])
+    for figure in ("copies from a ring of 5 pinned, GB/s ", "Loader, mmap, 1 threads, ", "ColorJitter: ms "):
+        assert any(line.startswith(figure) for line in lines)
 
 
 @pytest.mark.release
