@@ -35,6 +35,7 @@ print(torch.accelerator.current_accelerator() if torch.accelerator.is_available(
 """
 SECONDS_TO_STOP = 10  # between SIGINT, after which pytest prints its results, and SIGKILL
 LINES, WIDTH = 30, 200  # of a step's output in the summary
+STOPPED, LINES_AFTER = "######## stopped", 12  # of what it prints then: results of pytest, or a traceback without use
 
 
 class Step(NamedTuple):
@@ -87,10 +88,12 @@ class Check:
         self.note(f"{step.name}: {time.monotonic() - began:.0f} s, {ended}")
         if ended != "passed":
             self.failed.append(step.name)
-        lines = self.log.read_bytes()[offset:].decode(errors="replace").splitlines()
+        printed, _, after = self.log.read_bytes()[offset:].decode(errors="replace").partition(STOPPED)
+        lines = printed.splitlines()
         if ended == "passed":  # its tables have the medians
             lines = [line for line in lines if not line.startswith("{")]
-        self.outputs[step.name] = "\n".join(line[:WIDTH] for line in lines[-LINES:])
+        lines = lines[-LINES:] + after.splitlines()[-LINES_AFTER:]
+        self.outputs[step.name] = "\n".join(line[:WIDTH] for line in lines)
 
     def _run(self, step: Step, limit: float, log: int) -> str:
         """Run a step in a session of its own, with its worker processes, and say how it ended."""
@@ -107,6 +110,7 @@ class Check:
             code = process.wait(limit)
             return f"failed with exit code {code}" if code else "passed"
         except subprocess.TimeoutExpired:
+            os.write(log, f"{STOPPED}\n".encode())
             os.killpg(process.pid, signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(SECONDS_TO_STOP)
