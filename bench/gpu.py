@@ -106,11 +106,11 @@ def main() -> None:
     options = parse_options(parser)
     store = open_store(options.store or synthetic_store(ROOT / "build" / "gpu.store", ROWS))
     here = conditions(len(store), "rows in the page cache (warm)")
+    if not options.json:
+        print(heading(here), flush=True)
     bench = Bench(store, options.device, options.batch_size, options.steps)
     if options.trace:  # before the measurements, so that none is lost if the profiler does not work
         bench.training.trace(bench.batches("from the store", TRACED_STEPS), options.trace)
-    if not options.json:
-        print(heading(here), flush=True)
     facts = {"conditions": here, **measure(bench, options.repeats)}
     print(json.dumps(facts) if options.json else table(facts))
 
