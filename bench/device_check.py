@@ -160,7 +160,7 @@ def find_steps(device: str, out: Path, scratch: Path) -> list[Step]:
         Step("augmentation", 20, 60, part("augmentation")),
         Step("ahead", 15, 40, part("ahead")),
         Step("training", 60, 150, run("bench.gpu", store, *training, *repeats, "--trace", str(out / "trace.json"))),
-        Step("small", 20, 60, part("small")),
+        Step("small", 20, 90, part("small")),
         Step("cores", 40, 90, run("bench.cores", tree, *cores, "--repeats", "1", "--scratch", str(folder))),
         Step("peers", 60, 130, run("bench.gpu_peers", tree, *training, "--repeats", "1", "--scratch", str(folder))),
         Step("slow-tests", 60, 200, test(slow)),

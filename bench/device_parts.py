@@ -211,7 +211,7 @@ class Parts:
 
     def small(self) -> None:
         """Train with small batches, so that the host shares Python's lock with the Loader's threads."""
-        bench = Bench(self.store, self.device, min(16, self.batch_size), 60 if self.on_cuda else 2)
+        bench = Bench(self.store, self.device, min(16, self.batch_size), 60 if self.on_cuda else 1)
         augmented = next(iter(bench.loaders["with Augment"]))
         arms: dict[str, Callable[[], dict[str, float]]] = {
             "one batch": partial(bench.same_batch, bench.constant),
