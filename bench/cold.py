@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 from bench.conditions import conditions, heading, ratio, ratio_text
 from bench.synthetic import synthetic_store
 from decodeonce import Loader, Store, open_store
+from decodeonce.loader import choose_reader
 from decodeonce.loader.order import WINDOW_BLOCKS, Shuffle
 from decodeonce.loader.partition import AHEAD_BYTES
 from decodeonce.store.manifest import DATA_OFFSET
@@ -46,7 +47,7 @@ ENGINES = ("libaio", "io_uring", "psync")
 DEPTHS = (1, 4, 16, 64, 256)
 MAX_IN_FLIGHT = 256 << 20  # bytes that one fio reads at a time
 SHUFFLES: tuple[Shuffle, ...] = ("full", "window", "none")
-READERS = ("pread", "mmap", "direct")
+READERS = ("pread", "mmap", "direct")  # the last one keeps no row in the page cache
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 FINALISTS = 3
 SLOTS = 5  # of a Loader: its prefetch and two more
@@ -223,6 +224,7 @@ def timed_epoch(loader: Loader, store: Store, shuffle: str) -> EpochRate:
 def cold_epoch(store: Store, batch_size: int, shuffle: Any, reader: Any) -> EpochRate:
     """Drop the store's pages, then run and time one epoch."""
     drop_pages(store)
+    choose_reader.KEPT_MEMORY = 0.0
     with Loader(store.paths.root, batch_size=batch_size, shuffle=shuffle, reader=reader) as loader:
         return timed_epoch(loader, store, shuffle)
 

@@ -219,6 +219,7 @@ def test_loader_says_what_it_keeps(pair: tuple[Path, NDArray[np.uint8]], monkeyp
         assert loader.stats()["reader"]["name"] == "mmap"
     with Loader(path, batch_size=2, rows=range(COUNT // 2 + 2), prefetch=1) as loader:  # all can be kept
         assert (loader.stats()["reader"]["name"], loader.stats()["reader"]["kept"]) == ("pread", 1.0)
+        assert loader.stats()["reader"]["why"].endswith("of available memory, but all rows can stay in memory")
     with Loader(path, batch_size=2, prefetch=3) as loader:
         found, slots = loader.stats()["reader"], 5 * 2 * images[0].nbytes
         assert found["name"] == "direct"

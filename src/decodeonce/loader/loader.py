@@ -100,8 +100,8 @@ class Loader:
         reader: How to read. "auto" (default): choose by file system and memory; ``stats()`` shows the choice and the
             reason. "pread": one read per run of consecutive rows. "mmap": copy from mapped files. "direct": keep a
             fixed set of the rows in the page cache, as many as fit into 0.8 of the available memory, and read all
-            others past it; "auto" chooses it for stores larger than half of the memory. Network file systems are always
-            read with pread.
+            others past it; "auto" chooses it for stores larger than half of the memory. Network file systems, and
+            stores whose rows all fit, are read with pread instead.
         transform: Function from a ``Batch`` to a new ``Batch``, such as ``Augment``. It runs in a thread of the Loader,
             on the device and a stream of the Loader, without gradients and outside autocast. If it does not change the
             batch, it must return ``dataclasses.replace(batch)``. Default: none.
