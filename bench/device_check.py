@@ -85,7 +85,6 @@ class Check:
             log.write(f"\n######## {step.name}: {shlex.join(step.command)}\n".encode())
             offset = log.tell()
             ended = self._run(step, limit, log.fileno())
-        self.note(f"{step.name}: {time.monotonic() - began:.0f} s, {ended}")
         if ended != "passed":
             self.failed.append(step.name)
         printed, _, after = self.log.read_bytes()[offset:].decode(errors="replace").partition(STOPPED)
@@ -94,6 +93,8 @@ class Check:
             lines = [line for line in lines if not line.startswith("{")]
         lines = lines[-LINES:] + after.splitlines()[-LINES_AFTER:]
         self.outputs[step.name] = "\n".join(line[:WIDTH] for line in lines)
+        # Last: the script may be stopped as soon as somebody has read this.
+        self.note(f"{step.name}: {time.monotonic() - began:.0f} s, {ended}")
 
     def _run(self, step: Step, limit: float, log: int) -> str:
         """Run a step in a session of its own, with its worker processes, and say how it ended."""
