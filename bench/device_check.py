@@ -93,7 +93,7 @@ class Check:
             lines = [line for line in lines if not line.startswith("{")]
         lines = lines[-LINES:] + after.splitlines()[-LINES_AFTER:]
         self.outputs[step.name] = "\n".join(line[:WIDTH] for line in lines)
-        # Last: the script may be stopped as soon as somebody has read this.
+        # Print this last, because a reader may stop the script as soon as it appears.
         self.note(f"{step.name}: {time.monotonic() - began:.0f} s, {ended}")
 
     def _run(self, step: Step, limit: float, log: int) -> str:

@@ -29,6 +29,8 @@ NETWORK_FILE_SYSTEMS = {
 # tmpfs and ramfs.
 MEMORY_FILE_SYSTEMS = (0x01021994, 0x858458F6)
 
+# The files with the memory limit of a cgroup, v2 and v1.
+MEMORY_LIMITS = (("memory.max",), ("memory.limit_in_bytes",))
 # statx(2) in linux/fcntl.h and linux/stat.h.
 _AT_FDCWD, _STATX_DIOALIGN = -100, 0x2000
 # The default of Linux.
@@ -53,7 +55,7 @@ def cgroup_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
 
 def cgroup_memory(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
     """The memory limit in bytes, page cache included: the smallest of the cgroup and its parents; None for no limit."""
-    found = _cgroup_numbers("memory", (("memory.max",), ("memory.limit_in_bytes",)), root, own)
+    found = _cgroup_numbers("memory", MEMORY_LIMITS, root, own)
     return min((one[0] for one in found if len(one) == 1), default=None)
 
 
@@ -66,7 +68,7 @@ def cgroup_room(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/sel
         (
             max(0, limit - _bytes_besides_cache(folder))
             for folder in _cgroup_folders("memory", root, own)
-            for (limit,) in _numbers_in(folder, (("memory.max",), ("memory.limit_in_bytes",)))
+            for (limit,) in _numbers_in(folder, MEMORY_LIMITS)
         ),
         default=None,
     )

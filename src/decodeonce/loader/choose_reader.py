@@ -32,10 +32,10 @@ def choose_reader(root: Path, nbytes: int, name: ReaderName = "auto", slots: int
             return Choice("mmap", "a local file system, and the rows fit into half of the available memory")
         why = f"{nbytes / 1e9:.1f} GB of rows exceed half of the {memory / 1e9:.1f} GB of available memory"
         name = "pread" if is_in_memory(root) else "direct"
-    kept = kept_share(nbytes, (memory or 0) - slots) if name == "direct" else 1.0
-    if name == "direct" and kept == 1:
-        return Choice("pread", f"{why}, but all rows can stay in memory")
-    return Choice(name, why, kept)
+    if name != "direct":
+        return Choice(name, why)
+    kept = kept_share(nbytes, (memory or 0) - slots)
+    return Choice(name, why, kept) if kept < 1 else Choice("pread", f"{why}, but all rows can stay in memory")
 
 
 def kept_share(nbytes: int, memory: int) -> float:

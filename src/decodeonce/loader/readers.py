@@ -240,7 +240,7 @@ class DirectReader(Reader):
 
     def __init__(self, store: Store, threads: int, *, verify: bool = False, kept: float = 0.0) -> None:
         super().__init__(store, threads, verify=verify)
-        self.kept, self._below = kept, np.uint64(min(kept * 2.0**64, 2.0**64 - 2.0**11))
+        self._below = np.uint64(min(kept * 2.0**64, 2.0**64 - 2.0**11))
         self._direct: dict[int, int] = {}
         self.close = weakref.finalize(self, _close_all, self._fds, self._direct)
         self._own = _OfThread()

@@ -94,7 +94,7 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: P
     A killed process leaves it there. Return the size of the file and its xxh3_64, 16 hexadecimal digits.
     """
     size, state = 0, xxhash.xxh3_64()
-    temporary = (scratch or path.parent) / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
+    temporary = _temporary(path, scratch or path.parent)
     try:
         with writing(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, name=path) as fd:
             for data in chunks:
@@ -116,7 +116,7 @@ def publish(path: Path, data: bytes) -> bool:
     Exactly one of several processes and nodes that publish the same file does, also where locks exclude nobody. On a
     network file system without links, a process that is killed in between may leave an incomplete file.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    temporary = _temporary(path, path.parent)
     try:
         with writing(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, name=path) as fd:
             append(fd, data)
@@ -138,6 +138,11 @@ def publish(path: Path, data: bytes) -> bool:
         with suppress(OSError):  # report the first error
             disk.unlink(temporary)
         sync_folder(path.parent)
+
+
+def _temporary(path: Path, folder: Path) -> Path:
+    """Return a new path in `folder` for a file that is to become `path`."""
+    return folder / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
 def _write_new(path: Path, data: bytes) -> bool:

@@ -291,9 +291,9 @@ def list_top(top: Path) -> tuple[list[str], list[str]]:
 
 def _images_without_class(files: Sequence[str]) -> list[str]:
     """Return a warning if images are among the files next to the class folders, where no class contains them."""
-    beside = [name for name in files if name.lower().endswith(IMAGE_SUFFIXES)]
-    found = f"{counted(len(beside), 'image')} next to the class folders"
-    return [f"{found} (first {beside[0]!r}), in no class; left out"] if beside else []
+    images = [name for name in files if name.lower().endswith(IMAGE_SUFFIXES)]
+    found = f"{counted(len(images), 'image')} next to the class folders"
+    return [f"{found} (first {images[0]!r}), in no class; left out"] if images else []
 
 
 def open_folder(
