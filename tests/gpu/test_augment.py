@@ -52,7 +52,7 @@ def precision(request: pytest.FixtureRequest, device: torch.device) -> Iterator[
 
 @pytest.fixture(params=["triton", "torch"])
 def kernel(request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What crops, flips and normalizes."""
+    """What crops, flips, normalizes and changes colors."""
     if request.param == "torch":
         monkeypatch.setattr(fused, "TYPES", [])
     elif not has_triton() or not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
@@ -61,7 +61,8 @@ def kernel(request: pytest.FixtureRequest, device: torch.device, monkeypatch: py
 
 
 def test_kernel_runs_where_triton_does(device: torch.device, kernel: str) -> None:
-    on_both(device, RandomCrop(30), RandomResizedCrop(24), RandomFlip(), Normalize("imagenet"))
+    colors = ColorJitter(0.4, 0.4, 0.4, 0.1), RandomGrayscale(), Solarize(), GaussianBlur(5)
+    on_both(device, RandomCrop(30), RandomResizedCrop(24), RandomFlip(), *colors, Normalize("imagenet"))
     assert fused.choice(device)["kernel"] == kernel, fused.choice(device)["why"]
 
 
@@ -151,6 +152,7 @@ def test_mixed_pixels_differ_by_at_most_one_level(device: torch.device, step: St
     assert largest_difference(found.labels, expected.labels) < 1e-6
 
 
+@pytest.mark.usefixtures("precision", "kernel")
 @pytest.mark.parametrize(
     "step",
     [ColorJitter(0.4, 0.4, 0.4, 0.1), RandomGrayscale(0.5), Solarize(p=0.5), GaussianBlur(9, p=0.5), RandomErasing()],

@@ -1,6 +1,7 @@
 """Images and draws for tests of augmentations, and a device that has no values: torch's meta device."""
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,7 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from decodeonce import Batch
-from decodeonce.augment import Draws
+from decodeonce.augment import Augment, Draws
+from decodeonce.loader.augment import fused
 from decodeonce.loader.order import derive_key
 from tests.stores import random_images
 
@@ -74,3 +76,46 @@ def run_on_device(transform: Callable[[Batch], Batch], columns: dict[str, Tensor
 def same(first: dict[int, Tensor], second: dict[int, Tensor]) -> bool:
     """Whether rows have equal images."""
     return first.keys() == second.keys() and all(torch.equal(first[row], second[row]) for row in first)
+
+
+class Counting(TorchDispatchMode):
+    """Count what torch launches on a device."""
+
+    launched = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.launched += not func.is_view and "empty" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+class Launcher:
+    """In place of a kernel, which could not run on the meta device."""
+
+    def __init__(self) -> None:
+        self.launched = 0
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        def launch(*arguments: object, **settings: object) -> None:
+            self.launched += 1
+
+        return launch
+
+
+KERNELS = {"kernel": ["move_pixels", "draw_uniform", "draw_windows"]}
+KERNELS |= {"color_kernel": ["jitter_pixels", "recolor_pixels", "blur_pixels"]}
+
+
+def count_launches(augment: Augment, images: Tensor) -> tuple[int, int]:
+    """How many kernels of torch and of our own augment a batch on a device with Triton."""
+    batch, launcher = batch_of(images).to("meta"), Launcher()
+    with pytest.MonkeyPatch.context() as patch:
+        for module, names in KERNELS.items():
+            for name in names:
+                patch.setattr(importlib.import_module(f"decodeonce.loader.augment.{module}"), name, launcher)
+        patch.setattr(fused, "TYPES", ["meta"])
+        augment(batch)  # creates the constants
+        launcher.launched = 0
+        with Counting() as torchs:  # type: ignore[no-untyped-call]
+            augment(batch)
+        assert not fused.why_not(torch.device("meta"))
+    return torchs.launched, launcher.launched

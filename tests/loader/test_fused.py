@@ -4,17 +4,13 @@ Without an accelerator, the kernel runs in Triton's interpreter, on tensors on t
 """
 
 import dataclasses
-import importlib
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from decodeonce import Loader
 from decodeonce.augment import (
@@ -30,23 +26,9 @@ from decodeonce.augment import (
     Views,
 )
 from decodeonce.loader.augment import fused
-from tests.loader.augmenting import batch_of, noise
+from tests.loader.augmenting import batch_of, count_launches, noise
 
 COUNT = 4
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
-    """A device on which the kernel runs."""
-    pytest.importorskip("triton", reason="Triton comes only with torch's builds for accelerators")
-    monkeypatch.setattr(fused, "_problems", {})
-    if torch.accelerator.is_available():
-        found = torch.accelerator.current_accelerator()
-        assert found is not None
-        yield torch.device(found.type, torch.accelerator.current_device_index())
-        return
-    monkeypatch.setattr(fused, "TYPES", ["cpu"])
-    yield torch.device("cpu")
 
 
 @pytest.fixture
@@ -130,41 +112,9 @@ def test_normalized_pixels_are_close(device: torch.device, launches: list[torch.
     assert torch.allclose(found, expected, rtol=torch.finfo(dtype).eps, atol=2e-6)
 
 
-class Counting(TorchDispatchMode):
-    """Count what torch launches on a device."""
-
-    launched = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.launched += not func.is_view and "empty" not in str(func)
-        return func(*args, **(kwargs or {}))
-
-
-class Launcher:
-    """In place of a kernel, which could not run on the meta device."""
-
-    def __init__(self) -> None:
-        self.launched = 0
-
-    def __getitem__(self, grid: object) -> Callable[..., None]:
-        def launch(*arguments: object, **settings: object) -> None:
-            self.launched += 1
-
-        return launch
-
-
-def test_chain_takes_twelve_launches(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, launcher = importlib.import_module("decodeonce.loader.augment.kernel"), Launcher()
-    for name in ("move_pixels", "draw_uniform", "draw_windows"):
-        monkeypatch.setattr(kernel, name, launcher)
-    monkeypatch.setattr(fused, "TYPES", ["meta"])
-    batch = batch_of(noise(COUNT, 33, 35)).to("meta")
+def test_chain_takes_twelve_launches(device: torch.device) -> None:
     augment = Augment(RandomResizedCrop(24), RandomFlip(), Normalize("imagenet", dtype=torch.bfloat16))
-    augment(batch)  # creates the constants
-    launcher.launched = 0
-    with Counting() as torchs:  # type: ignore[no-untyped-call]
-        augment(batch)
-    assert (torchs.launched, launcher.launched) == (9, 3)
+    assert count_launches(augment, noise(COUNT, 33, 35)) == (9, 3)
 
 
 @pytest.mark.parametrize("key", [0, 5, 2**63, 2**64 - 1])

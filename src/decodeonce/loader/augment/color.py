@@ -15,22 +15,38 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from decodeonce.loader.augment.augment import Change, Draws, Plan, Step
+from decodeonce.loader.augment import fused_color
+from decodeonce.loader.augment.augment import Change, Draws, Plan
 from decodeonce.loader.augment.crop import RandomResizedCrop, check_range
-from decodeonce.loader.augment.fused import constant
+from decodeonce.loader.augment.fused import constant, either
 from decodeonce.loader.augment.rows import Rows
 
 Range = tuple[float, float]
 
 
-def _check(step: Step, rows: Rows) -> None:
-    if rows.dtype != torch.uint8 or rows.shape[2] != 3:
-        found, name = f"{rows.shape[2]} of {rows.dtype}", type(step).__name__
-        raise ValueError(f"{name} needs images with 3 channels of uint8, got {found}; put it before Normalize")
+@dataclass(frozen=True)
+class _Color(Change):
+    """Base of the steps for uint8 images with 3 channels, for which an accelerator has kernels."""
+
+    def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:
+        """Change the chosen images in kernels, or all images in torch, and choose afterwards."""
+        self._check(Rows.of(images))
+        in_torch = super().on_device
+        return either(images.device, lambda: self._launch(images, draws), lambda: in_torch(images, draws))
+
+    def _check(self, rows: Rows) -> None:
+        """Raise ValueError if the step cannot change such images."""
+        if rows.dtype != torch.uint8 or rows.shape[2] != 3:
+            found, name = f"{rows.shape[2]} of {rows.dtype}", type(self).__name__
+            raise ValueError(f"{name} needs images with 3 channels of uint8, got {found}; put it before Normalize")
+
+    def _launch(self, images: Tensor, draws: Draws) -> Tensor:
+        """Run the kernels."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class ColorJitter(Change):
+class ColorJitter(_Color):
     """Change brightness, contrast, saturation and hue in random order, like torchvision's ColorJitter. uint8 only.
 
     Args:
@@ -66,10 +82,17 @@ class ColorJitter(Change):
         )
         return *factors, _range("hue", self.hue, 0, -0.5, 0.5)
 
+    @property
+    def _used(self) -> list[int]:
+        """The numbers of the changes that change anything."""
+        return [number for number, values in enumerate(self._ranges) if values != (_NEUTRAL[number],) * 2]
+
+    def _launch(self, images: Tensor, draws: Draws) -> Tensor:
+        return fused_color.jitter(images, draws, self.p, self._ranges, self._used)
+
     def _plan(self, rows: Rows, draws: Draws) -> Plan:
-        _check(self, rows)
-        uniform, ranges = draws.uniform(9), self._ranges
-        used = [number for number, values in enumerate(ranges) if values != (_NEUTRAL[number],) * 2]
+        self._check(rows)
+        uniform, ranges, used = draws.uniform(9), self._ranges, self._used
         factors = torch.stack([low + uniform[:, i] * (high - low) for i, (low, high) in enumerate(ranges)], 1)
         order = uniform[:, 4:8].argsort(1)
 
@@ -140,7 +163,7 @@ def _gray(red: Tensor, green: Tensor, blue: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RandomGrayscale(Change):
+class RandomGrayscale(_Color):
     """Make an image gray with probability `p`, like torchvision's RandomGrayscale. uint8 with 3 channels only.
 
     Args:
@@ -157,8 +180,11 @@ class RandomGrayscale(Change):
 
     p: float = 0.1
 
+    def _launch(self, images: Tensor, draws: Draws) -> Tensor:
+        return fused_color.recolor(images, draws, self.p, None)
+
     def _plan(self, rows: Rows, draws: Draws) -> Plan:
-        _check(self, rows)
+        self._check(rows)
         return _to_gray, draws.uniform(1)[:, 0], ()
 
 
@@ -167,7 +193,7 @@ def _to_gray(images: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Solarize(Change):
+class Solarize(_Color):
     """Invert the values of an image that are at least `threshold`, like torchvision's RandomSolarize. uint8 only.
 
     Args:
@@ -190,8 +216,11 @@ class Solarize(Change):
         if not 0 <= self.threshold <= 255:
             raise ValueError(f"threshold is {self.threshold!r}, expected 0 to 255")
 
+    def _launch(self, images: Tensor, draws: Draws) -> Tensor:
+        return fused_color.recolor(images, draws, self.p, self.threshold)
+
     def _plan(self, rows: Rows, draws: Draws) -> Plan:
-        _check(self, rows)
+        self._check(rows)
 
         def solarize(images: Tensor) -> Tensor:
             return torch.where(images >= self.threshold, 255 - images, images)
@@ -200,7 +229,7 @@ class Solarize(Change):
 
 
 @dataclass(frozen=True)
-class GaussianBlur(Change):
+class GaussianBlur(_Color):
     """Blur an image, like torchvision's GaussianBlur. uint8 with 3 channels only.
 
     Args:
@@ -231,13 +260,18 @@ class GaussianBlur(Change):
     def _sigmas(self) -> Range:
         return self.sigma if isinstance(self.sigma, (tuple, list)) else (self.sigma, self.sigma)
 
-    def _plan(self, rows: Rows, draws: Draws) -> Plan:
-        _check(self, rows)
-        uniform, (low, high) = draws.uniform(2), self._sigmas
-        reach, most = self.kernel_size // 2, 2 * min(rows.shape[:2]) - 1
-        if self.kernel_size > most:
+    def _check(self, rows: Rows) -> None:
+        super()._check(rows)
+        if self.kernel_size > (most := 2 * min(rows.shape[:2]) - 1):
             size = f"{rows.shape[1]}x{rows.shape[0]}"
             raise ValueError(f"kernel_size is {self.kernel_size}, expected at most {most} for images of {size}")
+
+    def _launch(self, images: Tensor, draws: Draws) -> Tensor:
+        return fused_color.blur(images, draws, self.p, self._sigmas, self.kernel_size)
+
+    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+        self._check(rows)
+        uniform, (low, high), reach = draws.uniform(2), self._sigmas, self.kernel_size // 2
         offsets = torch.arange(-reach, reach + 1, dtype=torch.float32, device=uniform.device)
         sigma = low + uniform[:, :1] * (high - low)
         return _blur, uniform[:, 1], ((-0.5 * (offsets / sigma) ** 2).softmax(1),)

@@ -43,7 +43,7 @@ def choice(device: torch.device) -> dict[str, str]:
     """What augments images on a device, "triton" or "torch", and why; for Loader.stats()."""
     if why := why_not(device):
         return {"kernel": "torch", "why": why}
-    return {"kernel": "triton", "why": "consecutive crops, flips and Normalize of uint8 images run as one kernel"}
+    return {"kernel": "triton", "why": "crops, flips, Normalize, colors and blur of uint8 images run as few kernels"}
 
 
 def either(device: torch.device, launch: Callable[[], Tensor], otherwise: Callable[[], Tensor]) -> Tensor:
