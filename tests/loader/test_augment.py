@@ -165,16 +165,19 @@ def test_steps_neither_wait_for_the_device_nor_copy_to_it(store: Path) -> None:
     assert {tensor.device.type for tensor in mixed.tensors()} == {"meta"}
 
 
-def test_crops_need_no_float64_on_a_device() -> None:
+def test_steps_need_no_float64_on_a_device() -> None:
     """Intel Arc and Apple's GPUs lack it."""
     images = torch.empty((9, 8, 6, 3), dtype=torch.uint8, device="meta")
     columns = {"mask": images[..., 0], "boxes": torch.empty((9, 4, 4), device="meta")}
     batch = dataclasses.replace(batch_of(images), columns=columns)
     augment = Augment(RandomResizedCrop(5), RandomFlip(), RandomErasing(), paired={"mask": "nearest"})
+    mix = MixUp(0.7, 7), CutMix(0.7, 7), OneOf(MixUp(0.6, 7), CutMix(0.6, 7))  # whose tables no other test uses
     float64_device.cache_clear()
     with WithoutFloat64():  # type: ignore[no-untyped-call]
         found = augment(batch)
+        mixed = Augment(Normalize("imagenet"), *mix)(batch_of(images))
     float64_device.cache_clear()
+    assert (mixed.labels.device.type, mixed.labels.dtype) == ("meta", torch.float32)
     assert {tensor.device.type for tensor in found.tensors()} == {"meta"}
     assert (found.images.shape, found["mask"].shape, found["boxes"].dtype) == ((9, 3, 5, 5), (9, 5, 5), torch.float32)
 

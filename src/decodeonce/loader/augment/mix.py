@@ -10,6 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce.loader.arguments import check_probability, whole
@@ -37,7 +38,7 @@ class _Mixing(Step):
             soft.scatter_(1, labels[:, None], 1.0)
         else:
             soft = labels.to(torch.float32)
-        share = self._kept(draws, height, width, _all(draws)).to(torch.float32)[:, None]
+        share = self._kept(draws, height, width, _all(draws))[:, None]
         return soft * share + soft[_partners(draws)] * (1 - share)
 
     def _mix(self, images: Tensor, others: Tensor, draws: Draws, chosen: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ class _Mixing(Step):
         raise NotImplementedError
 
     def _kept(self, draws: Draws, height: int, width: int, chosen: Tensor) -> Tensor:
-        """float64 (B,): the share of the image itself in the result; 1 for rows that are not chosen."""
+        """float32 (B,): the share of the image itself in the result; 1 for rows that are not chosen."""
         raise NotImplementedError
 
 
@@ -63,10 +64,9 @@ class _Mix(_Mixing):
         object.__setattr__(self, "num_classes", whole("num_classes", self.num_classes, 1))
         check_probability(self.p)
 
-    def _draw(self, draws: Draws, chosen: Tensor, power: float, otherwise: float) -> Tensor:
-        """float64 (B,): samples of Beta(alpha, alpha), raised to `power`; `otherwise` for images that are not mixed."""
+    def _draw(self, draws: Draws, chosen: Tensor, table: Tensor, otherwise: int) -> Tensor:
+        """(B,): what `table` has for the sample of each image; `otherwise` for images that are not mixed."""
         drawn, place = draws.uniform(2).unbind(1)
-        table = _beta(self.alpha, power, drawn.device)
         return torch.where(chosen & (drawn < self.p), table[(place * _SAMPLES).to(torch.int64)], otherwise)
 
 
@@ -99,11 +99,11 @@ class MixUp(_Mix):
     """
 
     def _mix(self, images: Tensor, others: Tensor, draws: Draws, chosen: Tensor) -> Tensor:
-        kept = self._draw(draws, chosen, 1, 1).to(torch.float32)
+        kept = self._kept(draws, images.shape[1], images.shape[2], chosen)
         return (blend_on_cpu if _by_row(images) else blend_on_device)(images, others, _partners(draws), kept)
 
     def _kept(self, draws: Draws, height: int, width: int, chosen: Tensor) -> Tensor:
-        return self._draw(draws, chosen, 1, 1)
+        return self._draw(draws, chosen, _kept_shares(self.alpha, draws.rows.device), 1)
 
 
 class CutMix(_Mix):
@@ -128,10 +128,10 @@ class CutMix(_Mix):
 
     def _rectangles(self, draws: Draws, height: int, width: int, chosen: Tensor) -> Tensor:
         """int64 (B, 4): top, bottom, left and right, computed as in torchvision's CutMix."""
-        half = self._draw(draws, chosen, 0.5, 0) / 2
         ends = []
         for size, middle in zip((height, width), draws.uniform(4)[:, 2:].unbind(1), strict=True):
-            centre, reach = (middle * size).to(torch.int64), (half * size).to(torch.int64)
+            centre = (middle * size).to(torch.int64)
+            reach = self._draw(draws, chosen, _reaches(self.alpha, size, middle.device), 0)
             ends += [(centre - reach).clamp(min=0), (centre + reach).clamp(max=size)]
         return torch.stack(ends, 1)
 
@@ -141,7 +141,7 @@ class CutMix(_Mix):
 
     def _kept(self, draws: Draws, height: int, width: int, chosen: Tensor) -> Tensor:
         top, bottom, left, right = self._rectangles(draws, height, width, chosen).unbind(1)
-        return 1 - ((bottom - top) * (right - left)).to(torch.float64) / (height * width)
+        return _shares_left(height * width, top.device)[(bottom - top) * (right - left)]
 
 
 class OneOf(_Mixing):
@@ -259,12 +259,29 @@ def _partners(draws: Draws) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, order.roll(1))
 
 
-@cache
-def _beta(alpha: float, power: float, device: torch.device) -> Tensor:
-    """A table of samples of Beta(alpha, alpha), float64, raised to a power: the same on every machine.
+# Tables of what is computed in float64, which some devices lack. A device only looks up a number in them.
 
-    A device draws a sample by its index.
-    """
+
+@cache
+def _beta(alpha: float) -> NDArray[np.float64]:
+    """Samples of Beta(alpha, alpha), the same on every machine."""
     half = np.random.RandomState(0).beta(alpha, alpha, _SAMPLES // 2)  # unlike Generator, its stream never changes
-    samples = np.concatenate([half, 1 - half]) ** power
-    return torch.from_numpy(samples).to(device)
+    return np.concatenate([half, 1 - half])
+
+
+@cache
+def _kept_shares(alpha: float, device: torch.device) -> Tensor:
+    """float32: the share that MixUp keeps, by sample."""
+    return torch.from_numpy(_beta(alpha).astype(np.float32)).to(device)
+
+
+@cache
+def _reaches(alpha: float, size: int, device: torch.device) -> Tensor:
+    """int32: half the side of CutMix's rectangle in pixels, by sample, where images have `size` pixels."""
+    return torch.from_numpy((_beta(alpha) ** 0.5 / 2 * size).astype(np.int32)).to(device)
+
+
+@cache
+def _shares_left(size: int, device: torch.device) -> Tensor:
+    """float32: the share of an image of `size` pixels that CutMix keeps, by the number of pasted pixels."""
+    return torch.from_numpy((1 - np.arange(size + 1) / size).astype(np.float32)).to(device)
