@@ -344,15 +344,26 @@ def test_batches_equal_those_without_cache(store: Path, shuffle: str, tail: Tail
 
 
 class CountingDevice(HostDevice):
-    """The host as a device that counts the bytes of uploaded pixels."""
+    """The host as a device that counts transfers, and the bytes of pixels in them."""
 
     def __init__(self) -> None:
         super().__init__(CPU)
-        self.pixels = 0
+        self.transfers = self.pixels = 0
 
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.transfers += 1
         self.pixels += tensor.nbytes if tensor.dtype == torch.uint8 else 0
         return super().upload(tensor)
+
+
+@pytest.mark.parametrize("settings", [{}, {"weights": np.arange(COUNT)}])
+def test_batch_takes_two_transfers(store: Path, settings: dict[str, Any]) -> None:
+    device = CountingDevice()
+    with replace_delivery(partial(StreamDelivery, device=device, transform=None)):
+        loader = Loader(store, batch_size=BATCH, **settings)
+    with loader:
+        batches = list(loader)
+    assert device.transfers == 2 * len(batches)
 
 
 @pytest.mark.parametrize("tail", ["drop", "keep"])

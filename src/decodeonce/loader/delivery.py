@@ -309,9 +309,10 @@ class Delivery:
             arrays = self._split(images)
             images = arrays.pop("images")
             moved |= arrays
-        positions = None if step.positions is None else self._move(step.positions)
-        rows = self._move(step.rows)
-        filled.batch = Batch(images, self._move(labels), rows, step.valid, step.epoch, moved, positions)
+        # In one transfer, too, because the cost of these small ones does not depend on their size.
+        numbers = [step.rows, labels] if step.positions is None else [step.rows, labels, step.positions]
+        rows, moved_labels, *positions = self._move(np.stack(numbers))
+        filled.batch = Batch(images, moved_labels, rows, step.valid, step.epoch, moved, *positions)
         if self._transform is not None:
             start = time.perf_counter()
             filled.batch = self._transformed(filled.batch, self._transform)
