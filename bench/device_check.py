@@ -158,7 +158,7 @@ def find_steps(device: str, out: Path, scratch: Path) -> list[Step]:
         Step("data", 20, 90, run("bench.device_parts", "data", store, *made)),
         Step("tests", 20, 130, test(f"not ({slow})")),
         Step("copies", 20, 60, part("copies")),
-        Step("augmentation", 20, 60, part("augmentation")),
+        Step("augmentation", 20, 80, part("augmentation")),
         Step("ahead", 15, 40, part("ahead")),
         Step("training", 60, 150, run("bench.gpu", store, *training, *repeats, "--trace", str(out / "trace.json"))),
         Step("small", 20, 90, part("small")),

@@ -151,7 +151,9 @@ class Parts:
             self.augmented(f"crop, flip, normalize to bf16, {products}", Augment(*chain), 256)
         torch.set_float32_matmul_precision("highest")
         jitter = ColorJitter(0.4, 0.4, 0.2, 0.1, p=0.8)
-        steps = [chain[0], *chain[1:], jitter, RandomGrayscale(p=0.2), GaussianBlur(23, p=0.5), Solarize(p=0.2)]
+        gray, blur = RandomGrayscale(p=0.2), GaussianBlur(23, p=0.5)
+        self.augmented("a view of SimCLR", Augment(*chain[:2], jitter, gray, blur, chain[2]), 256)
+        steps = [*chain, jitter, gray, blur, Solarize(p=0.2)]
         for step in [*steps, RandomErasing(), MixUp(0.2, num_classes=1000), CutMix(1.0, num_classes=1000)]:
             self.augmented(type(step).__name__, Augment(step), 224)
 
