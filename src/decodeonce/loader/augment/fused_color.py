@@ -1,6 +1,7 @@
 """ColorJitter, RandomGrayscale, Solarize and GaussianBlur of a batch on an accelerator, in one or two kernels each.
 
-torch launches 20 to 200 kernels for one of these steps. Its code in `color.py` gives the same results, within a level.
+torch launches 217 kernels for ColorJitter and 66 for GaussianBlur. Its code in `color.py` gives the same results,
+within a level.
 """
 
 from __future__ import annotations
