@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
-from decodeonce.store.layout import Paired, StorePaths
+from decodeonce.store.layout import Paired, PixelsName, StorePaths
 from decodeonce.store.manifest import DATA_OFFSET, Column, ImageClass, Manifest
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_lines
 from decodeonce.store.writer import seal_store, shard_ranges, write_array, write_small
@@ -40,13 +40,15 @@ def make_store(
     block_rows: int = 4,
     columns: Mapping[str, NDArray[Any]] | None = None,
     paired: Mapping[str, NDArray[np.uint8]] | None = None,
+    pixels: PixelsName = "rgb",
 ) -> Path:
     """Write a store of these images at `root` and return `root`. Labels default to row % classes.
 
     `paired` are masks (count, H, W) and second images (count, H, W, 3).
     """
     count, paired = len(images), paired or {}
-    whole = np.concatenate([array.reshape(count, -1) for array in (images, *paired.values())], axis=1)
+    packed = images if pixels == "rgb" else np.stack([packed_row(image) for image in images])
+    whole = np.concatenate([array.reshape(count, -1) for array in (packed, *paired.values())], axis=1)
     labels = np.arange(count) % classes if labels is None else labels
     shard_rows = shard_rows or count
     paths = StorePaths(root)
@@ -58,8 +60,27 @@ def make_store(
     channels = [Paired(name, 3 if array.ndim == 4 else 1) for name, array in paired.items()]
     facts: dict[str, Any] = {"container": container, "block_rows": block_rows, "paired": tuple(channels)}
     mean, std = pixel_statistics(images)
-    facts |= {"shape": images.shape[1:], "pixel_mean": mean, "pixel_std": std}
+    facts |= {"shape": images.shape[1:], "pixel_mean": mean, "pixel_std": std, "pixels": pixels}
     return seal(root, labels, sums, shard_rows=shard_rows, classes=classes, columns=columns, **facts)
+
+
+def packed_row(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return an RGB image as its row in a yuv420 store: the integers that docs/reference/format.md defines."""
+    wide = image.astype(np.int64)
+    small = (wide[::2, ::2] + wide[::2, 1::2] + wide[1::2, ::2] + wide[1::2, 1::2] + 2) >> 2
+    y = (wide @ np.array([19595, 38470, 7471]) + 32768) >> 16
+    u = (small @ np.array([-5529, -10855, 16384]) + (128 << 15) + 16383) >> 15
+    v = (small @ np.array([16384, -13720, -2664]) + (128 << 15) + 16383) >> 15
+    return np.concatenate([plane.reshape(-1) for plane in (y, u, v)]).astype(np.uint8)
+
+
+def unpacked_row(row: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Return the RGB image in a row of a yuv420 store: the integers that docs/reference/format.md defines."""
+    y, u, v = np.split(row.astype(np.int64), [height * width, height * width * 5 // 4])
+    y = 64 * y.reshape(height, width)
+    u, v = (plane.reshape(height // 2, width // 2).repeat(2, 0).repeat(2, 1) - 128 for plane in (u, v))
+    levels = (y + 90 * v + 32, y - 22 * u - 46 * v + 32, y + 113 * u + 32)
+    return np.stack([(level >> 6).clip(0, 255) for level in levels], axis=-1).astype(np.uint8)
 
 
 def seal(

@@ -183,10 +183,10 @@ def make_targets(base: Path) -> dict[str, Target]:
     two_workers = (*export, "webdataset", "--shard-rows", "3", "--workers", "2")
     targets = [
         Build("npy", sandbox, tree),
-        Build("hdf5", sandbox, (*tree, "--format", "hdf5")),
+        Build("hdf5", sandbox, (*tree, "--format", "hdf5", "--pixels", "yuv420")),
         Build("boxes", sandbox, (*tree, "--boxes", str(base / "boxes"), "--keep-boxes", "2")),
         Build("large", sandbox, (*large, "--workers", "2")),
-        Build("convert", sandbox, ("convert", store, out, "--size", "16", "--format", "hdf5", "--workers", "1")),
+        Build("convert", sandbox, ("convert", store, out, "--size", "16", "--pixels", "yuv420", "--workers", "1")),
         Stage("stage", sandbox, ("stage", store, str(sandbox / "part"), "--node-rank", "1", "--node-count", "3")),
         Export("folder", sandbox, (*export, "folder", "--workers", "1"), refusal=HERE),
         Export("webdataset", sandbox, (*export, "webdataset", "--shard-rows", "5", "--workers", "1"), refusal=HERE),

@@ -13,7 +13,7 @@ from decodeonce.cli.options import ClassOption, DryRun, MatchOption, Out, RowsOp
 from decodeonce.cli.output import build_progress, say
 from decodeonce.formatting import counted
 from decodeonce.prep.recipe import Filter, Sort
-from decodeonce.store.layout import ContainerName, StorePaths
+from decodeonce.store.layout import ContainerName, PixelsName, StorePaths
 
 
 def convert(
@@ -30,6 +30,10 @@ def convert(
     ] = None,
     resize_filter: Annotated[
         Filter | None, option("Choose the filter for resizing. (default: that of IN)", flag="--filter")
+    ] = None,
+    pixels: Annotated[
+        PixelsName | None,
+        option("Choose how a row holds its image. yuv420: in half the bytes of rgb. (default: that of IN)"),
     ] = None,
     names: ClassOption = None,
     match: MatchOption = None,
@@ -60,6 +64,7 @@ def convert(
             shard_size=shard_bytes,
             size=height_width,
             filter=resize_filter,
+            pixels=pixels,
             selection=selected,
             sort=sort,
             shuffle_seed=seed,

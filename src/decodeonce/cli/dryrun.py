@@ -18,7 +18,7 @@ import numpy as np
 
 from decodeonce.cli.bench.machine import busy_share, core_times, drop_pages, others_share, others_text
 from decodeonce.cli.kinds import BuildRequest
-from decodeonce.cli.output import advice_on
+from decodeonce.cli.output import advice_on, both_sizes_text
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, duration_text, size_text
 from decodeonce.host import free_space, is_in_memory, network_file_system, usable_cores
@@ -141,7 +141,8 @@ def planned_text(source: Source, recipe: Recipe, rows: int) -> str:
     blocks = Blocks.of(rows, row_bytes, recipe.shard_size, source.block_rows(rows, row_bytes))
     return (
         f"{counted(rows, 'row')} of {recipe.height}x{recipe.width}x3 in "
-        f"{counted(len(source.classes()), 'class', 'classes')}, {size_text(rows * row_bytes)} in "
+        f"{counted(len(source.classes()), 'class', 'classes')}, "
+        f"{both_sizes_text(rows * row_bytes, rows, recipe.pixels, recipe.shape)} in "
         f"{counted(-(-rows // blocks.shard_rows), f'{recipe.container} shard')}"
     )
 

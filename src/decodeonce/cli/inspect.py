@@ -16,9 +16,18 @@ import typer
 import decodeonce
 from decodeonce.cli import printable
 from decodeonce.cli.options import ClassOption, JsonFlag, MatchOption, RowsOption, StoreArgument, option, selected_lines
-from decodeonce.cli.output import check_out, count_bar, print_json, rejects_text, say, show_facts, write_out
+from decodeonce.cli.output import (
+    both_sizes_text,
+    check_out,
+    count_bar,
+    print_json,
+    rejects_text,
+    say,
+    show_facts,
+    write_out,
+)
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.formatting import counted, duration_text, quoted, size_text
+from decodeonce.formatting import counted, duration_text, quoted
 from decodeonce.host import usable_cores
 from decodeonce.store.layout import Json, repair_advice
 
@@ -43,6 +52,7 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
         "held_rows": len(opened.rows),
         "shape": list(manifest.shape),
         "dtype": manifest.dtype,
+        "pixels": manifest.pixels,
         "container": manifest.container,
         "shards": len(manifest.shards),
         "bytes": sum(shard.bytes for shard in manifest.shards),
@@ -75,7 +85,7 @@ def _for_people(facts: Json) -> Json:
         "store": facts["store"],
         "rows": f"{facts['rows']:,} of {'x'.join(map(str, facts['shape']))} {facts['dtype']}",
         **({"staged_part": f"rows {first:,} to {first + held - 1:,}"} if facts["staged_part"] else {}),
-        "size": f"{size_text(facts['bytes'])} in {counted(facts['shards'], facts['container'] + ' shard')}",
+        "size": f"{_size_text(facts)} in {counted(facts['shards'], facts['container'] + ' shard')}",
         "classes": f"{facts['classes']:,}",
         "rows_per_class": _per_class_text(facts["rows_per_class"]),
         "rejects": rejects_text(facts["rejects"], facts["rows"]),
@@ -90,6 +100,10 @@ def _for_people(facts: Json) -> Json:
         **({"decoder_crashes": facts["decoder_crashes"]} if facts["decoder_crashes"] else {}),
         "digest": facts["digest"],
     }
+
+
+def _size_text(facts: Json) -> str:
+    return both_sizes_text(facts["bytes"], facts["rows"], facts["pixels"], tuple(facts["shape"]))
 
 
 def _rows_per_class(store: Store) -> Json:

@@ -18,7 +18,7 @@ from decodeonce.cli.options import DEFAULT_MAX_BAD, DryRun, MaxBad, Out, Size, S
 from decodeonce.errors import BuildError
 from decodeonce.prep.recipe import BoxOrigin, BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
 from decodeonce.prep.sources import KINDS, find_opener, plugin_errors, plugins
-from decodeonce.store.layout import ContainerName
+from decodeonce.store.layout import ContainerName, PixelsName
 
 if TYPE_CHECKING:
     from decodeonce.prep.building.pool import WorkSettings
@@ -36,7 +36,7 @@ OnBadOption = Annotated[
 # The headings of --help, with the parameters below each. The flags of one kind of source are below "Source".
 HEADINGS = {
     "Source": ("classes", "follow_links", "expect"),
-    "Images": ("size", "fit", "filter", "exif", "levels", "on_damaged", "scaled_decode", "map", "paired"),
+    "Images": ("size", "fit", "filter", "exif", "levels", "on_damaged", "scaled_decode", "map", "paired", "pixels"),
     "Store": ("container", "shard_size", "shuffle_seed"),
     "Boxes": ("boxes", "box_margin", "min_box", "without_box", "box_origin", "keep_boxes"),
     "Run": ("workers", "on_bad", "max_bad", "dry_run"),
@@ -70,6 +70,10 @@ class BuildOptions:
     filter: Annotated[Filter, option("Choose the filter for resizing. bilinear is torchvision's default.")] = (
         Recipe.filter
     )
+    pixels: Annotated[
+        PixelsName,
+        option("Choose how a row holds its image. yuv420: in half the bytes of rgb, with colors at half resolution."),
+    ] = Recipe.pixels
     container: Annotated[
         ContainerName,
         option("Choose the file format of the shards. npy: NumPy arrays; hdf5: HDF5 files.", flag="--format"),
@@ -206,7 +210,16 @@ class BuildOptions:
         from decodeonce.prep.pixels.user_map import find_map
 
         height, width = parse.row_size(self.size)
-        same: tuple[str, ...] = ("fit", "filter", "container", "exif", "levels", "on_damaged", "scaled_decode")
+        same: tuple[str, ...] = (
+            "fit",
+            "filter",
+            "container",
+            "exif",
+            "levels",
+            "on_damaged",
+            "scaled_decode",
+            "pixels",
+        )
         return Recipe(
             **{name: getattr(self, name) for name in same},
             height=height,

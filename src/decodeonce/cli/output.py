@@ -22,7 +22,8 @@ import typer
 
 from decodeonce import cli
 from decodeonce.cli import fitted
-from decodeonce.formatting import counted, without_secrets
+from decodeonce.formatting import counted, size_text, without_secrets
+from decodeonce.store.layout import PixelsName, image_bytes
 
 if TYPE_CHECKING:
     from decodeonce.prep.building.pool import Progress
@@ -40,6 +41,16 @@ def say(text: str, *, err: bool = False) -> None:
         bars, stream = sys.modules.get("tqdm"), sys.stderr if err else sys.stdout
         with bars.tqdm.external_write_mode(stream) if bars else nullcontext():
             typer.echo(fitted(text, stream), err=err)
+
+
+def both_sizes_text(nbytes: int, rows: int, pixels: PixelsName, shape: tuple[int, int, int]) -> str:
+    """Format the bytes of a store whose `rows` hold images as `pixels` says, and what the other choice would take."""
+    other: PixelsName = "yuv420" if pixels == "rgb" else "rgb"
+    try:
+        saved = rows * (image_bytes(pixels, shape) - image_bytes(other, shape))
+    except ValueError:  # images of this size cannot be stored like that
+        return size_text(nbytes)
+    return f"{size_text(nbytes)} ({size_text(nbytes - saved)} as {other})"
 
 
 class _Warnings(logging.Handler):

@@ -22,6 +22,8 @@ from decodeonce.loader.buffers import Event, Pool, Slot, Slots, page_aligned_slo
 from decodeonce.loader.meter import mark
 from decodeonce.loader.order import Rows
 from decodeonce.loader.partition import StepRows
+from decodeonce.loader.planes import Planes
+from decodeonce.store.manifest import Manifest
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,8 @@ class Batch:
         columns: The store's other numeric columns by name, each (B, ...), and its paired masks, uint8 (B, H, W), and
             images, uint8 (B, H, W, 3).
         views: After ``Views``: the images of each view, like `images` after ``Augment``. Otherwise empty.
+        planes: With ``Loader(pixels="stored")``, how images that are not RGB are stored (see ``Planes``); they are then
+            uint8 (B, bytes). Otherwise None.
         positions: With ``Loader(weights=...)`` or ``Loader(steps=...)``, int64 (B,): a number of its own for each row
             of the epoch, where the same row can occur several times. Derive random numbers from it instead of from
             `rows`, as ``Augment`` does. Otherwise None.
@@ -63,6 +67,7 @@ class Batch:
     columns: dict[str, Tensor] = field(default_factory=dict)
     positions: Tensor | None = None
     views: tuple[Tensor, ...] = ()
+    planes: Planes | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
         yield self.images
@@ -156,7 +161,8 @@ USE_PER_IMAGE = "If it is a transform for single images, such as those of torchv
 
 Array = NDArray[np.generic]
 Shape = tuple[int, ...]
-Split = Callable[[Tensor], dict[str, Tensor]]
+Arrays = dict[str, Tensor]
+Split = Callable[[Tensor], tuple[Arrays, Planes | None]]
 Result = tuple[float, float] | BaseException  # the times of a copying thread (see meter.timed), or its error
 
 # One slot is copied to the device, one is being filled, and one is started while that finishes. More would only wait.
@@ -305,14 +311,15 @@ class Delivery:
         """Make the batch on its device, and transform it. The slot is given back automatically."""
         step, images = filled.step, self._images(filled)
         moved = {name: self._move(column) for name, column in columns.items()}
+        planes = None
         if self._split:  # one transfer, of which images and masks are views
-            arrays = self._split(images)
+            arrays, planes = self._split(images)
             images = arrays.pop("images")
             moved |= arrays
         # In one transfer, too, because the cost of these small ones does not depend on their size.
         numbers = [step.rows, labels] if step.positions is None else [step.rows, labels, step.positions]
         rows, moved_labels, *positions = self._move(np.stack(numbers))
-        filled.batch = Batch(images, moved_labels, rows, step.valid, step.epoch, moved, *positions)
+        filled.batch = Batch(images, moved_labels, rows, step.valid, step.epoch, moved, *positions, planes=planes)
         if self._transform is not None:
             start = time.perf_counter()
             filled.batch = self._transformed(filled.batch, self._transform)
@@ -515,6 +522,17 @@ class CachedDelivery(StreamDelivery):
         return rows - self._rows.start if isinstance(self._rows, range) else self._rows.searchsorted(rows)
 
 
+def split_rows(manifest: Manifest, unpack: bool, rows: Tensor) -> tuple[Arrays, Planes | None]:
+    """Return the arrays of a batch of rows, "images" and those paired with them, and how images are stored.
+
+    With `unpack`, they are RGB.
+    """
+    arrays, planes = manifest.views(rows), Planes.of(manifest)
+    if planes and unpack:
+        return {**arrays, "images": planes.unpack(arrays["images"])}, None
+    return arrays, planes
+
+
 def make_delivery(
     device: torch.device,
     shape: Shape,
@@ -525,7 +543,7 @@ def make_delivery(
 ) -> Delivery:
     """Create the delivery to a device, with slots of `shape`.
 
-    `cached`: rows to keep in device memory, or None. `split`: `Manifest.arrays`, if a row holds more than an image.
+    `cached`: rows to keep in device memory, or None. `split`: what makes arrays of rows that are not RGB images alone.
     """
     if transform is not None:
         _check_transform(transform)

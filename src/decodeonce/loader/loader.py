@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from itertools import chain, islice, starmap
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
@@ -21,7 +22,7 @@ from decodeonce.loader.augment.views import Views
 from decodeonce.loader.buffers import refuse_to_copy
 from decodeonce.loader.choose_reader import ReaderName
 from decodeonce.loader.dataset import StoreDataset
-from decodeonce.loader.delivery import Batch, Transform, find_device, make_delivery
+from decodeonce.loader.delivery import Batch, Transform, find_device, make_delivery, split_rows
 from decodeonce.loader.epoch import Epoch, Filler
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.order import Rows, Shuffle, derive_key, make_order
@@ -49,6 +50,7 @@ CHOICES: dict[str, object] = {
     "tail": Tail,
     "reader": ReaderName,
     "cache": Literal[None, "device"],
+    "pixels": Literal["rgb", "stored"],
 }
 
 # In our measurements, two threads copied as fast as two cores can. A rank should use only a few cores for loading.
@@ -110,6 +112,9 @@ class Loader:
             of the rank. Default: None, no cache.
         verify: If True, compare each row with its checksum when it is read. A damaged row raises StoreError at
             ``next()``; the error names the row. :doc:`/how-to/verify-and-repair` shows the cost. Default: False.
+        pixels: "rgb" (default): images are RGB, also of stores that hold them as yuv420; a CPU unpacks these in the
+            copying threads, a device by itself, and ``Augment`` after its first crop. "stored": as they are stored, so
+            that your model or transform can unpack them; ``batch.planes`` then says how.
 
     Attributes:
         batch_size: Rows per batch on each rank.
@@ -161,12 +166,13 @@ class Loader:
         transform: Transform | None = None,
         cache: Literal["device"] | None = None,
         verify: bool = False,
+        pixels: Literal["rgb", "stored"] = "rgb",
     ) -> None:
         if isinstance(shuffle, bool):
             raise TypeError(f'shuffle is {shuffle} as for torch\'s DataLoader; pass "{"full" if shuffle else "none"}"')
         if tail is None:
             tail = "keep" if shuffle == "none" else "drop"
-        for name, value in zip(CHOICES, (shuffle, partition, tail, reader, cache), strict=True):
+        for name, value in zip(CHOICES, (shuffle, partition, tail, reader, cache, pixels), strict=True):
             if value not in (choices := get_args(CHOICES[name])):
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
         self.batch_size, self._prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1, MOST)
@@ -192,13 +198,25 @@ class Loader:
             )
         self._table = None if weights is None else make_table(weights, opened, self._chosen, shuffle, partition)
 
-        shape = (self.batch_size, *self._manifest.row_shape)
-        split = self._manifest.arrays if self._manifest.paired else None
+        as_stored = pixels == "stored" or isinstance(transform, (Augment, Views))  # these crop before they unpack
+        on_host = target.type == "cpu" and not cache
+        # What is in a slot. Copying threads unpack rows for a host; a device does this itself.
+        held = replace(self._manifest, pixels="rgb") if on_host and not as_stored else self._manifest
+        shape = (self.batch_size, *held.row_shape)
+        split = partial(split_rows, held, not as_stored) if len(held.row_shape) == 1 else None
         self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None, split)
         self._steps = None if steps is None else whole("steps", steps, 1, MOST_STEPS)
         self._positions = Positions(self._partition, self._steps)
-        slots = (self._prefetch + 2) * self.batch_size * self._manifest.row_bytes
-        made, self._choice = make_reader(opened, reader, threads, verify=verify, count=self.count, slots=slots)
+        slots = (self._prefetch + 2) * self.batch_size * held.row_bytes
+        made, self._choice = make_reader(
+            opened,
+            reader,
+            threads,
+            verify=verify,
+            unpack=held.pixels != self._manifest.pixels,
+            count=self.count,
+            slots=slots,
+        )
         self._reader: Reader | None = made
         self._meter = Meter()
         self._filler: Filler | None = None  # of the last epoch; its threads may outlive the epoch

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -49,13 +50,21 @@ class Span(NamedTuple):
     offset: int
 
 
+class _Packed(threading.local):
+    """Memory of a copying thread for rows that are not unpacked yet."""
+
+    nbytes = 0
+    memory = np.empty(0, np.uint8)
+
+
 class Reader:
     """Read rows into slots with `threads` threads and one preadv per run of consecutive rows.
 
     Only one thread can call `open`, `calls` and `hint`; any thread can run the calls that they return. With `verify`,
-    the thread that copied a row also checks it. Hints are needed because a copying thread has a single read in
-    progress, which is too little for most storage (docs/contribute/lab-notes.md). A hint takes long if the queue of the
-    storage is full, and because the kernel works page by page.
+    the thread that copied a row also checks it. With `unpack`, it then unpacks the image of the row, for slots of RGB.
+    Hints are needed because a copying thread has a single read in progress, which is too little for most storage
+    (docs/contribute/lab-notes.md). A hint takes long if the queue of the storage is full, and because the kernel works
+    page by page.
 
     Raises:
         StoreError: If `verify` is set and checksums.npy or a column is damaged.
@@ -63,7 +72,9 @@ class Reader:
 
     name = "pread"
 
-    def __init__(self, store: Store, threads: int, *, verify: bool = False) -> None:
+    def __init__(self, store: Store, threads: int, *, verify: bool = False, unpack: bool = False) -> None:
+        self._unpack = unpack
+        self._packed = _Packed()
         self.manifest, self.row_bytes, self.threads = store.manifest, store.manifest.row_bytes, threads
         self._root, shards = store.paths.root, self.manifest.shards
         self.paths = [self._root / shard.file for shard in shards]
@@ -108,6 +119,7 @@ class Reader:
         """One call per thread. Together the calls fill out[i] with row rows[i], and write nothing else."""
         self._prepare(rows)
         copy = self._copy if self._checksums is None else partial(self._copy_verified, self._checksums)
+        copy = partial(self._copy_unpacked, copy) if self._unpack else copy
         cuts = [len(rows) * share // self.threads for share in range(self.threads + 1)]
         return [partial(copy, rows[a:b], out[a:b]) for a, b in pairwise(cuts) if a < b]
 
@@ -149,6 +161,17 @@ class Reader:
         if wrong is not None:
             raise damaged_row_error(self._root, self.manifest, int(rows[wrong]))
 
+    def _copy_unpacked(self, copy: Callable[[Rows, Pixels], None], rows: Rows, out: Pixels) -> None:
+        if self._packed.nbytes < (nbytes := len(rows) * self.row_bytes):
+            self._packed.nbytes, self._packed.memory = nbytes, np.frombuffer(page_aligned(nbytes), np.uint8)
+        packed = self._packed.memory[:nbytes].reshape(len(rows), self.row_bytes)
+        copy(rows, packed)
+        stored = self.manifest.views(packed)
+        wanted = replace(self.manifest, pixels="rgb").views(out.reshape(len(rows), -1))
+        self.manifest.unpack(stored.pop("images"), out=wanted["images"])
+        for name, array in stored.items():
+            wanted[name][...] = array
+
     def _prepare(self, rows: Rows) -> None:
         """Prepare to copy these rows. A single thread calls this before the others copy."""
         self.open(rows)
@@ -185,8 +208,8 @@ class MmapReader(Reader):
     # threads: np.take 18.3 and 20.0, np.copyto row by row 17.3 and 17.9, torch.index_select 15.4 and 17.5, preadv 11.3
     # and 13.9. A first pass over a mapping ran at 11.5 with one thread. MADV_POPULATE_READ cost as much as it saved.
 
-    def __init__(self, store: Store, threads: int, *, verify: bool = False) -> None:
-        super().__init__(store, threads, verify=verify)
+    def __init__(self, store: Store, threads: int, *, verify: bool = False, unpack: bool = False) -> None:
+        super().__init__(store, threads, verify=verify, unpack=unpack)
         self._mapped: dict[int, Pixels] = {}
 
     def _prepare(self, rows: Rows) -> None:
@@ -238,8 +261,10 @@ class DirectReader(Reader):
 
     name = "direct"
 
-    def __init__(self, store: Store, threads: int, *, verify: bool = False, kept: float = 0.0) -> None:
-        super().__init__(store, threads, verify=verify)
+    def __init__(
+        self, store: Store, threads: int, *, verify: bool = False, unpack: bool = False, kept: float = 0.0
+    ) -> None:
+        super().__init__(store, threads, verify=verify, unpack=unpack)
         self._below = np.uint64(min(kept * 2.0**64, 2.0**64 - 2.0**11))
         self._direct: dict[int, int] = {}
         self.close = weakref.finalize(self, _close_all, self._fds, self._direct)
@@ -341,7 +366,14 @@ def _do_nothing() -> None:
 
 
 def make_reader(
-    store: Store, name: ReaderName, threads: int, *, verify: bool, count: int | None = None, slots: int = 0
+    store: Store,
+    name: ReaderName,
+    threads: int,
+    *,
+    verify: bool,
+    unpack: bool = False,
+    count: int | None = None,
+    slots: int = 0,
 ) -> tuple[Reader, dict[str, Any]]:
     """Create a reader; return it and, for `stats`, its name, why it was chosen, and its settings.
 
@@ -352,14 +384,14 @@ def make_reader(
     choice = choose_reader(store.paths.root, count * store.manifest.row_bytes, name, slots)
     if choice.name == "direct":
         try:
-            direct = DirectReader(store, threads, verify=verify, kept=choice.kept)
+            direct = DirectReader(store, threads, verify=verify, unpack=unpack, kept=choice.kept)
             return direct, {**choice._asdict(), "threads": direct.threads}
         except OSError as error:
             if error.errno in TRANSIENT_ERRORS:
                 raise
             why = f"{choice.why}, but this file system has no direct reads ({error.strerror})"
             choice = Choice("pread", why)
-    made = (MmapReader if choice.name == "mmap" else Reader)(store, threads, verify=verify)
+    made = (MmapReader if choice.name == "mmap" else Reader)(store, threads, verify=verify, unpack=unpack)
     return made, {**choice._asdict(), "threads": threads}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
-from decodeonce.store.layout import NOT_PAIRED, ContainerName, Json, Paired
+from decodeonce.store.layout import NOT_PAIRED, ContainerName, Json, Paired, PixelsName, image_bytes
 
 Fit = Literal["crop", "stretch", "pad"]
 Filter = Literal["bilinear", "bicubic", "lanczos", "box"]
@@ -105,6 +105,7 @@ class Recipe:
         boxes: How to treat annotated boxes. None (default): ignore them.
         map: A function to call on each decoded image, from `find_map`. None (default): no map.
         paired: The masks and second images that follow the image in each row. A build takes them from its source.
+        pixels: How a row holds its image. "rgb" (default), or "yuv420" in half the bytes.
 
     Raises:
         ValueError: If a value is out of range, or settings conflict.
@@ -129,6 +130,7 @@ class Recipe:
     boxes: BoxRules | None = None
     map: UserMap | None = None
     paired: tuple[Paired, ...] = ()
+    pixels: PixelsName = "rgb"
 
     def __post_init__(self) -> None:
         if not (1 <= self.height <= 16384 and 1 <= self.width <= 16384):
@@ -136,8 +138,9 @@ class Recipe:
         if self.shard_size < 1:
             raise ValueError(f"shard_size is {self.shard_size} bytes, expected at least 1")
         choices = {"fit": Fit, "filter": Filter, "container": ContainerName, "exif": Exif, "on_damaged": OnDamaged}
-        for name, allowed in choices.items():
+        for name, allowed in {**choices, "pixels": PixelsName}.items():
             check_choice(name, getattr(self, name), allowed)
+        image_bytes(self.pixels, self.shape)  # raises ValueError if rows of this size cannot be stored like this
         if self.levels is not None:
             gray_range(self.levels)
         if self.map and self.scaled_decode:
@@ -170,12 +173,14 @@ class Recipe:
     @property
     def row_bytes(self) -> int:
         """Size of a row in bytes."""
-        return self.height * self.width * (3 + sum(one.channels for one in self.paired))
+        paired = self.height * self.width * sum(one.channels for one in self.paired)
+        return image_bytes(self.pixels, self.shape) + paired
 
     def facts(self, decoders: dict[str, str]) -> dict[str, object]:
         """Return the recipe as manifests and plans write it: without what few builds use, unless this one does."""
         facts = {**asdict(self), "decoders": decoders, "paired": [one.text for one in self.paired]}
-        return {name: fact for name, fact in facts.items() if fact or name not in ("paired", "levels")}
+        unused: dict[str, object] = {"paired": [], "levels": None, "pixels": "rgb"}
+        return {name: fact for name, fact in facts.items() if name not in unused or fact != unused[name]}
 
 
 def gray_range(levels: str) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ from decodeonce.formatting import quoted, without_secrets
 from decodeonce.host import network_file_system
 
 ContainerName = Literal["npy", "hdf5"]  # defined here because recipe and command line need it without NumPy
+PixelsName = Literal["rgb", "yuv420"]
 MOST_NAME_BYTES = 100  # of a paired image
 # Arrays of a store or batch: no paired image may have these names.
 NOT_PAIRED = ("images", "labels", "rows", "checksums", "boxes", "box_count", "box_labels")
@@ -66,6 +67,19 @@ class Paired:
     def text(self) -> str:
         """The inverse of `parse`."""
         return self.name if self.channels == 1 else f"{self.name}:rgb"
+
+
+def image_bytes(pixels: PixelsName, shape: tuple[int, int, int]) -> int:
+    """Return the bytes of an image of `shape` (H, W, C) in a row; ValueError if it cannot be stored like this."""
+    height, width, channels = shape
+    if pixels == "rgb":
+        return height * width * channels
+    if channels != 3:
+        raise ValueError(f"the images have {channels} channels, but yuv420 is made of 3")
+    if height % 2 or width % 2:
+        less, more = (f"{height + sign * (height % 2)}x{width + sign * (width % 2)}" for sign in (-1, 1))
+        raise ValueError(f"size is {height}x{width}, but yuv420 needs an even height and width: use {less} or {more}")
+    return height * width * 3 // 2
 
 
 class StorePaths:

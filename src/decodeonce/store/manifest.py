@@ -23,11 +23,21 @@ from decodeonce.errors import StoreError
 from decodeonce.store.containers import npy_header
 from decodeonce.store.files import read_regular
 from decodeonce.store.hashing import MAX_SIGNED_BYTES, parse_signed, sign
-from decodeonce.store.layout import NOT_PAIRED, ContainerName, Json, Paired, missing_advice
+from decodeonce.store.layout import (
+    NOT_PAIRED,
+    ContainerName,
+    Json,
+    Paired,
+    PixelsName,
+    image_bytes,
+    missing_advice,
+)
+from decodeonce.store.pixels import CODECS, Pixels
 
 FORMAT = "decodeonce"
 VERSION = 1
 PAIRED_VERSION = 2  # of stores whose rows hold more than an image: readers of version 1 must refuse them
+PIXELS_VERSION = 3  # of stores whose images are not RGB: readers of versions 1 and 2 must refuse them
 PART_FORMAT = "decodeonce-part"
 PART_VERSION = 1
 DATA_OFFSET = 4096
@@ -35,7 +45,7 @@ MAX_DATA_OFFSET = 1 << 20  # headers are read into memory
 BOX_LABELS = "box_labels"  # the column of indexes into box_classes; -1 for none
 BOX_COLUMNS = ("boxes", "box_count", BOX_LABELS)  # written by `prep build --keep-boxes`
 REBUILD = "remove the store and build it again"
-OPTIONAL_KEYS = {"box_classes", "decoder_crashes", "paired"}  # all others must be present
+OPTIONAL_KEYS = {"box_classes", "decoder_crashes", "paired", "pixels"}  # all others must be present
 T = TypeVar("T")
 _field_types: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
@@ -154,6 +164,7 @@ class Manifest:
         box_classes: Class names of the column `box_labels` in label order. None if the manifest has no such key.
         decoder_crashes: Number of images that crashed a decoder, or took too long, during the build.
         paired: The masks and second images that follow the image in each row, in order.
+        pixels: How a row holds its image: "rgb", or "yuv420" in half the bytes.
         dtype: Dtype of the images, always "uint8".
         digest: xxh3_64 of everything else in store.json.
 
@@ -178,24 +189,27 @@ class Manifest:
     box_classes: tuple[str, ...] | None = None
     decoder_crashes: int = 0
     paired: tuple[Paired, ...] = ()
+    pixels: PixelsName = "rgb"
     dtype: Literal["uint8"] = "uint8"
     digest: str = field(default="", compare=False)
 
     @property
     def version(self) -> int:
         """Version of the format."""
+        if self.pixels != "rgb":
+            return PIXELS_VERSION
         return PAIRED_VERSION if self.paired else VERSION
 
     @property
     def row_bytes(self) -> int:
         """Size of one row in bytes."""
-        height, width, channels = self.shape
-        return height * width * (channels + sum(one.channels for one in self.paired))
+        height, width, _ = self.shape
+        return image_bytes(self.pixels, self.shape) + height * width * sum(one.channels for one in self.paired)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of a row in a shard: that of the image, or (bytes,) if anything is paired with the image."""
-        return (self.row_bytes,) if self.paired else self.shape
+        """Shape of a row in a shard: that of the image if the row is an RGB image alone, otherwise (bytes,)."""
+        return self.shape if self.pixels == "rgb" and not self.paired else (self.row_bytes,)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -204,14 +218,25 @@ class Manifest:
         paired = {one.name: (height, width, 3) if one.channels == 3 else (height, width) for one in self.paired}
         return {"images": self.shape, **paired}
 
-    def arrays(self, rows: Any) -> dict[str, Any]:
-        """Return the arrays of a row or of several rows, as views. Nothing else turns bytes of a store into pixels.
+    def views(self, rows: Any) -> dict[str, Any]:
+        """Return the arrays of a row or of several rows as views, as they are stored.
 
-        `rows` holds their bytes, a NumPy array or a tensor uint8 (..., row_bytes).
+        `rows` holds their bytes, a NumPy array or a tensor uint8 (..., row_bytes). Only "rgb" images have their shape;
+        others are (..., bytes).
         """
-        ends = accumulate(map(math.prod, self.shapes.values()), initial=0)
-        parts = zip(self.shapes.items(), pairwise(ends), strict=True)
+        shapes = self.shapes if self.pixels == "rgb" else {**self.shapes, "images": (-1,)}
+        sizes = [image_bytes(self.pixels, self.shape), *map(math.prod, list(shapes.values())[1:])]
+        parts = zip(shapes.items(), pairwise(accumulate(sizes, initial=0)), strict=True)
         return {name: rows[..., a:b].reshape(*rows.shape[:-1], *shape) for (name, shape), (a, b) in parts}
+
+    def arrays(self, rows: Pixels) -> dict[str, Pixels]:
+        """Return the arrays of a row or of several rows, with images as RGB. `rows` is uint8 (..., row_bytes)."""
+        views: dict[str, Pixels] = self.views(rows)
+        return views if self.pixels == "rgb" else {**views, "images": self.unpack(views["images"])}
+
+    def unpack(self, images: Pixels, lines: slice = slice(None), out: Pixels | None = None) -> Pixels:
+        """Return `lines` of stored images (..., bytes) as RGB (..., H, W, C), in `out` if it is given."""
+        return CODECS[self.pixels].unpack(images, self.shape, lines, out)
 
     @property
     def rows_digest(self) -> str:
@@ -240,6 +265,8 @@ class Manifest:
             del facts["box_classes"]
         if not self.paired:
             del facts["paired"]
+        if self.pixels == "rgb":
+            del facts["pixels"]
         return sign({"format": FORMAT, "version": self.version, **facts})
 
 
@@ -281,13 +308,17 @@ def _no_manifest(path: Path) -> StoreError:
 def parse_manifest(encoded: bytes, path: Path) -> Manifest:
     """Parse and validate the bytes of a manifest. Errors name `path`."""
     advice = f"restore it from a copy, or {REBUILD}"
-    facts = parse_signed(encoded, path, form=FORMAT, versions=(VERSION, PAIRED_VERSION), advice=advice)
-    if facts["version"] == VERSION:
-        facts.pop("paired", None)  # a key that another writer added
+    versions = (VERSION, PAIRED_VERSION, PIXELS_VERSION)
+    facts = parse_signed(encoded, path, form=FORMAT, versions=versions, advice=advice)
+    version = facts["version"]
+    for name, since in (("paired", PAIRED_VERSION), ("pixels", PIXELS_VERSION)):
+        if version < since:
+            facts.pop(name, None)  # a key that another writer added
     try:
         manifest: Manifest = _as_type(Manifest, facts)
-        if manifest.version != facts["version"]:
-            raise ValueError(f'"paired" is empty, expected a list of arrays in version {PAIRED_VERSION}')
+        if manifest.version != version:
+            missing = '"pixels"' if version == PIXELS_VERSION else '"paired"'
+            raise ValueError(f"{missing} does not say what only version {version} has")
         _check_names(manifest)
         _check_counts(manifest)
         _check_columns(manifest)

@@ -23,10 +23,10 @@ from decodeonce.store.containers import npy_header
 from decodeonce.store.files import reading
 from decodeonce.store.layout import StorePaths, damaged, verify_command
 from decodeonce.store.manifest import BOX_LABELS, ImageClass, Manifest, Shard, read_manifest, read_part, rows_text
+from decodeonce.store.pixels import Pixels
 from decodeonce.store.table import Samples
 
-Pixels = NDArray[np.uint8]
-Mapped = dict[int, dict[str, Pixels]]  # arrays by name in each mapped shard
+Mapped = dict[int, dict[str, Pixels]]  # arrays by name in each mapped shard, as they are stored
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:
@@ -199,8 +199,9 @@ class Images:
     """The images of a store as one read-only array, uint8 (count, H, W, C).
 
     Index it like a NumPy array. An integer, or a slice of step 1 or ``...`` within one shard, returns a view of the
-    memory-mapped shard; every other index returns a new array. The first index must not be None or a mask of more than
-    one dimension. A shard is mapped when it is first used.
+    memory-mapped shard, unless the store holds its images in another form than RGB; every other index returns a new
+    array. The first index must not be None or a mask of more than one dimension. A shard is mapped when it is first
+    used.
 
     Attributes:
         shape: (count, H, W, C).
@@ -224,6 +225,7 @@ class Images:
         self.shape: tuple[int, ...] = (manifest.count, *manifest.shapes[name])
         self._root, self._manifest, self._held = paths.root, manifest, held
         self._name, self._mapped = name, mapped
+        self._packed = name == "images" and manifest.pixels != "rgb"
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -240,6 +242,8 @@ class Images:
         if isinstance(first, int | np.integer) and not isinstance(first, bool):
             shard, first = self._locate(int(first))
             rows = self._mapping(shard)
+            if self._packed:
+                rows, first = self._manifest.unpack(rows[first : first + 1]), 0
         elif first is Ellipsis:
             rows = self._slice(0, len(self), 1)
         elif isinstance(first, slice):
@@ -259,8 +263,8 @@ class Images:
 
         Args:
             rows: Row numbers, or a mask of shape (count,). Negative numbers count from the end.
-            out: C-contiguous uint8 array (len(rows), H, W, C) to fill. Default: a new array. Rows are copied directly
-                into it, unless the store has paired arrays.
+            out: C-contiguous uint8 array (len(rows), H, W, C) to fill. Default: a new array. RGB rows are copied
+                directly into it, unless the store has paired arrays.
 
         Returns:
             `out` or the new array, uint8 (len(rows), H, W, C).
@@ -284,6 +288,9 @@ class Images:
         for start, end in runs(shards[1:] != shards[:-1]):
             shard = int(shards[start])
             local = numbers[start:end] - self._manifest.shards[shard].first_row
+            if self._packed:
+                self._manifest.unpack(self._mapping(shard)[local], out=out[start:end])
+                continue
             if self._manifest.paired:  # np.take would copy the shard first
                 out[start:end] = self._mapping(shard)[local]
                 continue
@@ -302,7 +309,7 @@ class Images:
             shard = self._manifest.shards[index]
             fd = open_shard(self._root, self._manifest, shard)
             try:
-                self._mapped[index] = self._manifest.arrays(map_rows(fd, self._root / shard.file, shard))
+                self._mapped[index] = self._manifest.views(map_rows(fd, self._root / shard.file, shard))
             finally:
                 disk.close(fd)
         return self._mapped[index][self._name]
@@ -318,7 +325,7 @@ class Images:
     def _slice(self, start: int, stop: int, step: int) -> Pixels:
         if step == 1 and start < stop:
             (first, a), (last, b) = self._locate(start), self._locate(stop - 1)
-            if first == last:
+            if first == last and not self._packed:
                 return self._mapping(first)[a : b + 1]
         return self.take(np.arange(start, stop, step))
 

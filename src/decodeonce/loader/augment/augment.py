@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from types import NoneType
 from typing import ClassVar, Literal, get_args
 
@@ -22,6 +23,7 @@ from decodeonce.loader.augment.fused import Chain
 from decodeonce.loader.augment.rows import Rows
 from decodeonce.loader.delivery import Batch, name_of
 from decodeonce.loader.order import derive_key
+from decodeonce.loader.planes import Planes, to_rgb
 from decodeonce.store.hashing import FACTOR_1, FACTOR_2, GOLDEN, signed
 from decodeonce.store.manifest import Manifest
 
@@ -69,6 +71,7 @@ class Step:
     """
 
     moves_pixels: ClassVar[bool] = True
+    crops: ClassVar[bool] = False  # only takes or averages pixels of a window, which can also be the channels of planes
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
         """Return the augmented images.
@@ -274,9 +277,9 @@ class Augment:
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with its images, labels and boxes augmented."""
-        rows, labels, columns = _begin(batch.images), batch.labels, dict(batch.columns)
+        rows, labels, columns = begin(batch.images, batch.planes), batch.labels, dict(batch.columns)
         for name in self._paired:
-            columns[name] = _as_maps(name, columns[name], batch.images)
+            columns[name] = _as_maps(name, columns[name], (len(batch.images), *rows.shape))
         drawn = batch.rows if batch.positions is None else batch.positions
         for number, step in enumerate(self._steps):
             draws = Draws(derive_key(self._seed, batch.epoch, number), drawn, batch.epoch)
@@ -296,7 +299,7 @@ class Augment:
         for name in self._paired:
             columns[name] = columns[name][..., 0] if batch.columns[name].dim() == 3 else columns[name]
         images = rows.done().permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
-        return dataclasses.replace(batch, images=images, labels=labels, columns=columns)
+        return dataclasses.replace(batch, images=images, labels=labels, columns=columns, planes=None)
 
 
 def _check_step(step: object) -> None:
@@ -330,27 +333,41 @@ def _soft(name: str, values: Tensor) -> Tensor:
     return values
 
 
-def _begin(images: Tensor) -> Rows | Chain:
-    return Chain.of(images) or Rows.of(images)
+def begin(images: Tensor, planes: Planes | None = None) -> Rows | Chain:
+    """The images of a batch, to which nothing is to be done yet."""
+    return Chain.of(images, planes) or Rows.of(images, planes)
 
 
 def _apply(step: Callable[[Tensor, Draws], Tensor], rows: Rows | Chain, draws: Draws) -> Rows | Chain:
     """Apply a step to the rows of a batch: later, together with other steps, if it can, or else at once."""
-    if type(step).__call__ is Step.__call__ and isinstance(step, Step) and (then := _later(step, rows, draws)):
-        return then  # a subclass can have its own __call__
-    images = step(rows.done(), draws)
+    images = None
+    if isinstance(step, Step) and type(step).__call__ is Step.__call__:  # a subclass can have its own
+        if then := _later(step, rows, draws):
+            return then
+        if step.crops and rows.planes and not rows.work:
+            images = _on_planes(step, rows.planes, draws, rows.images)
+    images = step(rows.done(), draws) if images is None else images
     if not isinstance(images, Tensor):
         problem = f"the step {name_of(step)} returned {type(images).__name__}, expected a Tensor"
         raise TypeError(f"{problem}; for a transform of another library, use PerImage(...) or PerBatch(...)")
-    return _begin(images)
+    return begin(images)
 
 
 def _later(step: Step, rows: Rows | Chain, draws: Draws) -> Rows | Chain | None:
     if isinstance(rows, Rows):
         return step.on_rows(rows, draws) if rows.images.device.type == "cpu" else None
+    planes = None if rows.work else rows.planes
     if chain := step.on_kernel(rows, draws):
-        return dataclasses.replace(chain, work=(*rows.work, lambda images: step.on_device(images, draws)))
+        work = partial(_on_planes, step, planes, draws) if planes else lambda images: step.on_device(images, draws)
+        return dataclasses.replace(chain, work=(*rows.work, work))
     return None
+
+
+def _on_planes(step: Step, planes: Planes, draws: Draws, images: Tensor) -> Tensor:
+    """The RGB images that a step makes of images in planes."""
+    if step.crops:
+        return to_rgb(step.on_device(planes.channels(images), draws))
+    return step.on_device(planes.unpack(images), draws)
 
 
 def own_method(step: object, name: str) -> Callable[..., Tensor] | None:
@@ -371,10 +388,10 @@ def _mover(step: object, what: Literal["boxes", "maps"]) -> Callable[..., Tensor
     raise ValueError(f"the images have {what}, but the step {name_of(step)} of Augment does not move {what}; {advice}")
 
 
-def _as_maps(name: str, column: Tensor, images: Tensor) -> Tensor:
-    """(B, H, W, C) of a column of maps."""
-    if column.dim() not in (3, 4) or column.shape[:3] != images.shape[:3]:
-        sizes = f"{tuple(column.shape)}, expected (B, H, W) or (B, H, W, C) as images {tuple(images.shape)}"
+def _as_maps(name: str, column: Tensor, images: tuple[int, ...]) -> Tensor:
+    """(B, H, W, C) of a column of maps. `images` is the shape of the images."""
+    if column.dim() not in (3, 4) or tuple(column.shape[:3]) != images[:3]:
+        sizes = f"{tuple(column.shape)}, expected (B, H, W) or (B, H, W, C) as images {images}"
         raise ValueError(f"paired has {name!r}, but this column is {sizes}")
     return column if column.dim() == 4 else column[..., None]
 

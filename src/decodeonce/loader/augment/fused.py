@@ -20,6 +20,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from decodeonce.loader.planes import Planes
+
 # The types of devices that Triton compiles for.
 TYPES = ["cuda", "xpu"]
 CHANNELS = 3
@@ -114,6 +116,7 @@ class Chain:
         images: uint8 (B, H, W, 3).
         shape: Shape of an image after the work.
         dtype: dtype of an image after the work.
+        planes: How `images` hold their pixels, uint8 (B, bytes); None: as they are.
         work: The same work as functions of all images, in case that the kernel fails.
         read: Where the pixels come from that the resize reads.
         windows: The windows that are resized, (B, 4); None without a resize.
@@ -126,6 +129,7 @@ class Chain:
     images: Tensor
     shape: tuple[int, ...]
     dtype: torch.dtype
+    planes: Planes | None = None
     work: tuple[Callable[[Tensor], Tensor], ...] = ()
     read: Moves = Moves()
     windows: Tensor | None = None
@@ -135,11 +139,12 @@ class Chain:
     factors: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def of(cls, images: Tensor) -> Chain | None:
+    def of(cls, images: Tensor, planes: Planes | None = None) -> Chain | None:
         """The images of a batch, to which nothing is to be done yet; None if the kernel cannot take them."""
-        if why_not(images.device) or images.dtype != torch.uint8 or images.shape[3] != CHANNELS:
+        shape = planes.shape if planes else tuple(images.shape[1:])
+        if why_not(images.device) or images.dtype != torch.uint8 or shape[2] != CHANNELS:
             return None
-        return cls(images, tuple(images.shape[1:]), images.dtype)
+        return cls(images, shape, images.dtype, planes)
 
     def crop(self, top: int | Tensor, left: int | Tensor, height: int, width: int) -> Chain:
         """Add a crop without a resize; `top` and `left` are numbers, or (B,)."""
@@ -150,7 +155,12 @@ class Chain:
         return dataclasses.replace(self, moves=self.moves.mirror(chosen, self.shape[1]))
 
     def resize(self, windows: Callable[[], Tensor], height: int, width: int) -> Chain | None:
-        """Add a resize of windows (B, 4); None if there is one already, or it shrinks the images too much."""
+        """Add a resize of windows (B, 4); None if there is one already, or it shrinks the images too much.
+
+        Planes are resized before they become RGB, so this must be the first work on them.
+        """
+        if self.planes and self.work:
+            return None
         taps = math.ceil(2 * max(1.0, self.shape[0] / height)), math.ceil(2 * max(1.0, self.shape[1] / width))
         if self.windows is not None or self.dtype != torch.uint8 or max(taps) > MOST_TAPS:
             return None
@@ -174,7 +184,7 @@ class Chain:
         """Do the work, and return the images."""
         images = self.images
         if not self.work:
-            return images
+            return self.planes.unpack(images) if self.planes else images
         return either(images.device, self._launch, self._replay)
 
     def _replay(self) -> Tensor:
@@ -188,7 +198,8 @@ class Chain:
 
         images, device = self.images, self.images.device
         out = torch.empty((len(images), *self.shape), dtype=self.dtype, device=device)
-        if images.stride()[1:] != (images.shape[2] * CHANNELS, CHANNELS, 1):
+        height, width, _ = self.planes.shape if self.planes else images.shape[1:]
+        if images.stride()[1:] != ((1,) if self.planes else (width * CHANNELS, CHANNELS, 1)):
             images = images.contiguous()
         read, moves = self.read, self.moves
         each = [read.top, read.left, read.sign, moves.top, moves.left, moves.sign]
@@ -206,7 +217,8 @@ class Chain:
             move_pixels[grid](
                 images,
                 images.stride(0),
-                images.shape[2],
+                height,
+                width,
                 windows,
                 stacked,
                 scale,
@@ -214,6 +226,7 @@ class Chain:
                 out,
                 *self.resized,
                 *self.shape[:2],
+                PLANES=self.planes is not None,
                 RESIZE=self.windows is not None,
                 NORMALIZE=self.factors is not None,
                 TAPS_Y=self.taps[0],

@@ -12,9 +12,27 @@ GOLDEN = tl.constexpr(signed(hashing.GOLDEN))
 
 
 @triton.jit
+def load_pixel(base, height, width, line, column, exists, PLANES: tl.constexpr):  # noqa: PLR0917 - as below
+    """Load the three channels of pixels, R, G and B or Y, U and V, as float32."""
+    if PLANES:
+        first = base + line * width + column
+        second = base + height * width + (line // 2) * (width // 2) + column // 2
+        third = second + (height // 2) * (width // 2)
+    else:
+        first = base + (line * width + column) * 3
+        second = first + 1
+        third = first + 2
+    one = tl.load(first, mask=exists, other=0).to(tl.float32)
+    two = tl.load(second, mask=exists, other=0).to(tl.float32)
+    three = tl.load(third, mask=exists, other=0).to(tl.float32)
+    return one, two, three
+
+
+@triton.jit
 def move_pixels(  # noqa: PLR0913, PLR0917, PLR0915 - a kernel has no objects, and calls no functions
     images,
     stride,
+    height,
     width,
     windows,
     moves,
@@ -25,6 +43,7 @@ def move_pixels(  # noqa: PLR0913, PLR0917, PLR0915 - a kernel has no objects, a
     resized_width,
     out_height,
     out_width,
+    PLANES: tl.constexpr,
     RESIZE: tl.constexpr,
     NORMALIZE: tl.constexpr,
     TAPS_Y: tl.constexpr,
@@ -33,7 +52,8 @@ def move_pixels(  # noqa: PLR0913, PLR0917, PLR0915 - a kernel has no objects, a
 ):
     """Compute BLOCK pixels of an image, each with its three channels.
 
-    The `images` are uint8 with `stride` bytes each, and with lines of `width` pixels. `out` is (B, out_height,
+    The `images` are uint8 with `stride` bytes each, and with `height` lines of `width` pixels, or with PLANES, as
+    `Planes` says: their channels Y, U and V are resized and rounded before they become RGB. `out` is (B, out_height,
     out_width, 3). `moves`, float32 (B, 6), says where pixels come from, as `Moves` does: first those that the resize
     reads, then those of the result. With RESIZE, `windows`, floats (B, 4), are resized to `resized_height` and
     `resized_width`, and a pixel depends on at most TAPS_Y lines and TAPS_X columns. With NORMALIZE, `scales` and
@@ -81,24 +101,31 @@ def move_pixels(  # noqa: PLR0913, PLR0917, PLR0915 - a kernel has no objects, a
             weight_y = tl.maximum(1.0 - tl.abs(line + 0.5 - middle_y) * share_y, 0.0)
             weight_y = tl.where(in_line, weight_y, 0.0)
             sum_y += weight_y
-            start = base + (read_top + line).to(tl.int32) * width * 3
+            read_line = (read_top + line).to(tl.int32)
             for j in tl.static_range(TAPS_X):
                 column = first_x + j
                 used = in_line & (column >= left) & (column < left + box_width)
                 weight = tl.maximum(1.0 - tl.abs(column + 0.5 - middle_x) * share_x, 0.0) * weight_y
-                place = start + (read_left + sign * column).to(tl.int32) * 3
-                red += weight * tl.load(place, mask=used, other=0).to(tl.float32)
-                green += weight * tl.load(place + 1, mask=used, other=0).to(tl.float32)
-                blue += weight * tl.load(place + 2, mask=used, other=0).to(tl.float32)
+                read_column = (read_left + sign * column).to(tl.int32)
+                first, second, third = load_pixel(base, height, width, read_line, read_column, used, PLANES)
+                red += weight * first
+                green += weight * second
+                blue += weight * third
         whole = 1.0 / tl.where(exists, sum_y * sum_x, 1.0)
         red = tl.minimum(tl.floor(red * whole + 0.5), 255.0)  # halves up, as on a CPU
         green = tl.minimum(tl.floor(green * whole + 0.5), 255.0)
         blue = tl.minimum(tl.floor(blue * whole + 0.5), 255.0)
     else:
-        place = y.to(tl.int32) * width + x.to(tl.int32)
-        red = tl.load(base + place * 3, mask=exists, other=0).to(tl.float32)
-        green = tl.load(base + place * 3 + 1, mask=exists, other=0).to(tl.float32)
-        blue = tl.load(base + place * 3 + 2, mask=exists, other=0).to(tl.float32)
+        red, green, blue = load_pixel(base, height, width, y.to(tl.int32), x.to(tl.int32), exists, PLANES)
+    if PLANES:  # as in `planes.to_rgb`; all numbers are exact
+        u = green - 128.0
+        v = blue - 128.0
+        green = red + tl.floor((32.0 - 22.0 * u - 46.0 * v) / 64)
+        blue = red + tl.floor((32.0 + 113.0 * u) / 64)
+        red = red + tl.floor((32.0 + 90.0 * v) / 64)
+        red = tl.minimum(tl.maximum(red, 0.0), 255.0)
+        green = tl.minimum(tl.maximum(green, 0.0), 255.0)
+        blue = tl.minimum(tl.maximum(blue, 0.0), 255.0)
     if NORMALIZE:
         red = red * tl.load(scales) + tl.load(shifts)
         green = green * tl.load(scales + 1) + tl.load(shifts + 1)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.buffers import recycled
+from decodeonce.loader.planes import Planes, to_rgb
 
 # An image takes about 0.2 ms, and holds Python's global lock for 0.03 ms. More threads would wait for the lock.
 _MOST_THREADS = 8
@@ -27,28 +28,60 @@ class Rows:
     """Images of a batch in the memory of a CPU, and what is still to be done to each of them.
 
     Args:
-        images: (B, H, W, C).
+        images: (B, H, W, C), or (B, bytes) with `planes`.
         shape: Shape of an image after the work.
         dtype: dtype of an image after the work.
         work: The steps, in order.
+        planes: How `images` hold their pixels; None: as they are.
     """
 
     images: Tensor
     shape: tuple[int, ...]
     dtype: torch.dtype
     work: tuple[RowWork, ...] = ()
+    planes: Planes | None = None
 
     @classmethod
-    def of(cls, images: Tensor) -> Rows:
+    def of(cls, images: Tensor, planes: Planes | None = None) -> Rows:
         """The images of a batch, to which nothing is to be done yet."""
-        return cls(images, tuple(images.shape[1:]), images.dtype)
+        return cls(images, planes.shape if planes else tuple(images.shape[1:]), images.dtype, (), planes)
 
     def then(self, work: RowWork, shape: tuple[int, ...], dtype: torch.dtype) -> Rows:
         """Add a step that gives images of this shape (H, W, C) and dtype."""
-        return Rows(self.images, shape, dtype, (*self.work, work))
+        return Rows(self.images, shape, dtype, (*self._unpacked().work, work), self.planes)
+
+    def crop(
+        self, windows: list[list[int]], shape: tuple[int, ...], resize: Callable[[Tensor], Tensor] | None = None
+    ) -> Rows:
+        """Add a crop of the windows (top, left, height, width), each of which `resize` brings to `shape`.
+
+        Of planes, only the window is unpacked, after it was resized.
+        """
+        planes = None if self.work else self.planes
+
+        def crop(image: Tensor, row: int, place: Tensor | None) -> Tensor:
+            top, left, height, width = windows[row]
+            if planes:
+                image = planes.window(image, top, left, height, width)
+            else:
+                image = image[top : top + height, left : left + width]
+            image = resize(image) if resize else image
+            return to_rgb(image) if planes else image
+
+        return Rows(self.images, shape, self.dtype, (*self.work, crop), self.planes)
+
+    def _unpacked(self) -> Rows:
+        """The same, with planes unpacked by the first step."""
+        if not self.planes or self.work:
+            return self
+        whole = [[0, 0, *self.shape[:2]]] * len(self.images)
+        return self.crop(whole, self.shape)
 
     def done(self) -> Tensor:
         """Do the work in torch.get_num_threads() threads, at most 8, and return the images."""
+        if self.planes and not self.work:
+            on_cpu = self.images.device.type == "cpu"
+            return self._unpacked().done() if on_cpu else self.planes.unpack(self.images)
         if not self.work:
             return self.images
         images, (*first, last) = self.images, self.work

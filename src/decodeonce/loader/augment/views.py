@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 
-from decodeonce.loader.augment.augment import Augment, own_method
+from decodeonce.loader.augment.augment import Augment, begin, own_method
 from decodeonce.loader.delivery import Batch, name_of
 from decodeonce.loader.order import derive_key
 
@@ -55,8 +55,8 @@ class Views:
         """Return the batch with its views."""
         plain = dataclasses.replace(batch, columns={})  # no boxes to move
         views = tuple(augment(plain).images for augment in self.augments)
-        images = batch.images if self.images else batch.images.new_empty((0, *batch.images.shape[1:]))
-        return dataclasses.replace(batch, images=images, views=views)
+        images = begin(batch.images, batch.planes).done() if self.images else batch.images[:0].clone()
+        return dataclasses.replace(batch, images=images, views=views, planes=None)
 
 
 def _with_own_draws(augment: Augment, number: int) -> Augment:

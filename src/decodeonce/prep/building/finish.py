@@ -222,6 +222,7 @@ class _Finisher:
             box_classes=None if (names := facts["manifest"].get("box_classes")) is None else tuple(names),
             decoder_crashes=self._crashes,
             paired=plan.recipe.paired,
+            pixels=plan.recipe.pixels,
         )
 
 

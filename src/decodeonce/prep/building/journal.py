@@ -29,6 +29,8 @@ from decodeonce.errors import BuildError, add_path_to_errors
 from decodeonce.store import disk
 from decodeonce.store.files import append, sync_folder
 from decodeonce.store.hashing import hexdigest
+from decodeonce.store.layout import PixelsName, image_bytes
+from decodeonce.store.pixels import CODECS
 
 # What a build records about a row. All zeros describe a row without pixels.
 FACTS = np.dtype(
@@ -58,21 +60,24 @@ def summed_lines(height: int) -> int:
 
 
 class PixelSums:
-    """Sums of the pixel values and of their squares over rows of `shape` (H, W, C).
+    """Sums of the pixel values and of their squares over rows that hold images of `shape` (H, W, C) as `pixels` says.
 
     The row's checksum selects the lines, so the sums depend only on the rows.
     """
 
-    def __init__(self, shape: tuple[int, int, int]) -> None:
+    def __init__(self, shape: tuple[int, int, int], pixels: PixelsName = "rgb") -> None:
+        self._shape, self._bytes, self._unpack = shape, image_bytes(pixels, shape), CODECS[pixels].unpack
         self._height, width, self._channels = shape
         self._step, self._lines = line_step(self._height), summed_lines(self._height)
         self._sums, self._squares = np.zeros((2, width * self._channels))  # doubles: exact below 2**53
 
     def add(self, pixels: bytes, checksum: int) -> None:
         """Add a row."""
-        image = np.frombuffer(pixels, np.uint8, self._height * self._sums.size)  # without what is paired with it
-        lines = image.reshape(self._height, -1)[checksum % self._step :: self._step]
-        values = lines[: self._lines].astype(np.float32)  # at most 63 lines, so squares add up to less than 2**24
+        image = np.frombuffer(pixels, np.uint8, self._bytes)  # without what is paired with it
+        first = checksum % self._step
+        lines = self._unpack(image, self._shape, slice(first, first + self._step * self._lines, self._step))
+        # At most 63 lines, so squares add up to less than 2**24.
+        values = lines.reshape(self._lines, -1).astype(np.float32)
         self._sums += values.sum(axis=0)
         self._squares += np.einsum("ij,ij->j", values, values)
 

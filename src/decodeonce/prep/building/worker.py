@@ -66,7 +66,7 @@ class BlockDecoder:
         `poison` has the rows whose images kill their decoder, with the reason to reject them. `reads` is the block's
         part of what the method `reads` yields.
         """
-        size, sums = self._plan.recipe.row_bytes, PixelSums(self._plan.recipe.shape)
+        size, sums = self._plan.recipe.row_bytes, PixelSums(self._plan.recipe.shape, self._plan.recipe.pixels)
         facts, rejects, boxes = np.zeros(block.rows, FACTS), [], []
         for index, (entry, read) in enumerate(reads):
             number = block.first + index

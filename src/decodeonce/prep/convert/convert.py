@@ -19,7 +19,7 @@ from decodeonce.prep.convert.rows import shape_text
 from decodeonce.prep.convert.source import StoreSource, with_container
 from decodeonce.prep.recipe import Filter, Recipe, Sort, check_choice, differences
 from decodeonce.store import Manifest, Store, open_store
-from decodeonce.store.layout import ContainerName, Json
+from decodeonce.store.layout import ContainerName, Json, PixelsName
 from decodeonce.store.select import Selection, labels_of
 
 FIXED = ("labels.npy", "checksums.npy")  # every store has these files, so no column can use them
@@ -35,6 +35,7 @@ class Conversion:
         size: (height, width) of the rows in pixels. It must not be larger than the stored rows and must keep their
             aspect ratio.
         filter: Filter that resizes rows to `size`: "bilinear", "bicubic", "lanczos" or "box".
+        pixels: How a row holds its image, "rgb" or "yuv420".
         selection: Rows to take; all rows by default.
         sort: Order of the rows. "class": by label; "source": by the bytes of the source names. The sort is stable.
         shuffle_seed: Seed of a permutation of the selected rows. It cannot be combined with `sort`.
@@ -51,13 +52,15 @@ class Conversion:
     shard_size: int | None = None
     size: tuple[int, int] | None = None
     filter: Filter | None = None
+    pixels: PixelsName | None = None
     selection: Selection = field(default_factory=Selection)
     sort: Sort | None = None
     shuffle_seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.sort is not None:
-            check_choice("sort", self.sort, Sort)
+        for name, choices in (("sort", Sort), ("pixels", PixelsName)):
+            if getattr(self, name) is not None:
+                check_choice(name, getattr(self, name), choices)
         if self.sort is not None and self.shuffle_seed is not None:
             raise ValueError(f"rows cannot be both sorted (by {self.sort}) and shuffled: choose one")
         if self.filter is not None and self.size is None:
@@ -135,6 +138,7 @@ def open_conversion(
             or (shard_size if type(shard_size) is int and shard_size > 0 else Recipe.shard_size),
             shuffle_seed=conversion.shuffle_seed,
             paired=first.paired,
+            pixels=conversion.pixels or first.pixels,
         )
     except ValueError as error:  # rows of another writer may be larger than a build can make
         raise BuildError(f"{opened[0].paths.root}: {error}") from None
@@ -164,6 +168,7 @@ def _shared_facts(manifest: Manifest) -> Json:
     return {
         **{name: value for name, value in recipe.items() if name not in ("selected", "shuffle_seed")},
         "rows": shape_text(manifest.shape),
+        "pixels": manifest.pixels,
         "paired": [one.text for one in manifest.paired],
         "box labels": "nameless" if manifest.box_classes is None else "named",
         **{f"class {label}": one.name for label, one in enumerate(manifest.classes)},

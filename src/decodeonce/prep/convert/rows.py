@@ -1,4 +1,4 @@
-"""Read single rows of a finished store, check each, and resize them."""
+"""Read single rows of a finished store, check each, and convert them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from decodeonce.store.checks import check_file
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import verify_command
 from decodeonce.store.manifest import Manifest
+from decodeonce.store.pixels import CODECS
 from decodeonce.store.reader import open_store
 from decodeonce.store.table import Sample
 
@@ -68,18 +69,21 @@ class StoreRows:
         self._files.close()
 
 
-def resized(pixels: bytes, manifest: Manifest, recipe: Recipe) -> bytes:
-    """Return a row of the store with this manifest, resized if the recipe has another size."""
-    if manifest.shape == recipe.shape:
-        return pixels
+def converted(row: bytes, manifest: Manifest, recipe: Recipe) -> bytes:
+    """Return a row of the store with this manifest in the size and pixels of the recipe."""
+    if (manifest.shape, manifest.pixels) == (recipe.shape, recipe.pixels):
+        return row
     from PIL import Image  # here, so that a missing Pillow is reported like in a build
 
     from decodeonce.prep.pixels.decode import FILTERS
 
     made = bytearray()
-    for array in manifest.arrays(np.frombuffer(pixels, np.uint8)).values():
-        filter_ = Image.Resampling.NEAREST if array.ndim == 2 else FILTERS[recipe.filter]
-        made += Image.fromarray(array).resize((recipe.width, recipe.height), filter_).tobytes()
+    for name, array in manifest.arrays(np.frombuffer(row, np.uint8)).items():
+        image = Image.fromarray(array)
+        if manifest.shape != recipe.shape:
+            filter_ = Image.Resampling.NEAREST if array.ndim == 2 else FILTERS[recipe.filter]
+            image = image.resize((recipe.width, recipe.height), filter_)
+        made += CODECS[recipe.pixels].pack(image) if name == "images" else image.tobytes()
     return bytes(made)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.plan import block_rows_for
-from decodeonce.prep.convert.rows import StoreRows, resized
+from decodeonce.prep.convert.rows import StoreRows, converted
 from decodeonce.prep.entry import Entry, Row, RowMaker, name_bytes
 from decodeonce.prep.pixels.versions import DISTRIBUTIONS
 from decodeonce.prep.recipe import Recipe
@@ -134,7 +134,7 @@ class StoreSource(Source):
     def row(self, data: bytes, entry: Entry, *paired: bytes) -> Row:
         """Return the new row for the bytes of a stored row, which hold what is paired with its image."""
         rows = self.inputs[entry.unit]
-        sample, pixels = rows.sample(entry.place), resized(data, rows.manifest, self._recipe)
+        sample, pixels = rows.sample(entry.place), converted(data, rows.manifest, self._recipe)
         return Row(pixels, sample.width, sample.height, "", int(sample.digest, 16), box=sample.box)
 
     def columns(self) -> list[Column]:
@@ -205,6 +205,10 @@ def converted_recipe(
         own |= {"resize_filter": recipe["filter"], "resized_by": by}
         if earlier := {key: base.pop(key) for key in list(base) if key.startswith("resize")}:
             own["resized_before"] = earlier
+    if pixels := recipe.get("pixels"):
+        own["pixels"] = pixels
+    elif "pixels" in base:
+        own["unpacked_from"] = base.pop("pixels")
     return {**base, **own}
 
 

@@ -28,6 +28,7 @@ from decodeonce.prep.pixels.geometry import PixelBox, Placement, fit_to, pixel_b
 from decodeonce.prep.pixels.user_map import LoadedMap, MapSample
 from decodeonce.prep.recipe import Recipe, gray_range
 from decodeonce.store.layout import Paired
+from decodeonce.store.pixels import CODECS
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 MAX_PIXELS = 178_956_970  # Pillow's limit for a decompression bomb
@@ -104,6 +105,7 @@ class Decoder:
         self._recipe = recipe
         self._row = (recipe.width, recipe.height)
         self._filter = FILTERS[recipe.filter]
+        self._pack = CODECS[recipe.pixels].pack
         self._buffer = np.empty(0, np.uint8)
         self._map = LoadedMap(recipe.map) if recipe.map else None
         self._class_names = class_names
@@ -125,7 +127,7 @@ class Decoder:
             fit = fit_to(self._recipe.fit, size, self._row)
             extreme = fit.width * fit.height > MAX_RESIZED_PIXELS
             resize = self._resize_region if extreme else self._resize
-            pixels, unusual = resize(image, fit, self._filter).tobytes("raw", "RGB"), [decoded.unusual]
+            pixels, unusual = self._pack(resize(image, fit, self._filter)), [decoded.unusual]
             for one, encoded in zip(self._recipe.paired, paired, strict=True):
                 other = self._decode_paired(one, encoded, decoded, entry.box)
                 unusual += [f"{one.name}: {other.unusual}"] if other.unusual else []

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.host import usable_cores
-from decodeonce.prep.convert.rows import StoreRows, resized, shape_text
+from decodeonce.prep.convert.rows import StoreRows, converted, shape_text
 from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Filter, Recipe, check_choice
@@ -67,8 +67,11 @@ class ImageRows:
         try:
             self._recipe = Recipe.from_facts(facts)
         except (KeyError, TypeError, ValueError, AttributeError):
-            sizes = facts.get("resized_from")
-            why = f"resized from {shape_text(sizes)}" if isinstance(sizes, list) else "not written by `prep build`"
+            sizes, why = facts.get("resized_from"), "not written by `prep build`"
+            if isinstance(sizes, list):
+                why = f"resized from {shape_text(sizes)}"
+            elif "unpacked_from" in facts:
+                why = f"unpacked from {facts['unpacked_from']}"
             raise BuildError(f"{src}: the rows were {why}; pass as --from a store that has them") from None
         self._decoders = _Decoders(self._recipe, [cls.name for cls in manifest.classes])
 
@@ -190,7 +193,7 @@ def _entry(sample: Sample) -> Entry:
 
 
 class StoredRows:
-    """Rows of another finished store with the same images and boxes, resized if the recipe says so."""
+    """Rows of another finished store with the same images and boxes, in the size and pixels of the store to repair."""
 
     def __init__(self, manifest: Manifest, path: Path) -> None:
         self._path = path
@@ -200,13 +203,15 @@ class StoredRows:
         if manifest.paired != self._rows.manifest.paired:
             expected = ", ".join(one.text for one in manifest.paired) or "no paired images"
             raise BuildError(f"{path}: expected a store with {expected}; pass another one, or the images")
-        if manifest.shape == theirs:
+        if (manifest.shape, manifest.pixels) == (theirs, self._rows.manifest.pixels):
             return
         sizes, filter_ = manifest.recipe.get("resized_from"), manifest.recipe.get("resize_filter", "")
-        if sizes != list(theirs[:2]) or theirs[2] != 3 or filter_ not in get_args(Filter):
+        resizes = sizes == list(theirs[:2]) and theirs[2] == 3 and filter_ in get_args(Filter)
+        if manifest.shape != theirs and not resizes:
             expected = f"{shape_text(manifest.shape)}{f' or {shape_text(sizes)}' if isinstance(sizes, list) else ''}"
             raise BuildError(f"{path}: rows are {shape_text(theirs)}, expected {expected}; pass a store with such rows")
-        self._recipe = Recipe(height=height, width=width, filter=filter_)
+        filters = {"filter": filter_} if resizes else {}
+        self._recipe = Recipe(height=height, width=width, pixels=manifest.pixels, **filters)
 
     def rows(self, wanted: Sequence[Sample], is_right: IsRight) -> Iterator[tuple[Sample, PixelsOrReason]]:
         """Yield each wanted row once, in any order."""
@@ -227,7 +232,7 @@ class StoredRows:
                 why = f"also damaged in {self._path}"
                 continue
             if self._recipe:
-                pixels = resized(pixels, self._rows.manifest, self._recipe)
+                pixels = converted(pixels, self._rows.manifest, self._recipe)
             if is_right(sample.row, pixels):
                 return pixels
             why = f"has different pixels in {self._path}; pass as --from a copy of the store to repair"

@@ -1,0 +1,106 @@
+"""Images of a batch as planes Y, U and V, which take half the bytes of RGB. The store's own codec is store/pixels.py.
+
+A crop that resizes works on the channels V, Y, U of its window, because resizing and converting can then be done on
+bytes, in the cache of a processor. In this order, each of R, G and B depends only on neighbors in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decodeonce.store.manifest import Manifest
+
+# 64 R, G and B are sums of a channel of (V, Y, U) with factors, of the next and the previous one, and a number; from
+# docs/reference/format.md, with 128 taken from U and V, and half of 64 added.
+_OWN, _NEXT, _LAST = (90, 64, 113), (64, -22, 0), (0, -46, 64)
+_ADDED = (32 - 128 * 90, 32 + 128 * (22 + 46), 32 - 128 * 113)
+
+
+@dataclass(frozen=True)
+class Planes:
+    """How rows of bytes hold images: a plane Y, then U and V of half the height and width.
+
+    With ``Loader(pixels="stored")``, a batch of a yuv420 store has one as ``batch.planes``.
+
+    Attributes:
+        height: Height of an image in pixels.
+        width: Width of an image in pixels.
+
+    Example:
+        >>> planes = Planes(256, 256)
+        >>> planes.unpack(torch.full((8, 98304), 128, dtype=torch.uint8)).shape
+        torch.Size([8, 256, 256, 3])
+    """
+
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Planes | None:
+        """The planes of a store's rows; None if they are RGB."""
+        return None if manifest.pixels == "rgb" else cls(*manifest.shape[:2])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of an image, (H, W, 3)."""
+        return self.height, self.width, 3
+
+    def unpack(self, rows: Tensor) -> Tensor:
+        """Return RGB images.
+
+        Args:
+            rows: uint8 (B, H * W * 3 / 2), on any device.
+
+        Returns:
+            Tensor: uint8 (B, H, W, 3), the same values as ``open_store(...).images``.
+        """
+        return to_rgb(self.channels(rows))
+
+    def channels(self, rows: Tensor) -> Tensor:
+        """Return the channels V, Y, U of whole images, uint8 (B, H, W, 3)."""
+        count, size = self.height * self.width, (len(rows), self.height // 2, 2, self.width // 2, 2)
+        out = torch.empty((*size, 3), dtype=torch.uint8, device=rows.device)
+        out[..., 1] = rows[:, :count].view(size)
+        for channel, start in ((2, count), (0, count + count // 4)):
+            out[..., channel] = rows[:, start : start + count // 4].view(len(rows), size[1], 1, size[3], 1)
+        return out.view(len(rows), *self.shape)
+
+    def window(self, row: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
+        """Return the channels V, Y, U of a window of an image in host memory, uint8 (height, width, 3)."""
+        pixels, count = row.numpy(), self.height * self.width
+        out = np.empty((height, width, 3), np.uint8)
+        luma = pixels[:count].reshape(self.height, self.width)
+        out[..., 1] = luma[top : top + height, left : left + width]
+        chroma = pixels[count:].reshape(2, self.height // 2, self.width // 2)
+        chroma = chroma[:, top // 2 : (top + height + 1) // 2, left // 2 : (left + width + 1) // 2]
+        # Repeat each number: as the halves of a number of twice the size.
+        wide = (chroma.astype(np.uint16) * np.uint16(0x101)).view(np.uint8)[:, :, left % 2 : left % 2 + width]
+        for first in (0, 1):  # lines of the window with the same parity
+            skipped = (top % 2 + first) // 2
+            lines = len(range(first, height, 2))
+            out[first::2, :, 2], out[first::2, :, 0] = wide[:, skipped : skipped + lines]
+        return torch.from_numpy(out)
+
+
+def to_rgb(channels: Tensor) -> Tensor:
+    """Convert the channels V, Y, U of images (..., H, W, 3) to RGB, both uint8."""
+    own, following, last, added = _factors(channels.shape[-2], channels.device)
+    flat = torch.empty(channels.numel() + 2, dtype=torch.int16, device=channels.device)  # with two that do not count
+    lines = (-1, len(own))
+    flat[1:-1].copy_(channels.reshape(-1))
+    levels = torch.addcmul(added, flat[1:-1].view(lines), own)
+    levels.addcmul_(flat[2:].view(lines), following).addcmul_(flat[:-2].view(lines), last)
+    levels.bitwise_right_shift_(6).clamp_(0, 255)
+    return levels.to(torch.uint8).view(channels.shape)
+
+
+@cache
+def _factors(width: int, device: torch.device) -> tuple[Tensor, ...]:
+    """The factors for a line of `width` pixels."""
+    each = (_OWN, _NEXT, _LAST, _ADDED)
+    return tuple(torch.tensor(factors, dtype=torch.int16, device=device).repeat(width) for factors in each)
