@@ -221,11 +221,11 @@ def timed_epoch(loader: Loader, store: Store, shuffle: str) -> EpochRate:
     return EpochRate(nbytes / seconds, read / nbytes, processor / nbytes)
 
 
-def cold_epoch(store: Store, batch_size: int, shuffle: Any, reader: Any) -> EpochRate:
+def cold_epoch(store: Store, batch_size: int, shuffle: Any, reader: Any, pixels: Any = "rgb") -> EpochRate:
     """Drop the store's pages, then run and time one epoch."""
     drop_pages(store)
     choose_reader.KEPT_MEMORY = 0.0
-    with Loader(store.paths.root, batch_size=batch_size, shuffle=shuffle, reader=reader) as loader:
+    with Loader(store.paths.root, batch_size=batch_size, shuffle=shuffle, reader=reader, pixels=pixels) as loader:
         return timed_epoch(loader, store, shuffle)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from decodeonce.loader.dataset import StoreDataset as StoreDataset
     from decodeonce.loader.delivery import Batch as Batch
     from decodeonce.loader.loader import Loader as Loader
+    from decodeonce.loader.planes import Planes as Planes
     from decodeonce.store import Store as Store
     from decodeonce.store import open_store as open_store
 
@@ -30,6 +31,7 @@ _NAMES = {
     "decodeonce.loader.dataset": ("StoreDataset",),
     "decodeonce.loader.delivery": ("Batch",),
     "decodeonce.loader.loader": ("Loader",),
+    "decodeonce.loader.planes": ("Planes",),
     "decodeonce.store": ("Store", "open_store"),
 }
 __version__ = "0.1.0"

@@ -177,7 +177,7 @@ def test_info_shows_rows_per_class_rejects_and_bytes(tmp_path: Path) -> None:
     shown = dict(re.split("  +", one, maxsplit=1) for one in prep("info", store).stdout.splitlines())
     assert shown["rows per class"] == "smallest 1 (class1 lion), median 2, largest 4 (class0 the class 0)"
     assert shown["rejects"] == "1 of 8 images was rejected and 2 unusual images were kept"
-    assert shown["size"] == "4.18 KB in 1 npy shard"
+    assert shown["size"] == "4.18 KB (4.14 KB as yuv420) in 1 npy shard"
     found = json.loads(prep("info", store, "--json").stdout)
     assert found["rows_per_class"] == {
         "smallest": {"name": "class1", "description": "lion, king of beasts", "rows": 1},

@@ -30,7 +30,10 @@ def test_flags_take_effect(store: Path, tmp_path: Path) -> None:
 
 def test_dry_run_writes_nothing(store: Path, tmp_path: Path) -> None:
     result = prep("convert", store, tmp_path / "out", "--rows", ":7", "--size", "16x12", "--dry-run")
-    assert result.stdout == "7 rows of 16x12x3 in 3 classes, 4.03 KB in 1 npy shard; nothing was written\n"
+    assert (
+        result.stdout
+        == "7 rows of 16x12x3 in 3 classes, 4.03 KB (2.02 KB as yuv420) in 1 npy shard; nothing was written\n"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -66,7 +66,9 @@ def test_dry_run_estimates_bytes_files_time_and_space(verb: str, tree: Path, tmp
     assert (result.returncode, result.stderr) == (0, "")
     found, planned, needed, time, basis, limit, room = own_lines(result.stdout.splitlines())
     assert found == f"{tree}: class folders in train, 3 classes"
-    assert planned.startswith("15 rows of 24x24x3 in 3 classes, 25.92 KB in 1 npy shard; 0 files rejected; ")
+    assert planned.startswith(
+        "15 rows of 24x24x3 in 3 classes, 25.92 KB (12.96 KB as yuv420) in 1 npy shard; 0 files rejected; "
+    )
     assert needed == "space: 25.92 KB for rows, up to 3.00 KB for other data; up to 13 files"
     assert time.startswith("time: ")
     assert verb == "plan" or " with one task of 3 workers here; " in time

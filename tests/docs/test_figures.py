@@ -19,17 +19,17 @@ def cells(page: Path) -> list[list[str]]:
 
 
 def test_sizes_of_stores_are_right() -> None:
-    found = {row[0].partition(" ")[0]: row[1:] for row in cells(SIZES) if len(row) == 4 and row[0][0].isdigit()}
+    found = {row[0].partition(" ")[0]: row[1:] for row in cells(SIZES) if len(row) == 7 and row[0][0].isdigit()}
     assert list(found) == ["160", "192", "224", "256", "320", "512"]
-    for size, (row_bytes, total, rate) in found.items():
-        nbytes = int(size) ** 2 * 3
-        assert row_bytes == f"{nbytes:,}"
-        assert total == f"{nbytes * IMAGENET / 1e9:,.1f} GB"
-        assert rate == f"{nbytes * 2500 / 1e6:,.0f} MB/s"
-    advised = re.findall(r"`--size (\d+)`.* \| ([\d.]+ GB) \|", SIZES.read_text())
+    for size, row in found.items():
+        for nbytes, texts in ((int(size) ** 2 * 3, row[:3]), (int(size) ** 2 * 3 // 2, row[3:])):
+            assert texts[0] == f"{nbytes:,}"
+            assert texts[1] == f"{nbytes * IMAGENET / 1e9:,.1f} GB"
+            assert texts[2] == f"{nbytes * 1000 / 1e6:,.0f} MB/s"
+    advised = re.findall(r"`--size (\d+)`.* \| ([\d.]+ GB) \| ([\d.]+ GB) \|", SIZES.read_text())
     assert len(advised) == 6
-    for size, total in advised:
-        assert found[size][1] == total
+    for size, total, half in advised:
+        assert (found[size][1], found[size][4]) == (total, half)
 
 
 def test_advice_of_readme_is_that_of_the_guide() -> None:

@@ -185,7 +185,10 @@ def test_manifest_with_wrong_digest_is_refused(store: Path, change: Callable[[Fa
 
 WRONG_FACTS: dict[str, tuple[Callable[[Facts], object], str]] = {
     **{
-        f"version {version!r}": (_set("version", version), f"format version {version!r}, this decodeonce reads 1 and 2")
+        f"version {version!r}": (
+            _set("version", version),
+            f"format version {version!r}, this decodeonce reads 1, 2 and 3",
+        )
         for version in (0, "1", 1.0, True, None)
     },
     "count too high": (_set("count", 8), "the shards hold 7 rows, expected count 8"),

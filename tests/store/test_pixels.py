@@ -1,6 +1,7 @@
 """Rows of yuv420 hold the integers that the format defines, and every reader gets the images that they describe."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,15 @@ def test_other_readers_see_images(store: Path) -> None:
     np.testing.assert_array_equal(mask, random_images(9)[3, ..., 0])
 
 
+def test_code_on_format_page_reads_a_row(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_text()
+    _, code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    store = make_store(tmp_path / "half.store", random_images(3, shape=SHAPE), pixels="yuv420")
+    names: dict[str, Any] = {}
+    exec(code.replace("half.store", str(store)), names)
+    np.testing.assert_array_equal(names["image"], expected_images()[0], strict=True)
+
+
 # --- store.json
 
 
@@ -132,7 +142,9 @@ def tiny(tmp_path: Path) -> Path:
 
 def test_readers_of_older_versions_refuse_it_by_name(tiny: Path) -> None:
     path = tiny / "store.json"
-    with pytest.raises(StoreError, match=r"store.json: format version 3, this decodeonce reads 1, 2; install a newer"):
+    with pytest.raises(
+        StoreError, match=r"store.json: format version 3, this decodeonce reads 1 and 2; install a newer"
+    ):
         hashing.parse_signed(path.read_bytes(), path, form="decodeonce", versions=(1, 2), advice="")
 
 
@@ -140,7 +152,7 @@ def test_readers_of_older_versions_refuse_it_by_name(tiny: Path) -> None:
     ("changes", "message"),
     [
         ({"pixels": "yuv444"}, "pixels is 'yuv444', expected rgb or yuv420"),
-        ({"pixels": "rgb"}, '"pixels" does not say what only version 3 has'),
+        ({"pixels": "rgb"}, '"pixels" is missing or "rgb", expected another form in version 3'),
         ({"shape": [2, 3, 3]}, "size is 2x3, but yuv420 needs an even height and width: use 2x2 or 2x4"),
         (
             {"shape": [2, 4, 1], "paired": [], "pixel_mean": [0], "pixel_std": [0]},

@@ -317,8 +317,10 @@ def parse_manifest(encoded: bytes, path: Path) -> Manifest:
     try:
         manifest: Manifest = _as_type(Manifest, facts)
         if manifest.version != version:
-            missing = '"pixels"' if version == PIXELS_VERSION else '"paired"'
-            raise ValueError(f"{missing} does not say what only version {version} has")
+            problem = '"paired" is empty, expected a list of arrays'
+            if version == PIXELS_VERSION:
+                problem = '"pixels" is missing or "rgb", expected another form'
+            raise ValueError(f"{problem} in version {version}")
         _check_names(manifest)
         _check_counts(manifest)
         _check_columns(manifest)

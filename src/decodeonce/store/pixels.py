@@ -6,15 +6,12 @@ Only a codec knows where the pixels lie. Everything else asks the manifest for a
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.store.layout import PixelsName
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 Pixels = NDArray[np.uint8]
 ALL = slice(None)
@@ -23,8 +20,8 @@ ALL = slice(None)
 class Codec(Protocol):
     """Packs an image into the bytes of a row, and unpacks them."""
 
-    def pack(self, image: Image.Image) -> bytes:
-        """Return the bytes of an image in mode RGB or RGBX."""
+    def pack(self, image: Any) -> bytes:
+        """Return the bytes of an image of Pillow in mode RGB or RGBX."""
         ...
 
     def unpack(self, rows: Pixels, shape: tuple[int, ...], lines: slice = ALL, out: Pixels | None = None) -> Pixels:
@@ -35,9 +32,10 @@ class Codec(Protocol):
 class Rgb:
     """The pixels line by line, each with its channels."""
 
-    def pack(self, image: Image.Image) -> bytes:
+    def pack(self, image: Any) -> bytes:
         """Return the bytes of an image, line by line."""
-        return image.tobytes("raw", "RGB")
+        pixels: bytes = image.tobytes("raw", "RGB")
+        return pixels
 
     def unpack(self, rows: Pixels, shape: tuple[int, ...], lines: slice = ALL, out: Pixels | None = None) -> Pixels:
         """Return views, unless `out` is given."""
@@ -54,7 +52,7 @@ class Yuv420:
     The values are those of JFIF: BT.601, 0..255. docs/reference/format.md defines them.
     """
 
-    def pack(self, image: Image.Image) -> bytes:
+    def pack(self, image: Any) -> bytes:
         """Return the planes of an image of even height and width."""
         # Exact, because all numbers are multiples of 2**-16 below 256. convert("L") of pillow-simd rounds a pixel in a
         # thousand differently, and convert("YCbCr") truncates.
