@@ -28,11 +28,12 @@ FACTS = json.loads((ROOT / "store.json").read_bytes())
 
 
 def seeds() -> Iterator[bytes]:
-    """Yield a store and a part of it, as JSON with the text of each file."""
+    """Yield a store, a part of it, and the same rows as planes, as JSON with the text of each file."""
     whole = {"facts": FACTS} | {name: (ROOT / name).read_bytes().decode("latin-1") for name in SMALL}
     yield json.dumps(whole).encode()
     part = json.loads(part_bytes(FACTS["digest"], range(1, 3)))
     yield json.dumps({**whole, "part": part}).encode()
+    yield json.dumps({**whole, "facts": {**FACTS, "version": 3, "pixels": "yuv420", "shape": [2, 4, 3]}}).encode()
 
 
 def TestOneInput(data: bytes) -> None:
