@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._triton import has_triton
 
-from decodeonce import Batch
+from decodeonce import Batch, Planes
 from decodeonce.augment import (
     Augment,
     CenterCrop,
@@ -35,7 +35,7 @@ from decodeonce.augment import (
 )
 from decodeonce.loader.augment import fused
 from tests.loader.augmenting import batch_of
-from tests.stores import random_images
+from tests.stores import packed_row, random_images
 
 COUNT = 64
 
@@ -114,6 +114,17 @@ def test_moved_pixels_are_bit_identical(device: torch.device, steps: list[Step])
     expected, found = on_both(device, *steps)
     assert torch.equal(found.images, expected.images)
     assert torch.allclose(found.labels.double(), expected.labels.double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("precision", "kernel")
+@pytest.mark.parametrize("step", [RandomCrop((21, 17)), RandomFlip(), RandomResizedCrop(24)], ids=repr)
+def test_planes_become_the_images_of_the_host(device: torch.device, step: Step) -> None:
+    planes = Planes(40, 36)
+    rows = torch.from_numpy(np.stack([packed_row(image) for image in noise().numpy()]))
+    assert torch.equal(planes.unpack(rows.to(device)).cpu(), planes.unpack(rows))
+    batch = dataclasses.replace(batch_of(rows, epoch=1), planes=planes)
+    expected, found = (Augment(step, seed=4)(one).images.cpu() for one in (batch, batch.to(device)))
+    assert largest_difference(expected, found) <= (4 if isinstance(step, RandomResizedCrop) else 0)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (70, 33), (9, 110), (224, 224), (1, 5)])

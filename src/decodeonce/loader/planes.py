@@ -103,4 +103,5 @@ def to_rgb(channels: Tensor) -> Tensor:
 def _factors(width: int, device: torch.device) -> tuple[Tensor, ...]:
     """The factors for a line of `width` pixels."""
     each = (_OWN, _NEXT, _LAST, _ADDED)
-    return tuple(torch.tensor(factors, dtype=torch.int16, device=device).repeat(width) for factors in each)
+    # torch.tensor waits for the copy, so any stream can use the factors afterwards.
+    return tuple(torch.tensor(factors * width, dtype=torch.int16, device=device) for factors in each)
