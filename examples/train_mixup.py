@@ -5,6 +5,11 @@ Run it like the script of docs/how-to/multi-gpu-and-resume.md. The store needs a
     prep column add train.store weight weight.npy
 """
 
+import signal
+
+if __name__ == "__main__":  # before the imports, which take seconds: Ctrl-C ends this without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import os
 
 import torch
@@ -50,7 +55,7 @@ for epoch in range(loader.epoch, EPOCHS):
     for batch in bar:
         losses = nn.functional.cross_entropy(parallel(batch.images), batch.labels, reduction="none")
         weighted = losses * batch.columns["weight"]
-        loss = weighted[: batch.valid].sum() / loader.batch_size
+        loss = weighted[: batch.valid].sum() / max(batch.valid, 1)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -12,9 +12,13 @@ This example is about loading data: it has no augmentation and a constant learni
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":  # before the imports, which take seconds: Ctrl-C ends this without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import os
-import signal
 import statistics
 import sys
 import threading

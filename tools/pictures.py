@@ -28,7 +28,7 @@ from tools.svg import document, label
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 COLUMNS, LINE, CHARACTER, MARGIN = 72, 20, 8.45, 16  # a line's height and a character's width, in pixels
-BUILD = "prep build imagenet imagenet train.store"
+BUILD = "prep build folder imagenet/train train.store"  # as in the tutorial
 DONE = re.compile(rb"(\d+)%\|")  # of a progress bar
 # A line is dim until its delay has passed. Where animations are not supported or not wanted, no line is dim.
 MOVES = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
-# An image in a page follows the color scheme of the browser, not that of the page. So it has its own background.
+# On a code host, an image follows the color scheme of the browser, not that of the page. So it has its own background.
 STYLE = """
 .back { fill: #ffffff } .text { fill: #24292f } .soft { fill: #57606a } .ours { fill: #d9480f } .other { fill: #8c959f }
 text { font-family: system-ui, sans-serif; font-size: 15px } .head { font-weight: 600 } .small { font-size: 13px }

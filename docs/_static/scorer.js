@@ -3,6 +3,7 @@ var Scorer = {
   score: ([docname, title, anchor, descr, score]) => {
     if (docname.startsWith("contribute/") || docname === "reference/benchmarks") return score - 100;
     if (docname === "troubleshooting") return score + 12;
+    if (docname === "how-to/multi-gpu-and-resume") return score + 4; // the page about "resume"
     return docname === "faq" ? score + 6 : score;
   },
   objNameMatch: 11,

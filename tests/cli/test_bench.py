@@ -41,7 +41,8 @@ def check_facts(facts: dict[str, Any], rows: int) -> None:
     assert (facts["loader_cold"] is None) == (facts["first_epoch_limits"] is None) == bool(facts["why_not_cold"])
     for timed in filter(None, (facts["loader_cold"], facts["loader_warm"])):
         assert timed["samples_per_s"] > 0 < timed["first_batch_s"]
-    output = "\n".join(load_lines(facts))
+    assert next(load_lines(facts, verbose=False)) == facts["sentence"]
+    output = "\n".join(load_lines(facts, verbose=True))
     assert f"{rows} rows of 12.29 KB, " in output
     assert f"threads {facts['loader_warm']['stats']['reader']['threads']}\n  memory: slots 5, cached_rows 0\n" in output
     assert facts["loader_warm"]["bottleneck"] in output
@@ -49,7 +50,7 @@ def check_facts(facts: dict[str, Any], rows: int) -> None:
 
 def test_store_is_measured(store: Path) -> None:
     check_facts(json.loads(printed("bench", "load", store, "--json", "--batch-size", 4, "--gpu-rate", 1e9)), rows=60)
-    assert "is limited by " in prep("bench", "load", store, "--batch-size", 8).stdout.splitlines()[-1]
+    assert "is limited by " in prep("bench", "load", store, "--batch-size", 8).stdout.splitlines()[0]
 
 
 def test_staged_part_is_measured(store: Path, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_dry_run_estimates_bytes_files_time_and_space(verb: str, tree: Path, tmp
     )
     assert needed == "space: 25.92 KB for rows, up to 3.00 KB for other data; up to 13 files"
     assert time.startswith("time: ")
-    assert verb == "plan" or " with one task of 3 workers here; " in time
+    assert verb == "plan" or " with one task of 3 workers here" in time
     assert "here read and decoded 15 images (all) at " in basis
     assert limit.startswith("limit: ")
     assert room.startswith(f"{tmp_path}: ")

@@ -29,11 +29,9 @@ def shown(command: str) -> str:
 
 def labels(output: str) -> set[str]:
     """Return what lines say before their first number: "Loader, cold"; the words of a verdict do not count."""
-    lines = [line for line in output.splitlines() if line.strip() != "..."]
-    verdict = next((index for index, line in enumerate(lines) if " is limited by " in line), len(lines))
+    lines = ["VERDICT" if " is limited by " in line else line for line in output.splitlines() if line.strip() != "..."]
     level = re.compile(r"^(ok|warn|bad) +")
-    found = {re.split(r"  |\d", level.sub("", line.strip()))[0].strip(" -:") for line in lines[:verdict]}
-    return {*found, "VERDICT"} if verdict < len(lines) else found
+    return {re.split(r"  |\d", level.sub("", line.strip()))[0].strip(" -:") for line in lines}
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
 
 VOID = {"img", "link", "meta"}
-SECTIONS = ["facts", "classes", "sizes", "levels", "images", "rejects", "recipe", "checks"]
+SECTIONS = ["images", "facts", "classes", "sizes", "levels", "rejects", "recipe", "checks"]
 
 
 class Outline(HTMLParser):

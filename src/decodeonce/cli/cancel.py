@@ -12,7 +12,7 @@ from decodeonce.errors import BuildError
 
 
 def cancel(out: Annotated[Path, typer.Argument(help="Build whose jobs `prep submit` wrote.", metavar="OUT")]) -> None:
-    """Cancel the jobs of a build that have not ended. Completed blocks are kept."""
+    """Cancel a build's queued and running jobs. Completed blocks are kept."""
     from decodeonce.prep.jobs.submitted import submitted_jobs
     from decodeonce.store import StorePaths
 

@@ -26,7 +26,7 @@ def add(
         Path, typer.Argument(metavar="FILE.npy", help="Array of shape (rows, ...), in the order of the rows.")
     ],
 ) -> None:
-    """Add the numbers in an npy file to a store as a column. The digest of the store changes.
+    """Add a column from a .npy file to a store. The digest of the store changes.
 
     The file has one entry per row: booleans, integers or floats of at most 8 bytes. If the command is killed, the store
     stays valid, with or without the column; run the command again.

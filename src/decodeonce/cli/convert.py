@@ -20,7 +20,7 @@ def convert(
     stores: Annotated[list[Path], typer.Argument(help="Finished stores.", metavar="IN")],
     out: Out,
     container: Annotated[
-        ContainerName | None, option("Choose the file format of the shards. (default: that of IN)", flag="--format")
+        ContainerName | None, option("File format of the shards. (default: that of IN)", flag="--format")
     ] = None,
     shard_size: Annotated[
         str | None, option("Limit each shard to this size, such as 10GB. (default: that of IN)", "BYTES")
@@ -29,11 +29,11 @@ def convert(
         str | None, option("Resize rows to fewer pixels: 128, or HxW such as 96x128. (default: no resizing)", "SIZE")
     ] = None,
     resize_filter: Annotated[
-        Filter | None, option("Choose the filter for resizing. (default: that of IN)", flag="--filter")
+        Filter | None, option("Filter for resizing. (default: that of IN)", flag="--filter")
     ] = None,
     pixels: Annotated[
         PixelsName | None,
-        option("Choose how a row holds its image. yuv420: in half the bytes of rgb. (default: that of IN)"),
+        option("Form of the stored images: rgb, or yuv420 in half the bytes. (default: that of IN)"),
     ] = None,
     names: ClassOption = None,
     match: MatchOption = None,

@@ -286,10 +286,10 @@ def remove_scratch() -> None:
 def time_here(workers: int, rows: int, per_s: float) -> str:
     """Describe the time on this machine with `workers` workers, and on several such machines."""
     cores = min(workers, usable_cores())  # workers beyond the number of cores do not help
-    others = ", ".join(f"{duration_text(rows / per_s / cores / tasks)} with {tasks}" for tasks in TASKS)
-    return (
-        f"time: {_about(rows / per_s / cores)} with one task of {counted(workers, 'worker')} here; {others} such tasks"
-    )
+    seconds = rows / per_s / cores
+    text = f"time: {_about(seconds)} with one task of {counted(workers, 'worker')} here"
+    others = ", ".join(f"{duration_text(seconds / tasks)} with {tasks}" for tasks in TASKS if seconds >= tasks)
+    return f"{text}; {others} such tasks" if others else text
 
 
 def time_in_jobs(chain: Chain, workers: int, rows: int, per_s: float) -> str:

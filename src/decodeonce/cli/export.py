@@ -19,7 +19,7 @@ def export(
     store: StoreArgument,
     dest: Annotated[Path, typer.Argument(help="Folder to create.", metavar="DEST")],
     form: Annotated[
-        ExportForm, option("Choose the output. folder: DEST/<class>/*.png; webdataset: DEST/shard-*.tar.", flag="--as")
+        ExportForm, option("Kind of output: folder (DEST/<class>/*.png) or webdataset (DEST/shard-*.tar).", flag="--as")
     ],
     quality: Annotated[
         int | None, option("Write JPEGs of this quality. (default: PNG, without loss)", "N", min=1, max=100)

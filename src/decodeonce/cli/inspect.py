@@ -177,7 +177,7 @@ def logs(
     out: Annotated[Path, typer.Argument(help="Build whose jobs `prep submit` wrote.", metavar="OUT")],
     lines: Annotated[int, option("Print up to N lines of each log.", "N", min=1, max=100_000)] = 20,
 ) -> None:
-    """Print the last lines of what the jobs of a build have printed."""
+    """Print the end of each log of a build's jobs."""
     from decodeonce.prep.jobs.submitted import submitted_jobs
     from decodeonce.store import StorePaths
 

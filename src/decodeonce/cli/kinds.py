@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 OnBadOption = Annotated[
     OnBad,
-    option(
-        "Choose what to do with an image that cannot be decoded. reject: skip it and list it in rejects.tsv; "
-        "fail: stop the build."
-    ),
+    option("An image that cannot be decoded: reject (skip it and list it in rejects.tsv) or fail (stop the build)."),
 ]
 
 
@@ -63,20 +60,18 @@ class BuildOptions:
     fit: Annotated[
         Fit,
         option(
-            "Choose how images reach the size. crop: resize, then crop the center, like torchvision's Resize and "
+            "How images reach the size. crop: resize, then crop the center, like torchvision's Resize and "
             "CenterCrop; stretch: change the aspect ratio; pad: resize to fit and add black borders."
         ),
     ] = Recipe.fit
-    filter: Annotated[Filter, option("Choose the filter for resizing. bilinear is torchvision's default.")] = (
-        Recipe.filter
-    )
+    filter: Annotated[Filter, option("Filter for resizing; bilinear is torchvision's default.")] = Recipe.filter
     pixels: Annotated[
         PixelsName,
-        option("Choose how a row holds its image. yuv420: in half the bytes of rgb, with colors at half resolution."),
+        option("Form of the stored images: rgb, or yuv420 in half the bytes, with colors at half resolution."),
     ] = Recipe.pixels
     container: Annotated[
         ContainerName,
-        option("Choose the file format of the shards. npy: NumPy arrays; hdf5: HDF5 files.", flag="--format"),
+        option("File format of the shards: npy (NumPy arrays) or hdf5 (HDF5 files).", flag="--format"),
     ] = Recipe.container
     shard_size: Annotated[
         str,
@@ -94,7 +89,7 @@ class BuildOptions:
     on_bad: OnBadOption = "reject"
     max_bad: MaxBad = DEFAULT_MAX_BAD
     exif: Annotated[
-        Exif, option("Choose how to treat EXIF rotation. ignore: keep pixels as stored; apply: rotate them upright.")
+        Exif, option("EXIF rotation: ignore it (keep pixels as stored) or apply it (rotate them upright).")
     ] = Recipe.exif
     levels: Annotated[
         str | None,
@@ -107,8 +102,8 @@ class BuildOptions:
     on_damaged: Annotated[
         OnDamaged,
         option(
-            "Choose what to do with a damaged image that can be decoded. keep: keep it and list it in rejects.tsv; "
-            "reject: skip it and list it; keep-truncated: also keep truncated images, whose missing part is one color."
+            "A damaged image that can be decoded: keep (list it in rejects.tsv), reject (skip it and list it) or "
+            "keep-truncated (also keep truncated images, whose missing part is one color)."
         ),
     ] = Recipe.on_damaged
     scaled_decode: Annotated[
@@ -136,14 +131,12 @@ class BuildOptions:
     min_box: Annotated[int | None, option("Skip objects with a side of less than N pixels. (default: 1)", "N")] = None
     without_box: Annotated[
         WithoutBox | None,
-        option(
-            "Choose what to do with an image without a box. keep: make a row of it; skip: leave it out. (default: keep)"
-        ),
+        option("An image without a box: keep it as a row, or skip it. (default: keep)"),
     ] = None
     box_origin: Annotated[
         BoxOrigin | None,
         option(
-            "Choose what the XML's coordinates mean. 1: pixels numbered from 1, as in VOC; 0: from 0, as in ILSVRC; "
+            "Meaning of the XML's coordinates. 1: pixels numbered from 1, as in VOC; 0: from 0, as in ILSVRC; "
             "edge: distances from the image's edges. (default: by the XML's <database>, or edge)"
         ),
     ] = None

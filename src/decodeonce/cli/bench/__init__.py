@@ -27,7 +27,7 @@ def bench_load(
     reader: Annotated[
         ReaderName,
         option(
-            "Choose how the Loader reads. auto: let it choose; pread: read calls; mmap: memory map; direct: past the "
+            "How the Loader reads. auto: it chooses; pread: read calls; mmap: memory map; direct: past the "
             "page cache, except for the rows that fit into it."
         ),
     ] = "auto",
@@ -35,6 +35,9 @@ def bench_load(
         int | None, option("Copy with N threads. (default: as many as the Loader chooses)", "N", min=1, max=1024)
     ] = None,
     device: Annotated[str, option("Load batches to this device: cpu, cuda or cuda:1.", "NAME")] = "cpu",
+    verbose: Annotated[
+        bool, option("Also print stats() and bottleneck() of each Loader.", flag="--verbose/-v")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure what limits training from a store: storage, memory, the transfer to the device or the training step.
@@ -52,5 +55,5 @@ def bench_load(
     facts = measure_load(store, how, gpu_rate, LOAD_SECONDS)
     if as_json:
         return print_json(facts)
-    for line in (*load_lines(facts), facts["sentence"]):
+    for line in load_lines(facts, verbose=verbose):
         say(line)

@@ -138,8 +138,9 @@ def _timed(
         return Timed(taken / (now - start), first, loader.bottleneck(), loader.stats())
 
 
-def load_lines(facts: Json) -> Iterator[str]:
-    """Yield the lines of `prep bench load`."""
+def load_lines(facts: Json, *, verbose: bool) -> Iterator[str]:
+    """Yield the lines of `prep bench load`: the verdict, the rates and, if `verbose`, what the Loaders say."""
+    yield facts["sentence"]
     row_bytes, cold, warm = facts["row_bytes"], facts["loader_cold"], facts["loader_warm"]
     memory = "unknown" if facts["available_memory_bytes"] is None else size_text(facts["available_memory_bytes"])
     yield f"{facts['rows']:,} rows of {size_text(row_bytes)}, {size_text(facts['bytes'])}; {memory} of memory available"
@@ -152,7 +153,7 @@ def load_lines(facts: Json) -> Iterator[str]:
     for name, rate in rates.items():
         yield f"{name:26}  {rate * row_bytes / 1e6:>10,.0f}  {rate:>10,.0f}" if rate else f"{name:26}  not measured"
     for name, timed in (("Loader, cold", cold), ("Loader, rows in memory", warm)):
-        if timed:
+        if timed and verbose:
             yield f"{name}: first batch after {timed['first_batch_s'] * 1e3:,.0f} ms; {timed['bottleneck']}"
             for group, values in timed["stats"].items():
                 yield f"  {group}: {', '.join(f'{key} {value}' for key, value in values.items())}"

@@ -24,6 +24,7 @@ class Axis:
     high: float
     start: float = LEFT
     end: float = WIDTH - RIGHT
+    whole: bool = False  # counts have no fractions
 
     def at(self, value: float) -> float:
         """Return the position of a value."""
@@ -34,12 +35,13 @@ class Axis:
         span = self.high - self.low
         unit: float = 10 ** math.floor(math.log10(span / 2))
         step = unit * next(factor for factor in (1, 2, 2.5, 5, 10) if span / (unit * factor) <= 5)
+        step = math.ceil(step) if self.whole else step
         return [step * k for k in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
 
 
-def y_axis(name: str, high: float) -> Axis:
+def y_axis(name: str, high: float, *, whole: bool = False) -> Axis:
     """Return an axis from 0 along the left side of a chart."""
-    return Axis(name, 0, high, HEIGHT - BOTTOM, TOP)
+    return Axis(name, 0, high, HEIGHT - BOTTOM, TOP, whole)
 
 
 def short(value: float) -> str:
@@ -67,7 +69,8 @@ def _chart(x: Axis, y: Axis, shapes: Iterable[Markup]) -> Markup:
 
 def class_curve(counts: Sequence[int]) -> Markup:
     """Draw the rows of each class, largest class first, as an area."""
-    x, y = Axis("classes, largest first", 0, len(counts)), y_axis("rows", max(*counts, 1))
+    x = Axis("classes, largest first", 0, len(counts), whole=True)
+    y = y_axis("rows", max(*counts, 1), whole=True)
     points = min(len(counts), CURVE_POINTS)
     firsts = [point * len(counts) // points for point in range(points)]
     path = _steps(x, y, [*firsts[1:], len(counts)], [counts[first] for first in firsts])
