@@ -26,7 +26,7 @@ from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.processes.child import Heartbeat, Parent
 from decodeonce.prep.sources.base import Source
-from decodeonce.remote import is_url, take_over
+from decodeonce.remote import take_over
 from decodeonce.store import StorePaths
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import Json
@@ -55,9 +55,7 @@ class BlockDecoder:
         """Yield the entries, each with the function that returns its encoded bytes."""
         source = self._source
         if source.reads_ahead:
-            return read_ahead(source.read_all, entries)
-        if source.read_unit and is_url(source.root):
-            return read_units_ahead(source, entries)
+            return read_units_ahead(source, entries) if source.read_unit else read_ahead(source.read_all, entries)
         return ((entry, partial(source.read_all, entry)) for entry in entries)
 
     def decode(self, block: Block, poison: dict[int, str], buffer: memoryview, reads: Iterable[Read]) -> BlockRecord:

@@ -22,8 +22,9 @@ from decodeonce.prep.recipe import Filter, Recipe, check_choice
 from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
 from decodeonce.prep.sources import SOURCES, find_opener, find_registered
 from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED, Source
+from decodeonce.prep.sources.files import system_of
 from decodeonce.prep.sources.paired import open_with_paired
-from decodeonce.remote import as_path, is_url, source_text
+from decodeonce.remote import as_path, scheme_of, source_text
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import Paired
 from decodeonce.store.manifest import REBUILD, Manifest, read_manifest
@@ -43,10 +44,11 @@ def open_rows(manifest: Manifest, source: str, paired: Mapping[str, str]) -> Sto
     Raises BuildError or StoreError if no row of the store can come from it.
     """
     source = source_text(source)
-    if is_url(source) and as_path(f"{source}/store.json").is_file():
-        raise BuildError(f"{source}: a remote store; run `prep stage {source} COPY`, then pass --from COPY")
-    if os.path.isfile(os.path.join(source, "store.json")):
-        return StoredRows(manifest, Path(source))
+    path = as_path(source)
+    if system_of(path).is_file(path / "store.json"):
+        if scheme_of(source):
+            raise BuildError(f"{source}: a remote store; run `prep stage {source} COPY`, then pass --from COPY")
+        return StoredRows(manifest, path)
     return ImageRows(manifest, source, paired)
 
 
@@ -147,7 +149,7 @@ def reopen_source(manifest: Manifest, src: str, paired: Mapping[str, str]) -> So
         raise BuildError(f"{src}: the rows were {done}; pass as --from a store that has them, or {REBUILD}")
     kind = kind.partition("-")[0] if kind in SOURCES else kind  # the opener of imagenet detects imagenet-tar
     registered = find_registered(kind)
-    is_there = registered.suffixes or is_url(src) or os.path.exists(src)  # with suffixes it may be a pattern
+    is_there = registered.suffixes or scheme_of(src) or os.path.exists(src)  # with suffixes it may be a pattern
     if registered.is_path and not is_there:
         raise BuildError(f"{src}: no such file or folder; expected the source that the store was built from")
     opener = find_opener(kind)

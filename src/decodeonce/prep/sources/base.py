@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, RowMaker
 from decodeonce.prep.recipe import Recipe
-from decodeonce.remote import is_url
+from decodeonce.prep.sources.files import system_of
 from decodeonce.store.layout import Json, Paired
 from decodeonce.store.manifest import Column, ImageClass
 from decodeonce.store.table import Reject
@@ -128,9 +128,9 @@ class Source(ABC):
     def reads_ahead(self) -> bool:
         """Whether several threads may call `read` at once, so that workers read ahead; default: for a URL.
 
-        With a `read_unit`, a worker reads one sample at a time.
+        With a `read_unit`, a worker reads one sample at a time, and calls `read_soon` for the next unit.
         """
-        return is_url(self.root) and not self.read_unit
+        return system_of(self.root).reads_ahead
 
     @property
     def found(self) -> str:

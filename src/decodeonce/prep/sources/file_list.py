@@ -20,9 +20,9 @@ import xxhash
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.entry import Entry, name_bytes, name_text
-from decodeonce.prep.sources.files import named_entries, read_file, stat_entries
-from decodeonce.prep.sources.folder import IMAGE_SUFFIXES, NoLabels, check_unlabeled
-from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder
+from decodeonce.prep.sources.files import IMAGE_SUFFIXES, named_entries, read_file, stat_entries, system_of
+from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
+from decodeonce.prep.sources.holders import CHUNK, HolderFile
 from decodeonce.prep.sources.labels import LabelledSource, parse_value
 from decodeonce.prep.sources.safe_open import Links, expecting
 from decodeonce.remote import absolute, as_path, check_scheme, check_url, is_url, scheme_of, source_path
@@ -162,7 +162,7 @@ class ListSource(LabelledSource):
             if name is None:
                 advice = "pass a folder that holds all paths as --root, for example /"
                 raise BuildError(f"{where} is not below {root}; {advice}")
-            if is_url(self.root):
+            if scheme_of(root):
                 check_url(str(self.root / name))
             yield line, name_bytes(name)
 
@@ -216,7 +216,7 @@ def _cause_of_missing(root: Path, name: str) -> str:
     others |= {f"with the suffix {suffix} exists; pass --suffix {suffix}": name + suffix for suffix in IMAGE_SUFFIXES}
     stem, suffix = os.path.splitext(name)
     others |= {f"with the suffix {other} exists": stem + other for other in (suffix.upper(), suffix.lower())}
-    for cause, other in () if is_url(root) else others.items():
+    for cause, other in others.items():
         if other != name and os.path.exists(os.path.join(os.fsencode(root), name_bytes(other))):
             return f"a file of this name {cause}"
     return ""
@@ -228,7 +228,7 @@ def path_below(root: str, path: str) -> str | None:
         return path  # the common case: normalizing takes longer than everything else
     top = os.path.join(root, "")
     scheme, slashes, rest = top.rpartition("://")  # normpath would cut the slashes of a URL
-    whole = path if is_url(path) else scheme + slashes + os.path.normpath(os.path.join(rest, path))
+    whole = path if scheme_of(path) else scheme + slashes + os.path.normpath(os.path.join(rest, path))
     return whole[len(top) :] if whole.startswith(top) and whole != top else None
 
 
@@ -288,8 +288,8 @@ def open_list(  # noqa: PLR0913 - the flags of the command
     with suppress(BuildError):  # listing raises it again
         no_labels = no_labels or (classes is None and find_layout(file, columns).no_labels)
         first = next(read_list(file, columns), None) if given is None else None
-        if first and is_url(first.path) and path_below(str(top), first.path) is None:
-            top = as_path(f"{first.path.partition('://')[0]}://")
+        if first and scheme_of(first.path) and path_below(str(top), first.path) is None:
+            top = as_path(f"{scheme_of(first.path)}://")
     return ListSource(
         top,
         file=str(file),
@@ -427,7 +427,7 @@ def _separator(file: Path, line: str) -> str:
 
 def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and fields of each line that is not blank."""
-    with expecting(file, EXPECTED), open_holder(file) as holder:
+    with expecting(file, EXPECTED), system_of(file).open(file) as holder:
         if b"\0" in holder.read_at(0, LOOKED_AT):  # an image, an archive, or a list that Excel wrote
             raise BuildError(f"{file}: binary or UTF-16; expected UTF-8 text; convert it: iconv -f UTF-16 -t UTF-8")
         raw = io.BufferedReader(HolderFile(holder), CHUNK)

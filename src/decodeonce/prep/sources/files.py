@@ -1,36 +1,51 @@
-"""Samples that are files of their own: list them with size and mtime, and read them."""
+"""Files as sources find, list and read them, on a local file system or behind URLs. Here, a sample is a file."""
 
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
 from decodeonce.errors import BuildError, Stopped, failure_from, raise_file_system_failure
 from decodeonce.host import network_file_system
-from decodeonce.prep.entry import Entry, name_bytes
-from decodeonce.prep.sources.safe_open import OUTSIDE, Links, open_regular
+from decodeonce.prep.entry import Entry, name_bytes, name_text
+from decodeonce.prep.sources.holders import Holder, ListedObject, ObjectHolder
+from decodeonce.prep.sources.safe_open import (
+    OUTSIDE,
+    Links,
+    expecting,
+    mtime_of,
+    open_listed,
+    open_regular,
+    read_range,
+)
 from decodeonce.remote import (
     CONNECTIONS,
     MissingObject,
     ObjectFacts,
+    find_objects,
     is_url,
+    list_folder,
     list_objects,
     read_object,
     stat_object,
 )
 from decodeonce.store import disk
-from decodeonce.store.layout import missing_advice
 
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif")
+SUFFIXES = tuple(map(str.encode, IMAGE_SUFFIXES))
 MAX_FILE_BYTES = 1 << 30  # an image is read whole; a larger file is probably an archive or a film
+MAX_DEPTH = 64  # levels below a class folder; a folder deeper than this is rejected
 # A stat takes 0.2 to 1 ms on a network file system. At 0.5 ms each, 50,000 files took 35 to 78 s one by one and 4 to
 # 9 s with 16 threads. From a local disk's cache they took 1.0 s one by one and 1.8 s with threads, so threads are only
 # used on network file systems.
@@ -40,9 +55,174 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def reads_at_once(top: Path) -> int:
-    """Return how many threads read below `top`; 1 unless it is on a network file system."""
-    return CONNECTIONS if is_url(top) else STAT_THREADS if network_file_system(top) else 1
+class LocalFiles:
+    """Local file systems. Below a root, `links` decide which links may be followed; None allows all."""
+
+    reads_ahead = False  # whether a request takes so long that several threads should read; then nothing stays open
+
+    def reads_at_once(self, top: Path) -> int:
+        """Return how many threads list files below `top`; 1 unless it is on a network file system."""
+        return STAT_THREADS if network_file_system(top) else 1
+
+    def is_file(self, path: Path) -> bool:
+        """Return whether a path is a file that can be found."""
+        return os.path.isfile(path)
+
+    def is_folder(self, path: Path) -> bool:
+        """Return whether a path is a folder that can be found. Raise BuildError or Stopped on failure."""
+        return stat.S_ISDIR(mode_of(os.fsencode(path)))
+
+    def may_be_sample(self, path: bytes) -> bool:
+        """Return whether a path is a regular file. Raise BuildError or Stopped on failure."""
+        return stat.S_ISREG(mode_of(path))
+
+    def list_folder(self, folder: Path) -> list[tuple[str, bool]]:
+        """Return the names in a folder, and whether each is a folder; raise OSError if it cannot be listed."""
+        with os.scandir(os.fsencode(folder)) as listing:
+            return [(name_text(item.name), item.is_dir()) for item in listing]
+
+    def find(self, pattern: str, suffixes: tuple[str, ...], *, deep: bool, follow_links: bool) -> list[str]:
+        """Return the paths of the files that a path, a pattern with wildcards, or a folder names, sorted."""
+        if os.path.isdir(pattern):
+            links = Links(Path(pattern), follow=follow_links)
+            folders, ends = links.walk(), tuple(map(os.fsencode, suffixes))
+            some = folders if deep else islice(folders, 1)
+            every = (os.path.join(top, name) for top, names in some for name in names)
+            found = sorted(path for path in every if path.endswith(ends) and stat.S_ISREG(mode_of(path)))
+            for path in found:
+                links.check(path)
+            return list(map(os.fsdecode, found))
+        if os.path.exists(pattern):
+            return [pattern]
+        return sorted(filter(os.path.isfile, glob.glob(pattern)), key=os.fsencode)
+
+    def walk(self, root: Path, folder: str, names: Sequence[str], links: Links) -> Iterator[Entry]:
+        """Yield every sample below the folders root/folder/<name>, by folder in the order of `names`, then by name.
+
+        The label of a sample is the index of its folder.
+        """
+        starts = enumerate(os.path.join(name_bytes(folder), name_bytes(name)) for name in names)
+        found = (entry for label, start in starts for entry in _walk(root, start, label, links))
+        return stat_entries(root, found, links)
+
+    def entry(self, root: Path, name: bytes, label: int, links: Links | None) -> Entry:
+        """Return the entry of a sample, as `file_entry`."""
+        path = os.path.join(os.fsencode(root), name)
+        if links is not None and links.folder_leads_outside(path.rpartition(b"/")[0]):
+            return Entry(name, label, 0, 0, OUTSIDE)
+        try:
+            found = os.lstat(path)
+            if stat.S_ISLNK(found.st_mode):
+                if links is not None and links.leads_outside(path):
+                    return Entry(name, label, 0, 0, OUTSIDE)
+                found = os.stat(path)
+        except OSError as error:
+            raise_file_system_failure(error, path)
+            link = " (a dangling link)" if os.path.islink(path) else ""
+            return Entry(name, label, 0, 0, f"{error.strerror}{link}")
+        if not stat.S_ISREG(found.st_mode):  # size and mtime of a folder say nothing about the source
+            problem = "a directory" if stat.S_ISDIR(found.st_mode) else "not a regular file"
+            return Entry(name, label, 0, 0, problem)
+        entry = _sized_entry(name, label, found.st_size, mtime_of(found))
+        # access(2) costs a round trip on a network file system. It is not needed if everyone may read the file.
+        if not entry.problem and found.st_mode & 0o444 != 0o444 and not os.access(path, os.R_OK):
+            raise failure_from(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), path)
+        return entry
+
+    def read(self, root: Path, entry: Entry, links: Links | None) -> bytes:
+        """Read a sample, as `read_file`."""
+        path = os.path.join(os.fsencode(root), entry.name)
+        fd = open_listed(path, entry.size, entry.mtime_ns, links)
+        try:
+            data = read_range(fd, path, 0, entry.size + 1)
+        finally:
+            disk.close(fd)
+        if len(data) != entry.size:
+            expected = f"expected {entry.size}; run the same command again"
+            raise Stopped(f"{os.fsdecode(path)}: {len(data)} bytes could be read, {expected}")
+        return data
+
+    def version(self, path: bytes, links: Links | None) -> tuple[int, int]:
+        """Return size and mtime of a file that holds many samples; raise BuildError if there is none."""
+        if links is not None:
+            links.check(path)
+        with expecting(path, "expected a file that holds images"):
+            found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise BuildError(f"{os.fsdecode(path)}: not a regular file; expected a file that holds images")
+        return found.st_size, mtime_of(found)
+
+    def holder(self, path: bytes, size: int, mtime_ns: int, *, listing: bool) -> Holder:
+        """Open a file that holds many samples; raise BuildError unless `version` is still the same."""
+        return Holder(open_listed(path, size, mtime_ns), os.fsdecode(path), 0, size)
+
+    @contextmanager
+    def open(self, path: Path) -> Iterator[Holder]:
+        """Open a file that was not listed; raise OSError if it is no regular file."""
+        with open(open_regular(path), "rb") as file:
+            yield Holder(file.fileno(), os.fsdecode(path), 0, os.fstat(file.fileno()).st_size)
+
+
+class RemoteFiles:
+    """Objects behind URLs, with the methods of `LocalFiles`. There are no links."""
+
+    reads_ahead = True
+
+    def reads_at_once(self, top: Path) -> int:
+        return CONNECTIONS
+
+    def is_file(self, path: Path) -> bool:
+        return path.is_file()
+
+    def is_folder(self, path: Path) -> bool:
+        return path.is_dir()
+
+    def may_be_sample(self, path: bytes) -> bool:
+        return True  # `entry` asks, too
+
+    def list_folder(self, folder: Path) -> list[tuple[str, bool]]:
+        return list_folder(str(folder))
+
+    def find(self, pattern: str, suffixes: tuple[str, ...], *, deep: bool, follow_links: bool) -> list[str]:
+        return find_objects(pattern, suffixes, deep=deep)
+
+    def walk(self, root: Path, folder: str, names: Sequence[str], links: Links) -> Iterator[Entry]:
+        def below(labelled: tuple[int, str]) -> list[Entry]:
+            label, top = labelled
+            found = sorted((name_bytes(inner).split(b"/"), version) for inner, version in list_objects(str(root / top)))
+            shown = ((parts, version) for parts, version in found if not any(part.startswith(b".") for part in parts))
+            return [_sized_entry(os.path.join(name_bytes(top), *parts), label, *version) for parts, version in shown]
+
+        tops = enumerate(os.path.join(folder, name) for name in names)
+        return chain.from_iterable(parallel_map(root, below, tops, CONNECTIONS))
+
+    def entry(self, root: Path, name: bytes, label: int, links: Links | None) -> Entry:
+        try:
+            return _sized_entry(name, label, *stat_object(os.fsdecode(os.path.join(os.fsencode(root), name))))
+        except MissingObject:
+            return Entry(name, label, 0, 0, os.strerror(errno.ENOENT))
+
+    def read(self, root: Path, entry: Entry, links: Links | None) -> bytes:
+        url = os.fsdecode(os.path.join(os.fsencode(root), entry.name))
+        return read_object(url, ObjectFacts(entry.size, entry.mtime_ns), 0, entry.size)
+
+    def version(self, path: bytes, links: Links | None) -> tuple[int, int]:
+        return stat_object(os.fsdecode(path))
+
+    def holder(self, path: bytes, size: int, mtime_ns: int, *, listing: bool) -> Holder:
+        return (ListedObject if listing else ObjectHolder)(os.fsdecode(path), ObjectFacts(size, mtime_ns))
+
+    @contextmanager
+    def open(self, path: Path) -> Iterator[Holder]:
+        yield ObjectHolder(str(path), stat_object(str(path)))
+
+
+LOCAL_FILES, REMOTE_FILES = LocalFiles(), RemoteFiles()
+
+
+def system_of(path: str | Path) -> LocalFiles | RemoteFiles:
+    """Return what finds, lists and reads the files at a path or a URL."""
+    return REMOTE_FILES if is_url(path) else LOCAL_FILES
 
 
 def parallel_map(
@@ -56,7 +236,7 @@ def parallel_map(
         items: The items. Up to `at_once` of them are taken ahead.
         at_once: Items per round of the threads; default `STATS_AT_ONCE`, 4096.
     """
-    if (count := reads_at_once(top)) == 1:
+    if (count := system_of(top).reads_at_once(top)) == 1:
         yield from map(function, items)
         return
     left = iter(items)
@@ -86,6 +266,42 @@ def _stat_entry(root: Path, links: Links, entry: Entry) -> Entry:
     return replace(found, values=entry.values) if entry.values else found
 
 
+def _walk(
+    root: Path, folder: bytes, label: int, links: Links, depth: int = 0, followed: set[bytes] | None = None
+) -> Iterator[Entry]:
+    """Yield the files below a class folder, without size and mtime; none if it is not a folder.
+
+    `followed` has the targets of the links to folders that were followed, because links can form a cycle.
+    """
+    path = os.path.join(os.fsencode(root), folder)
+    followed = set() if followed is None else followed
+    if depth == 0 and not stat.S_ISDIR(mode_of(path)):
+        return
+    walked = depth < MAX_DEPTH and not links.folder_leads_outside(path)
+    try:
+        with os.scandir(path) as listing:
+            items = sorted((item for item in listing if not item.name.startswith(b".")), key=attrgetter("name"))
+            found = [(item.name, walked and _to_walk(item, links, followed)) for item in items]
+    except OSError as error:
+        raise failure_from(error, path) from None
+    for name, to_walk in found:
+        if to_walk:
+            yield from _walk(root, os.path.join(folder, name), label, links, depth + 1, followed)
+        else:
+            yield Entry(os.path.join(folder, name), label, 0, 0)
+
+
+def _to_walk(item: os.DirEntry[bytes], links: Links, followed: set[bytes]) -> bool:
+    if item.name.lower().endswith(SUFFIXES) or not item.is_dir():
+        return False
+    if not item.is_symlink():
+        return True
+    if links.leads_outside(item.path) or (target := os.path.realpath(item.path)) in followed:
+        return False
+    followed.add(target)
+    return True
+
+
 def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) -> Entry:
     """Return the entry of the file `name` below `root`.
 
@@ -109,57 +325,12 @@ def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) 
         >>> file_entry(Path("imagenet/val"), b"missing.JPEG", label=0).problem
         'No such file or directory'
     """
-    path = os.path.join(os.fsencode(root), name)
-    if is_url(root):
-        try:
-            return _object_entry(name, label, stat_object(os.fsdecode(path)))
-        except MissingObject:
-            return Entry(name, label, 0, 0, os.strerror(errno.ENOENT))
-    if links is not None and links.folder_leads_outside(path.rpartition(b"/")[0]):
-        return Entry(name, label, 0, 0, OUTSIDE)
-    try:
-        facts = os.lstat(path)
-        if stat.S_ISLNK(facts.st_mode):
-            if links is not None and links.leads_outside(path):
-                return Entry(name, label, 0, 0, OUTSIDE)
-            facts = os.stat(path)
-    except OSError as error:
-        raise_file_system_failure(error, path)
-        link = " (a dangling link)" if os.path.islink(path) else ""
-        return Entry(name, label, 0, 0, f"{error.strerror}{link}")
-    if problem := _problem(path, facts):
-        return Entry(name, label, 0, 0, problem)  # the size and mtime of a folder say nothing about the source
-    return Entry(name, label, facts.st_size, mtime_of(facts))
+    return system_of(root).entry(root, name, label, links)
 
 
-def _object_entry(name: bytes, label: int, facts: ObjectFacts) -> Entry:
-    problem = size_problem(facts.size)
-    return Entry(name, label, 0, 0, problem) if problem else Entry(name, label, *facts)
-
-
-def object_entries(root: Path, labelled: tuple[int, str]) -> list[Entry]:
-    """Return the entries of the objects below a folder of a URL, in the order of a walk, except hidden ones.
-
-    Args:
-        root: The URL that the entries' names are relative to.
-        labelled: The label of the entries, and the path of the folder below `root`.
-    """
-    label, folder = labelled
-    found = sorted((name_bytes(inner).split(b"/"), facts) for inner, facts in list_objects(str(root / folder)))
-    shown = ((parts, facts) for parts, facts in found if not any(part.startswith(b".") for part in parts))
-    return [_object_entry(os.path.join(name_bytes(folder), *parts), label, facts) for parts, facts in shown]
-
-
-def _problem(path: bytes, facts: os.stat_result) -> str:
-    if stat.S_ISDIR(facts.st_mode):
-        return "a directory"
-    if not stat.S_ISREG(facts.st_mode):
-        return "not a regular file"
-    # access(2) costs a round trip on a network file system. It is not needed if everyone may read the file.
-    problem = size_problem(facts.st_size)
-    if not problem and facts.st_mode & 0o444 != 0o444 and not os.access(path, os.R_OK):
-        raise failure_from(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), path)
-    return problem
+def _sized_entry(name: bytes, label: int, size: int, version: int) -> Entry:
+    problem = size_problem(size)
+    return Entry(name, label, 0, 0, problem) if problem else Entry(name, label, size, version)
 
 
 def size_problem(size: int) -> str:
@@ -195,18 +366,8 @@ def named_entries(root: Path, names: Iterable[bytes], links: Links) -> Iterator[
     """
     for name in sorted(names):
         inside = not name.startswith(b"/") and b".." not in name.split(b"/") and b"\0" not in name
-        if inside and (is_url(root) or stat.S_ISREG(mode_of(os.path.join(os.fsencode(root), name)))):
+        if inside and system_of(root).may_be_sample(os.path.join(os.fsencode(root), name)):
             yield file_entry(root, name, 0, links)
-
-
-def is_file(path: Path) -> bool:
-    """Return whether a path or a URL is a file that can be found."""
-    return path.is_file() if is_url(path) else os.path.isfile(path)
-
-
-def is_folder(path: Path) -> bool:
-    """Return whether a path or a URL is a folder that can be found. Raise BuildError or Stopped on failure."""
-    return path.is_dir() if is_url(path) else stat.S_ISDIR(mode_of(os.fsencode(path)))
 
 
 def mode_of(path: bytes) -> int:
@@ -237,63 +398,4 @@ def read_file(root: Path, entry: Entry, links: Links | None = None) -> bytes:
         >>> len(read_file(root, entry)) == entry.size
         True
     """
-    path = os.path.join(os.fsencode(root), entry.name)
-    if is_url(root):
-        return read_object(os.fsdecode(path), ObjectFacts(entry.size, entry.mtime_ns), 0, entry.size)
-    fd = open_listed(path, entry.size, entry.mtime_ns, links)
-    try:
-        data = read_range(fd, path, 0, entry.size + 1)
-    finally:
-        disk.close(fd)
-    if len(data) != entry.size:
-        raise Stopped(
-            f"{os.fsdecode(path)}: {len(data)} bytes could be read, expected {entry.size}; run the same command again"
-        )
-    return data
-
-
-def mtime_of(facts: os.stat_result) -> int:
-    """Return the mtime in ns, clipped to int64, because some file systems store any year."""
-    return max(-(2**63), min(facts.st_mtime_ns, 2**63 - 1))
-
-
-def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = None) -> int:
-    """Open a file; raise BuildError unless it has the size and mtime that were listed."""
-    try:
-        fd = open_regular(path) if links is None else links.open(path)
-        facts = os.fstat(fd)
-    except OSError as error:
-        raise _read_failure(path, error) from None
-    if (facts.st_size, mtime_of(facts)) != (size, mtime_ns):
-        disk.close(fd)
-        raise BuildError(
-            f"{os.fsdecode(path)}: changed since the plan was made (now "
-            f"{_describe_version(facts.st_size, mtime_of(facts))}; then {_describe_version(size, mtime_ns)}); "
-            "restore the file, or remove OUT and build again"
-        )
-    return fd
-
-
-def _describe_version(size: int, mtime_ns: int) -> str:
-    return f"{size} bytes, modified {datetime.fromtimestamp(mtime_ns / 1e9, UTC):%F %T.%f} UTC"
-
-
-def read_range(fd: int, path: str | bytes, offset: int, size: int) -> bytes:
-    """Read `size` bytes from `offset`, fewer only at the end of the file; raise Stopped or BuildError on failure."""
-    try:
-        data = disk.pread(fd, size, offset)
-        while len(data) < size and (more := disk.pread(fd, size - len(data), offset + len(data))):
-            data += more
-    except OSError as error:
-        raise _read_failure(path, error) from None
-    return data
-
-
-def _read_failure(path: str | bytes, error: OSError) -> BuildError | Stopped:
-    if error.errno == errno.EXDEV:  # Links.open raised it for a link that leads out of SRC: a rerun would not help
-        return BuildError(f"{os.fsdecode(path)}: {error.strerror}")
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        name = Path(os.fsdecode(path))
-        advice = f"{missing_advice(name.parent)}put it back, or remove OUT and build again"
-        return BuildError(f"{name}: {error.strerror}, although it was listed before; {advice}")
-    return failure_from(error, path)
+    return system_of(root).read(root, entry, links)

@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import cached_property, partial
-from itertools import chain
-from operator import attrgetter
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from decodeonce.errors import BuildError, failure_from
+from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.files import (
-    mode_of,
-    named_entries,
-    object_entries,
-    parallel_map,
-    read_file,
-    stat_entries,
-)
+from decodeonce.prep.sources.files import IMAGE_SUFFIXES, SUFFIXES, named_entries, read_file, system_of
 from decodeonce.prep.sources.safe_open import Links, expecting, read_small
-from decodeonce.remote import CONNECTIONS, is_url, list_folder, source_path
+from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif")
-SUFFIXES = tuple(map(str.encode, IMAGE_SUFFIXES))
 # Suffixes of images that are read, or that are rejected by name.
 READ_SUFFIXES = frozenset((*SUFFIXES, b".jpe", b".jfif", b".apng", b".pnm", b".pfm"))
 READ_SUFFIXES |= {b".heic", b".heif", b".jp2", b".jxl", b".psd", b".svg"}
-MAX_DEPTH = 64  # levels below a class folder; a folder deeper than this is rejected
 SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
 SPLIT_WORD = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?![a-z])", re.IGNORECASE)
 WNID = re.compile(r"n\d{8}")
@@ -134,7 +121,8 @@ class FolderSource(Source):
         if not self.no_labels:
             check_classes(self.root, self._names, self._listed[0])
         folders = [""] if self.no_labels else self._names
-        return map(self._noted, self._by_suffix.images(list_folders(self.root, "", folders, self._links)))
+        below = system_of(self.root).walk(self.root, "", folders, self._links)
+        return map(self._noted, self._by_suffix.images(below))
 
     def warnings(self, samples: int) -> list[str]:
         unused = unused_classes(self._names, self._used)
@@ -174,52 +162,6 @@ class BySuffix:
         kinds = [f"{name_text(suffix) or 'no suffix'}: {count}" for suffix, count in self._others.most_common(4)]
         found = counted(self._others.total(), "file")
         return [f"{found} left out, because no image has such a suffix ({', '.join(kinds)}){advice}"] if kinds else []
-
-
-def list_folders(root: Path, folder: str, names: Sequence[str], links: Links) -> Iterator[Entry]:
-    """Yield every sample below the class folders root/folder/<name>, by class in the order of `names`, then by name."""
-    if is_url(root):
-        labelled = enumerate(os.path.join(folder, name) for name in names)
-        return chain.from_iterable(parallel_map(root, partial(object_entries, root), labelled, CONNECTIONS))
-    starts = enumerate(os.path.join(name_bytes(folder), name_bytes(name)) for name in names)
-    found = (entry for label, start in starts for entry in _walk(root, start, label, links))
-    return stat_entries(root, found, links)
-
-
-def _walk(
-    root: Path, folder: bytes, label: int, links: Links, depth: int = 0, followed: set[bytes] | None = None
-) -> Iterator[Entry]:
-    """Yield the files below a class folder, without size and mtime; none if it is not a folder.
-
-    `followed` has the targets of the links to folders that were followed, because links can form a cycle.
-    """
-    path = os.path.join(os.fsencode(root), folder)
-    followed = set() if followed is None else followed
-    if depth == 0 and not stat.S_ISDIR(mode_of(path)):
-        return
-    walked = depth < MAX_DEPTH and not links.folder_leads_outside(path)
-    try:
-        with os.scandir(path) as listing:
-            items = sorted((item for item in listing if not item.name.startswith(b".")), key=attrgetter("name"))
-            found = [(item.name, walked and _to_walk(item, links, followed)) for item in items]
-    except OSError as error:
-        raise failure_from(error, path) from None
-    for name, to_walk in found:
-        if to_walk:
-            yield from _walk(root, os.path.join(folder, name), label, links, depth + 1, followed)
-        else:
-            yield Entry(os.path.join(folder, name), label, 0, 0)
-
-
-def _to_walk(item: os.DirEntry[bytes], links: Links, followed: set[bytes]) -> bool:
-    if item.name.lower().endswith(SUFFIXES) or not item.is_dir():
-        return False
-    if not item.is_symlink():
-        return True
-    if links.leads_outside(item.path) or (target := os.path.realpath(item.path)) in followed:
-        return False
-    followed.add(target)
-    return True
 
 
 def _check_no_splits(root: Path, names: Sequence[str], links: Links) -> None:
@@ -279,12 +221,8 @@ def unused_classes(names: Sequence[str], used: Collection[int]) -> list[str]:
 
 def list_top(top: Path) -> tuple[list[str], list[str]]:
     """Return the names of the class folders of `top`, and those of its files, sorted by their bytes."""
-    if is_url(top):
-        found = list_folder(str(top))
-    else:
-        with expecting(top, "expected a folder of class folders"), os.scandir(os.fsencode(top)) as listing:
-            found = [(name_text(item.name), item.is_dir()) for item in listing]
-    found.sort(key=lambda item: name_bytes(item[0]))
+    with expecting(top, "expected a folder of class folders"):
+        found = sorted(system_of(top).list_folder(top), key=lambda item: name_bytes(item[0]))
     folders = [name for name, is_folder in found if is_folder and not name.startswith((".", "__MACOSX"))]
     return folders, [name for name, is_folder in found if not is_folder]
 

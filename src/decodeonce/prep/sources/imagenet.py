@@ -20,20 +20,13 @@ from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes, name_text
 from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, sort_members
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.files import (
-    is_file,
-    is_folder,
-    named_entries,
-    object_entries,
-    parallel_map,
-    read_file,
-    stat_entries,
-)
-from decodeonce.prep.sources.folder import SUFFIXES, WNID, BySuffix, check_classes, list_folders, list_top
-from decodeonce.prep.sources.holders import FileFacts, Member, SourceFile, SourceFiles, open_holder, source_file
+from decodeonce.prep.sources.files import SUFFIXES, named_entries, parallel_map, read_file, system_of
+from decodeonce.prep.sources.folder import WNID, BySuffix, check_classes, list_top
+from decodeonce.prep.sources.holders import Member
 from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
 from decodeonce.prep.sources.safe_open import Links, expecting
-from decodeonce.remote import is_url, source_path
+from decodeonce.prep.sources.source_files import FileFacts, SourceFile, SourceFiles, source_file
+from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 
@@ -123,9 +116,10 @@ def _train_classes(root: Path, val: ImagenetSplit, links: Links) -> list[str] | 
 
 def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
     """Yield the forms of a split in a folder or an archive, unpacked ones first, and zips, which take long, last."""
-    if is_file(root):
+    system = system_of(root)
+    if system.is_file(root):
         file = source_file(root, "")
-        with open_holder(root) as holder:
+        with system.open(root) as holder:
             is_zip = holder.read_at(0, 2) == b"PK"
             first = None if is_zip else next(list_tar(holder), None)
         own = "train" if first is not None and first.name.endswith(b".tar") else "val"
@@ -135,11 +129,9 @@ def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
             yield ImagenetTarSource(root, split=own, files=[file])
         return
     yield from _unpacked_or_tar(root, split, links)
-    if is_url(root):
-        names = [name for name in list_top(root)[1] if name.endswith(".zip")]
-    else:
-        names = sorted(path.name for path in root.glob("*.zip") if path.is_file())
-    yield from _in_zips(root, split, [source_file(root, name, links) for name in names])
+    if system.is_folder(root):
+        names = [name for name in list_top(root)[1] if name.endswith(".zip") and system.is_file(root / name)]
+        yield from _in_zips(root, split, [source_file(root, name, links) for name in names])
 
 
 def _unpacked_or_tar(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
@@ -164,7 +156,7 @@ def _in_zips(root: Path, split: str, files: Sequence[SourceFile]) -> Iterator[Im
 def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[ImagenetSplit]:
     """Yield the form of a folder: class folders, val images or class tars."""
     top = root / folder
-    if not is_folder(top):
+    if not system_of(root).is_folder(top):
         return
     source = ImagenetSource(root, split=split, folder=folder, follow_links=links.follow)
     classes, names = source.listed
@@ -188,8 +180,8 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
 
 def _unrecognised(root: Path, split: str) -> BuildError:
     with expecting(root, f"expected a folder with {KNOWN}; or one of these archives"):
-        if not is_url(root):
-            os.stat(root)
+        if not system_of(root).is_file(root):
+            system_of(root).list_folder(root)
     what = "no known form of ImageNet" if split == "auto" else f"no {split} split of ImageNet"
     return BuildError(f"{root}: {what} found; expected {KNOWN}; or another --split")
 
@@ -347,7 +339,10 @@ class ImagenetSource(ImagenetSplit):
     def entries(self) -> Iterator[Entry]:
         """Yield every image, by class in label order, then by name."""
         check_classes(self.top, self._names, self.present_classes())
-        return self._by_suffix.images(list_folders(self.root, self.folder, self._names, self._links))
+        return self._by_suffix.images(self._below(self._names))
+
+    def _below(self, names: Sequence[str]) -> Iterator[Entry]:
+        return system_of(self.root).walk(self.root, self.folder, names, self._links)
 
     def read(self, entry: Entry) -> bytes:
         return read_file(self.root, entry, self._links)
@@ -371,14 +366,8 @@ class ImagenetFlatSource(ImagenetSource):
 
     def entries(self) -> Iterator[Entry]:
         """Yield every image, by class in label order, then by name."""
-        if is_url(self.root):
-            below = object_entries(self.root, (0, self.folder))
-            return iter(self.labels.sort((entry for entry in below if is_image_name(entry.name)), self._names))
-        with os.scandir(os.fsencode(self.top)) as listing:
-            names = sorted(item.name for item in listing if is_image_name(item.name))
-        paths = [os.path.join(name_bytes(self.folder), name) for name in names]
-        found = stat_entries(self.root, (Entry(path, 0, 0, 0) for path in paths), self._links)
-        return iter(self.labels.sort(found, self._names))
+        images = (entry for entry in self._below([""]) if is_image_name(os.path.basename(entry.name)))
+        return iter(self.labels.sort(images, self._names))
 
 
 def is_image_name(name: bytes) -> bool:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes
 from decodeonce.prep.sources.archives import list_tar
-from decodeonce.prep.sources.files import is_file, is_folder, stem_of
-from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream, open_holder
+from decodeonce.prep.sources.files import stem_of, system_of
+from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream
 from decodeonce.prep.sources.safe_open import MAX_TEXT_BYTES, expecting
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
@@ -92,7 +92,9 @@ class CompanionFiles:
         self._top = top
         self._inside = inside
         absolute = top.absolute()
-        self.folders = [folder for folder in (absolute, *absolute.parents[:PARENTS]) if is_folder(folder)]
+        self.folders = [
+            folder for folder in (absolute, *absolute.parents[:PARENTS]) if system_of(top).is_folder(folder)
+        ]
 
     def synsets(self) -> Synsets | None:
         """Return the classes of LOC_synset_mapping.txt, otherwise of ILSVRC2012 if the development kit is present.
@@ -137,18 +139,21 @@ class CompanionFiles:
         return self._nearest(DEVKITS)
 
     def _nearest(self, names: Sequence[str]) -> Path | None:
-        return next((path for folder in self.folders for name in names if is_file(path := folder / name)), None)
+        return next(
+            (path for folder in self.folders for name in names if system_of(folder).is_file(path := folder / name)),
+            None,
+        )
 
 
 def _content(path: Path) -> bytes:
-    with expecting(path, ADVICE), open_holder(path) as file:
+    with expecting(path, ADVICE), system_of(path).open(path) as file:
         if file.size > MAX_TEXT_BYTES:
             raise OSError(errno.EFBIG, f"more than {MAX_TEXT_BYTES} bytes")
         return file.read_at(0, file.size)
 
 
 def _truth_in_tar(path: Path) -> bytes:
-    with expecting(path, ADVICE), open_holder(path) as file:
+    with expecting(path, ADVICE), system_of(path).open(path) as file:
         # Some browsers have already unpacked the file.
         tar = GzipStream(file, BuildError) if file.read_at(0, len(GZIP_MAGIC)) == GZIP_MAGIC else file
         for member in list_tar(tar):

@@ -21,9 +21,10 @@ from decodeonce.prep.entry import Entry, Undecodable, name_bytes
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, parallel_map, size_problem
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
-from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, ObjectHolder, SourceFiles, source_file
+from decodeonce.prep.sources.holders import Holder, HolderFile, ObjectHolder
 from decodeonce.prep.sources.labels import LabelledSource
 from decodeonce.prep.sources.patterns import describe_files, find_files
+from decodeonce.prep.sources.source_files import FileFacts, SourceFiles, source_file
 from decodeonce.remote import source_text
 from decodeonce.store.layout import Json
 

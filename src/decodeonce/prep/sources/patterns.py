@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
-import stat
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 
 import bracex
@@ -15,9 +12,8 @@ import bracex
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.entry import name_text
-from decodeonce.prep.sources.files import mode_of
-from decodeonce.prep.sources.safe_open import Links
-from decodeonce.remote import UrlPath, absolute, as_path, find_objects, is_url, source_text
+from decodeonce.prep.sources.files import system_of
+from decodeonce.remote import absolute, as_path, source_text
 
 _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}.*")
 _SPLIT = re.compile(r"(?:^|[/._-])(train|training|validation|valid|val|test|testing|dev|eval)(?=[/._-])")
@@ -48,7 +44,8 @@ def find_files(
         raise BuildError(f"{pattern}: the pattern expands to more than {MAX_FILES} files; use a narrower one") from None
     if not parts or os.path.exists(pattern):
         parts = [pattern]
-    found = {part: _files_of(part, suffixes, deep, follow_links) for part in parts}
+    system = system_of(pattern)
+    found = {part: system.find(part, suffixes, deep=deep, follow_links=follow_links) for part in parts}
     missing = [part for part in parts if not found[part]]
     if missing:
         wanted = " or ".join(f"*{suffix}" for suffix in suffixes)
@@ -61,29 +58,13 @@ def find_files(
             _check_one_split(part, files)
     paths = list(dict.fromkeys(absolute(as_path(path)) for part in parts for path in found[part]))
     top = os.path.commonpath([os.path.dirname(path) for path in paths])
-    root = UrlPath(top) if is_url(paths[0]) else Path(top)
+    root = type(as_path(paths[0]))(top)  # a URL keeps its two slashes
     return root, [name_text(os.fsencode(os.path.relpath(path, root))) for path in paths]
 
 
 def describe_files(names: Sequence[str], what: str) -> str:
     """Return the number of files as text, with the name if there is only one."""
     return f"{len(names)} {what}s" if len(names) > 1 else f"1 {what} ({names[0]})"
-
-
-def _files_of(part: str, suffixes: tuple[str, ...], deep: bool, follow_links: bool) -> list[str]:
-    if is_url(part):
-        return find_objects(part, suffixes, deep=deep)
-    if os.path.isdir(part):
-        links = Links(Path(part), follow=follow_links)
-        folders, ends = links.walk(), tuple(map(os.fsencode, suffixes))
-        every = (os.path.join(top, name) for top, names in (folders if deep else islice(folders, 1)) for name in names)
-        found = sorted(path for path in every if path.endswith(ends) and stat.S_ISREG(mode_of(path)))
-        for path in found:
-            links.check(path)
-        return list(map(os.fsdecode, found))
-    if os.path.exists(part):
-        return [part]
-    return sorted(filter(os.path.isfile, glob.glob(part)), key=os.fsencode)
 
 
 def _check_one_split(part: str, files: Sequence[str]) -> None:

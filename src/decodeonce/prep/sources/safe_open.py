@@ -7,12 +7,14 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from decodeonce.errors import BuildError, failure_from, raise_file_system_failure
+from decodeonce.errors import BuildError, Stopped, failure_from, raise_file_system_failure
 from decodeonce.remote import is_url
 from decodeonce.store import disk
+from decodeonce.store.layout import missing_advice
 
 # O_NONBLOCK: opening a FIFO without a writer would wait forever. It has no effect on regular files.
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -152,3 +154,50 @@ class Links:
     @cached_property
     def _top(self) -> bytes:
         return os.path.realpath(os.fsencode(self._root))
+
+
+def mtime_of(facts: os.stat_result) -> int:
+    """Return the mtime in ns, clipped to int64, because some file systems store any year."""
+    return max(-(2**63), min(facts.st_mtime_ns, 2**63 - 1))
+
+
+def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = None) -> int:
+    """Open a file; raise BuildError unless it has the size and mtime that were listed."""
+    try:
+        fd = open_regular(path) if links is None else links.open(path)
+        facts = os.fstat(fd)
+    except OSError as error:
+        raise _read_failure(path, error) from None
+    if (facts.st_size, mtime_of(facts)) != (size, mtime_ns):
+        disk.close(fd)
+        raise BuildError(
+            f"{os.fsdecode(path)}: changed since the plan was made (now "
+            f"{_describe_version(facts.st_size, mtime_of(facts))}; then {_describe_version(size, mtime_ns)}); "
+            "restore the file, or remove OUT and build again"
+        )
+    return fd
+
+
+def _describe_version(size: int, mtime_ns: int) -> str:
+    return f"{size} bytes, modified {datetime.fromtimestamp(mtime_ns / 1e9, UTC):%F %T.%f} UTC"
+
+
+def read_range(fd: int, path: str | bytes, offset: int, size: int) -> bytes:
+    """Read `size` bytes from `offset`, fewer only at the end of the file; raise Stopped or BuildError on failure."""
+    try:
+        data = disk.pread(fd, size, offset)
+        while len(data) < size and (more := disk.pread(fd, size - len(data), offset + len(data))):
+            data += more
+    except OSError as error:
+        raise _read_failure(path, error) from None
+    return data
+
+
+def _read_failure(path: str | bytes, error: OSError) -> BuildError | Stopped:
+    if error.errno == errno.EXDEV:  # Links.open raised it for a link that leads out of SRC: a rerun would not help
+        return BuildError(f"{os.fsdecode(path)}: {error.strerror}")
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        name = Path(os.fsdecode(path))
+        advice = f"{missing_advice(name.parent)}put it back, or remove OUT and build again"
+        return BuildError(f"{name}: {error.strerror}, although it was listed before; {advice}")
+    return failure_from(error, path)

@@ -25,21 +25,13 @@ from decodeonce.host import usable_cores
 from decodeonce.prep.entry import Entry, Value, name_bytes, name_text
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
-from decodeonce.prep.sources.files import parallel_map, reads_at_once
+from decodeonce.prep.sources.files import parallel_map, system_of
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
-from decodeonce.prep.sources.holders import (
-    GZIP_MAGIC,
-    FileFacts,
-    GzipStream,
-    Holder,
-    Member,
-    SourceFiles,
-    read_exactly,
-    source_file,
-)
+from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream, Holder, Member, read_exactly
 from decodeonce.prep.sources.labels import LabelledSource, NumberColumn, number_columns
 from decodeonce.prep.sources.patterns import describe_files, find_files
 from decodeonce.prep.sources.safe_open import expecting
+from decodeonce.prep.sources.source_files import FileFacts, SourceFiles, source_file
 from decodeonce.remote import source_text
 from decodeonce.store.layout import Json, Paired
 
@@ -164,7 +156,7 @@ class WebdatasetSource(LabelledSource):
         """Yield every sample in the order of shards and members, after all shards have been indexed."""
         columns, seen, indexes = number_columns(self.column_names), dict[str, str](), list[str]()
         self._unread = 0
-        at_once = max(reads_at_once(self.root), usable_cores() if self._gzipped else 1)
+        at_once = max(system_of(self.root).reads_at_once(self.root), usable_cores() if self._gzipped else 1)
         with ThreadPoolExecutor(at_once) as threads:
             shards = threads.map(partial(self._listed, self._naming), range(len(self._files.files)))
             for number, found in enumerate(shards):
