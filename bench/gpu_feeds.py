@@ -52,9 +52,9 @@ def ours(task: Task) -> Epochs:
 
 def memmap(task: Task) -> Epochs:
     """Load a NumPy memory map with torch's DataLoader and a prefetcher."""
-    from bench.peers.memmap import Rows
+    from bench.peers.memmap import MemmapRows
 
-    return data_loader(Rows(task.folder), task)
+    return data_loader(MemmapRows(task.folder), task)
 
 
 def jpegs(task: Task) -> Epochs:

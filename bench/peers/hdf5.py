@@ -27,7 +27,7 @@ def build(source: Source, folder: Path) -> None:
             images[row] = pixels
 
 
-class Rows:
+class Hdf5Rows:
     """A map-style dataset that has each row `copies` times."""
 
     def __init__(self, source: Source, path: Path, transform: Callable[[Any], Any] | None = None) -> None:
@@ -52,12 +52,12 @@ class Rows:
 
 def read(source: Source, folder: Path) -> Callable[[], Batches]:
     """Return epochs of samples, batched by the default collate function."""
-    return epochs(Rows(source, folder / "rows.h5"), source)
+    return epochs(Hdf5Rows(source, folder / "rows.h5"), source)
 
 
 def read_augmented(source: Source, folder: Path) -> Callable[[], Batches]:
     """Return epochs of samples that are augmented in the workers."""
-    return epochs(Rows(source, folder / "rows.h5", augmented_rows(source.crop)), source)
+    return epochs(Hdf5Rows(source, folder / "rows.h5", augmented_rows(source.crop)), source)
 
 
 PEER = Peer(

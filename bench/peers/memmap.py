@@ -32,7 +32,7 @@ def build(source: Source, folder: Path) -> None:
     in_shares(fill, source.workers, source, folder / "images.npy")
 
 
-class Rows:
+class MemmapRows:
     """A map-style dataset over np.memmap that has each row `copies` times. Each worker maps the files."""
 
     def __init__(self, folder: Path, copies: int = 1, transform: Callable[[Any], Any] | None = None) -> None:
@@ -59,7 +59,7 @@ class Rows:
         return self.transform(image) if self.transform else image, int(labels[row])
 
 
-class RowsByBatch(Rows):
+class RowsByBatch(MemmapRows):
     """The same dataset, but it reads a batch at once."""
 
     def __getitems__(self, indices: list[int]) -> tuple[Any, Any]:
@@ -86,12 +86,12 @@ def epochs(dataset: Any, source: Source, **options: Any) -> Callable[[], Batches
 
 def read_by_sample(source: Source, folder: Path) -> Callable[[], Batches]:
     """Return epochs of samples, batched by the default collate function."""
-    return epochs(Rows(folder, source.copies), source)
+    return epochs(MemmapRows(folder, source.copies), source)
 
 
 def read_augmented(source: Source, folder: Path) -> Callable[[], Batches]:
     """Return epochs of samples, each with its own crop and flip."""
-    return epochs(Rows(folder, source.copies, augmented_rows(source.crop)), source)
+    return epochs(MemmapRows(folder, source.copies, augmented_rows(source.crop)), source)
 
 
 def read_by_batch(source: Source, folder: Path) -> Callable[[], Batches]:

@@ -76,9 +76,9 @@ def cgroup_room(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/sel
 
 def _bytes_besides_cache(folder: Path) -> int:
     with suppress(OSError, ValueError):
-        facts = {name: int(value) for name, value in map(str.split, (folder / "memory.stat").read_text().splitlines())}
-        names = ("anon", "shmem", "slab_unreclaimable") if "anon" in facts else ("total_rss", "total_shmem")
-        return sum(facts.get(name, 0) for name in names)
+        stated = {name: int(value) for name, value in map(str.split, (folder / "memory.stat").read_text().splitlines())}
+        names = ("anon", "shmem", "slab_unreclaimable") if "anon" in stated else ("total_rss", "total_shmem")
+        return sum(stated.get(name, 0) for name in names)
     return 0
 
 
@@ -122,8 +122,8 @@ def free_space(path: Path) -> tuple[int | None, int | None]:
     None means that no limit is known: the file system reports a total of 0, or more free than in total. CephFS reports
     -1 free files, and 0 bytes in total before its manager runs.
     """
-    facts = os.statvfs(path)
-    known = ((facts.f_bavail, facts.f_blocks, facts.f_frsize), (facts.f_favail, facts.f_files, 1))
+    status = os.statvfs(path)
+    known = ((status.f_bavail, status.f_blocks, status.f_frsize), (status.f_favail, status.f_files, 1))
     nbytes, files = (free * unit if total * unit and 0 <= free <= total else None for free, total, unit in known)
     return nbytes, files
 
@@ -136,11 +136,11 @@ def is_in_memory(path: Path) -> bool:
 def _file_system(path: Path) -> int:
     """The f_type from statfs(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    facts = (ctypes.c_long * 64)()  # larger than struct statfs, whose first field is f_type, a long
-    if libc.statfs(os.fsencode(path), ctypes.byref(facts)) != 0:
+    status = (ctypes.c_long * 64)()  # larger than struct statfs, whose first field is f_type, a long
+    if libc.statfs(os.fsencode(path), ctypes.byref(status)) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), str(path))
-    return facts[0] & 0xFFFFFFFF
+    return status[0] & 0xFFFFFFFF
 
 
 def read_ahead_bytes(path: Path) -> int:
@@ -162,9 +162,9 @@ def direct_alignment(path: Path) -> int:
 
     4096, which suits every disk, if statx(2) does not know it, as before Linux 6.1.
     """
-    libc, facts = ctypes.CDLL(None), (ctypes.c_uint32 * 64)()  # struct statx; the first field says which are known
-    known = libc.statx(_AT_FDCWD, os.fsencode(path), 0, _STATX_DIOALIGN, ctypes.byref(facts)) == 0
-    return max(facts[38], facts[39]) if known and facts[0] & _STATX_DIOALIGN else 4096
+    libc, status = ctypes.CDLL(None), (ctypes.c_uint32 * 64)()  # struct statx; the first field says which are known
+    known = libc.statx(_AT_FDCWD, os.fsencode(path), 0, _STATX_DIOALIGN, ctypes.byref(status)) == 0
+    return max(status[38], status[39]) if known and status[0] & _STATX_DIOALIGN else 4096
 
 
 def available_memory() -> int | None:

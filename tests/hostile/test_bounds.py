@@ -326,13 +326,13 @@ def test_rows_labels_and_paths_of_parquet_files_are_limited(tmp_path: Path, monk
     with LOCAL_FILES.open(path) as holder:
         table = parquet.Table(holder)
         with refused("x.parquet: row group 0: the labels are long texts"):
-            table.facts(columns)
+            table.scan(columns)
         monkeypatch.setattr(parquet, "MAX_NAME_BYTES", 3)
         with refused("a path of more than 3 bytes"):
             list(table.rows(0, columns))
         monkeypatch.setattr(parquet, "MAX_MEMBERS", 4)
         with refused("x.parquet: 5 rows, expected at most 4"):
-            table.facts(columns)
+            table.scan(columns)
 
 
 def test_row_group_that_decompresses_to_more_than_declared_is_refused(tmp_path: Path) -> None:

@@ -70,8 +70,8 @@ def boxed(entry: Entry, *boxes: Box, names: Sequence[str] = (), keep: int = 0) -
     """Return the entry as a BoxedSource yields it with these boxes and names."""
     edges: list[float] = [*chain(*boxes), *[math.nan] * 4 * ((keep or 1) - len(boxes))]
     numbers: list[float] = [*map(names.index, names), *[-1] * (keep - len(names))]
-    facts = (*(",".join(map(str, box)) for box in boxes), *map(repr, names))
-    return replace(entry, planned={"edges": edges, "numbers": numbers} if keep else {"box": edges}, facts=facts)
+    digested = (*(",".join(map(str, box)) for box in boxes), *map(repr, names))
+    return replace(entry, planned={"edges": edges, "numbers": numbers} if keep else {"box": edges}, digested=digested)
 
 
 def listed(annotated: AnnotatedTree, **rules: Any) -> tuple[list[Entry], list[str]]:
@@ -370,7 +370,7 @@ def test_names_that_are_not_utf8_are_matched(tmp_path: Path) -> None:
     name = b"\xff\n1"
     (tmp_path / "src/train" / FISH / os.fsdecode(name + b".JPEG")).write_bytes(b"an image")
     annotated.annotate(os.fsdecode(name + b".xml"), xml(INSIDE))
-    assert [len(entry.facts) for entry in listed(annotated)[0]] == [1]
+    assert [len(entry.digested) for entry in listed(annotated)[0]] == [1]
     assert annotations_of(annotated.boxes).read(b"other.JPEG") is NOT_ANNOTATED
     annotated.annotate(os.fsdecode(name + b".xml"), "<")
     assert listed(annotated)[0][0].problem.startswith("\udcff\n1.xml: not well-formed")

@@ -122,7 +122,7 @@ def test_second_of_two_plans_finds_the_first(tree: Path, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(build_module, "write_plan", write_while_another_plans)
     first = make_plan(source, out, recipe)
-    assert {**first.facts, "digest": later[0].result().facts["digest"]} == later[0].result().facts
+    assert {**first.content, "digest": later[0].result().content["digest"]} == later[0].result().content
     plans.shutdown()
 
 

@@ -64,8 +64,8 @@ def test_json_gives_the_same_entries_as_xml(annotated: AnnotatedTree, rules: dic
     entries = list(source.entries())
     other = list(expected.entries())
     if rules.get("keep"):  # numbers of names are compared as box_labels, which count in another order
-        found = [(one.facts, one.planned["edges"][:4]) for one in entries[::2]]
-        assert found == [(one.facts, one.planned["edges"][:4]) for one in other[::2]]
+        found = [(one.digested, one.planned["edges"][:4]) for one in entries[::2]]
+        assert found == [(one.digested, one.planned["edges"][:4]) for one in other[::2]]
     else:  # new classes are in the order of the categories, not of their first objects
         names, theirs = ([cls.name for cls in some.classes()] for some in (source, expected))
         assert entries == [replace(one, label=names.index(theirs[one.label])) for one in other]
@@ -95,7 +95,7 @@ def test_crowds_and_objects_of_unknown_images_are_skipped_and_counted(annotated:
     crowd, ignored = box(0, 18, 0, 0, 9, 9, iscrowd=1), box(1, 1, 0, 0, 9, 9, ignore=1)
     found = coco(box(0, 1, 0, 0, 50, 40), crowd, ignored, crowd, box(7, 1, 0, 0, 9, 9), box(8, 1, 0, 0, 9, 9))
     source = source_of(annotated, found, without="skip")
-    assert [entry.facts for entry in source.entries()] == [("0.0,0.0,0.5,0.5",)]
+    assert [entry.digested for entry in source.entries()] == [("0.0,0.0,0.5,0.5",)]
     assert source.warnings(1) == [
         f"objects with iscrowd or ignore, skipped: 3 (first train/{NAMES[0]}.jpg)",
         "objects of images that the file does not list, skipped: 2 (first image_id 7)",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from decodeonce.build import Recipe, finish
 from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums, journal_line, summed_lines
-from decodeonce.prep.building.plan import Plan, plan_facts, read_plan, scan, write_plan
+from decodeonce.prep.building.plan import Plan, plan_content, read_plan, scan, write_plan
 from decodeonce.sources import Entry, Source, open_imagenet
 from decodeonce.store import ImageClass, StorePaths, disk, open_store, verify_store
 from decodeonce.store.hashing import row_checksum
@@ -46,7 +46,7 @@ def decode_all(out: Path, rejects: set[int]) -> Plan:
     source, paths = _Listed(Path("/nowhere")), StorePaths(out)
     paths.journals.mkdir(parents=True)
     listing = scan(source)
-    write_plan(paths, listing, plan_facts(source, listing, RECIPE, {}))
+    write_plan(paths, listing, plan_content(source, listing, RECIPE, {}))
     plan = read_plan(paths)
     journal, size = Journal(paths.journals, 0, 1), plan.recipe.row_bytes
     for block in (plan.blocks[index] for index in range(len(plan.blocks))):

@@ -20,7 +20,7 @@ from decodeonce.prep.building.plan import (
     PLAN_VERSION,
     Plan,
     move_plan,
-    plan_facts,
+    plan_content,
     read_plan,
     scan,
     shuffled,
@@ -120,7 +120,7 @@ def test_image_changed_after_plan_stops_the_task(tree: Path, tmp_path: Path) -> 
 
 
 def test_different_decoders_are_an_error(plan: Plan, tree: Path, tmp_path: Path) -> None:
-    facts = {**plan.facts, "recipe": {**plan.facts["recipe"], "decoders": {"simplejpeg": "0.1"}}}
+    facts = {**plan.content, "recipe": {**plan.content["recipe"], "decoders": {"simplejpeg": "0.1"}}}
     move_plan(plan, facts)
     with pytest.raises(BuildError, match=r"the installed decoders differ from the plan's: .*simplejpeg is .*, the"):
         work(tmp_path / "out")
@@ -282,7 +282,7 @@ def test_plan_takes_less_than_200_bytes_per_sample(tmp_path: Path) -> None:
     paths.journals.mkdir(parents=True)
     tracemalloc.start()
     listing = scan(_Synthetic(count))
-    write_plan(paths, listing, plan_facts(_Synthetic(count), listing, SMALL, {}))
+    write_plan(paths, listing, plan_content(_Synthetic(count), listing, SMALL, {}))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak / count < 200
@@ -292,7 +292,7 @@ def test_summarizing_changes_takes_less_than_200_bytes_per_sample(tmp_path: Path
     count, paths = 30_000, StorePaths(tmp_path)
     paths.journals.mkdir(parents=True)
     listing, more = scan(_Synthetic(count)), scan(_Synthetic(count + 2))
-    write_plan(paths, listing, plan_facts(_Synthetic(count), listing, SMALL, {}))
+    write_plan(paths, listing, plan_content(_Synthetic(count), listing, SMALL, {}))
     plan = read_plan(paths)
     tracemalloc.start()
     summary = plan.samples.changes_in(more.samples)
@@ -303,7 +303,7 @@ def test_summarizing_changes_takes_less_than_200_bytes_per_sample(tmp_path: Path
 
 
 def test_plan_of_another_release_is_an_error(plan: Plan, tmp_path: Path) -> None:
-    move_plan(plan, {**plan.facts, "version": 1})
+    move_plan(plan, {**plan.content, "version": 1})
     message = f"plan version is 1, expected {PLAN_VERSION}; "
     message += "finish with the decodeonce release that made it, or remove .*out and build again$"
     with pytest.raises(BuildError, match=message):

@@ -62,7 +62,9 @@ def test_every_image_is_listed_once_with_label_and_size(form: Form, source: Sour
             assert not holder.name.endswith((".jpg", ".JPEG"))
     first = scan(source)
     assert scan(source).digest_with_times == first.digest_with_times
-    assert first.samples.entries(0, len(entries)) == [replace(entry, facts=()) for entry in entries]  # for the digest
+    assert first.samples.entries(0, len(entries)) == [
+        replace(entry, digested=()) for entry in entries
+    ]  # for the digest
 
 
 def test_plan_restores_source_read_in_any_order(form: Form, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +91,7 @@ def test_source_is_listed_once(form: Form, source: Source, tmp_path: Path, monke
         return
     with monkeypatch.context() as patched:
         patched.setattr(type(source), "entries", _forbidden)
-        assert make_plan(source, out, recipe).facts == read_plan(plan.paths).facts
+        assert make_plan(source, out, recipe).content == read_plan(plan.paths).content
     with pytest.raises(BuildError, match="planned with a different recipe"):
         make_plan(source, out, Recipe(height=16, width=24))
     written_again = form.make(tmp_path, PICS)  # now with other mtimes

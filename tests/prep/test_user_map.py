@@ -148,7 +148,7 @@ def test_changed_map_is_an_error(module: Path, src: Path, tmp_path: Path) -> Non
         return Recipe(height=24, width=24, map=find_map("maps_of_a_user:inverted"))
 
     plan = make_plan(FolderSource(src), tmp_path / "out", recipe())
-    assert plan.facts["recipe"]["map"]["function"] == "maps_of_a_user:inverted"
+    assert plan.content["recipe"]["map"]["function"] == "maps_of_a_user:inverted"
     module.write_text(MODULE + "\n")
     with pytest.raises(BuildError, match="the map maps_of_a_user:inverted changed since the plan"):
         work(tmp_path / "out", WorkSettings(workers=1))

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from decodeonce.cli.report.page import Facts, gather
+from decodeonce.cli.report.page import PageContent, gather
 from decodeonce.store import open_store
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Reject, Sample, line, reject_line, sample_lines
 from tests.command import printed
 from tests.images import encoded, jpeg, make_image, replaced
-from tests.store.signing import Facts as ManifestFacts
-from tests.store.signing import replace_file, resign
+from tests.store.signing import Facts, replace_file, resign
 from tests.stores import make_store, random_images
 
 ATTACKS = (
@@ -25,7 +24,7 @@ ATTACKS = (
 )
 
 
-def gather_facts(store: Path) -> Facts:
+def gather_facts(store: Path) -> PageContent:
     return gather(open_store(store), lambda rows: None)
 
 
@@ -44,7 +43,7 @@ def make_hostile_store(source: Path, root: Path) -> Path:
     """Build a store from a hostile tree, put markup into its descriptions, recipe and source, and sign it again."""
     printed("build", "folder", source, root, "--size", "64x48", "--max-bad", "3")
 
-    def change(facts: ManifestFacts) -> None:
+    def change(facts: Facts) -> None:
         facts["classes"][0]["description"] = "<h1>one</h1>"
         facts["recipe"].update({"<b>": {"</style><script>window.attacked=6</script>": "</table>"}})
         facts["source"].update({"kind": "<plaintext>", "</section>": ["--><script>window.attacked=7</script>"]})

@@ -37,7 +37,7 @@ from decodeonce.prep.building.plan import (
     Plan,
     allowed_rejects,
     check_matches_plan,
-    plan_facts,
+    plan_content,
     read_plan,
     row_order,
     scan,
@@ -115,12 +115,12 @@ def dry_run(request: BuildRequest, time: Time, *, workers: int, seconds: float =
     paths = StorePaths(out)
     check_output_dir(paths, source)
     listing = scan(source, request.expect)
-    facts = plan_facts(source, listing, recipe, decoder_versions(recipe.container))
+    content = plan_content(source, listing, recipe, decoder_versions(recipe.container))
     if started := paths.plan.exists():
-        check_matches_plan(read_plan(paths), listing, facts)
+        check_matches_plan(read_plan(paths), listing, content)
     planned = planned_text(source, recipe, len(listing))
     yield f"{planned}; {counted(len(listing.rejects), 'file')} rejected; nothing was written"
-    needed = space_needed(Plan(paths, facts))
+    needed = space_needed(Plan(paths, content))
     rows = needed.rows * recipe.row_bytes
     more = size_text(needed.bytes - rows)
     yield f"space: {size_text(rows)} for rows, up to {more} for other data; up to {needed.files} files"

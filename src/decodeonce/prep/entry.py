@@ -49,7 +49,7 @@ class Entry:
         values: One value per name in the source's `column_names`; may be empty if there is a problem.
         planned: Further lists of numbers by name, with the same names and lengths for every entry without a problem.
             The plan keeps them for the source's `column_values`. "box" is the part of the image that becomes the row.
-        facts: What the digest of the listing covers instead of `planned`.
+        digested: What the digest of the listing covers instead of `planned`.
 
     Example:
         >>> entry = Entry(b"cat/1.jpg", label=0, size=1024, mtime_ns=0)
@@ -66,7 +66,7 @@ class Entry:
     place: int = 0
     values: tuple[Value, ...] = ()
     planned: Mapping[str, list[float]] = field(default_factory=dict)
-    facts: tuple[str, ...] = ()
+    digested: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:

@@ -52,8 +52,8 @@ def bench_load(
     except (ValueError, RuntimeError) as error:  # torch raises these for an invalid device name
         raise typer.BadParameter(f"--device {device}: {str(error).splitlines()[0]}") from None
     how = {"batch_size": batch_size, "device": device, "reader": reader, "threads": threads}
-    facts = measure_load(store, how, gpu_rate, LOAD_SECONDS)
+    measured = measure_load(store, how, gpu_rate, LOAD_SECONDS)
     if as_json:
-        return print_json(facts)
-    for line in load_lines(facts, verbose=verbose):
+        return print_json(measured)
+    for line in load_lines(measured, verbose=verbose):
         say(line)

@@ -61,7 +61,7 @@ def measure_load(path: Path, how: Mapping[str, Any], gpu_rate: float, seconds: f
     if cold:
         fits &= cold.stats["reader"]["kept"] == 1
     steady = warm if fits or cold is None else cold
-    facts = {
+    measured = {
         "store": str(path),
         "rows": len(rows),
         "row_bytes": row_bytes,
@@ -80,7 +80,7 @@ def measure_load(path: Path, how: Mapping[str, Any], gpu_rate: float, seconds: f
         "limits": _limit(steady, gpu_rate),
         "first_epoch_limits": _limit(cold, gpu_rate) if cold else None,
     }
-    return {**facts, "sentence": _sentence(facts, cold, warm)}
+    return {**measured, "sentence": _sentence(measured, cold, warm)}
 
 
 def _limit(timed: Timed, gpu_rate: float) -> str:
@@ -88,17 +88,17 @@ def _limit(timed: Timed, gpu_rate: float) -> str:
     return "training" if gpu_rate <= timed.samples_per_s else timed.bottleneck.partition(":")[0]
 
 
-def _sentence(facts: Json, cold: Timed | None, warm: Timed) -> str:
+def _sentence(measured: Json, cold: Timed | None, warm: Timed) -> str:
     def limited(timed: Timed) -> str:
-        rate = min(facts["gpu_samples_per_s"], timed.samples_per_s)
-        return f"limited by {WHAT[_limit(timed, facts['gpu_samples_per_s'])]}, at {rate:,.0f} images/s"
+        rate = min(measured["gpu_samples_per_s"], timed.samples_per_s)
+        return f"limited by {WHAT[_limit(timed, measured['gpu_samples_per_s'])]}, at {rate:,.0f} images/s"
 
     if cold is None:
-        return f"Every epoch is {limited(warm)}, if the rows are in memory: {facts['why_not_cold']}"
+        return f"Every epoch is {limited(warm)}, if the rows are in memory: {measured['why_not_cold']}"
     if 0 < (kept := cold.stats["reader"]["kept"]) < 1:
         return f"The first epoch is {limited(cold)}; later epochs read {kept:.0%} of the rows from memory"
-    if not facts["fits_memory"]:
-        room = f"{size_text(facts['bytes'])} of rows do not fit into {size_text(facts['available_memory_bytes'])}"
+    if not measured["fits_memory"]:
+        room = f"{size_text(measured['bytes'])} of rows do not fit into {size_text(measured['available_memory_bytes'])}"
         return f"Every epoch is {limited(cold)}, because {room} of memory"
     if limited(cold) == limited(warm):
         return f"Every epoch is {limited(warm)}"
@@ -138,16 +138,17 @@ def _timed(
         return Timed(taken / (now - start), first, loader.bottleneck(), loader.stats())
 
 
-def load_lines(facts: Json, *, verbose: bool) -> Iterator[str]:
+def load_lines(measured: Json, *, verbose: bool) -> Iterator[str]:
     """Yield the lines of `prep bench load`: the verdict, the rates and, if `verbose`, what the Loaders say."""
-    yield facts["sentence"]
-    row_bytes, cold, warm = facts["row_bytes"], facts["loader_cold"], facts["loader_warm"]
-    memory = "unknown" if facts["available_memory_bytes"] is None else size_text(facts["available_memory_bytes"])
-    yield f"{facts['rows']:,} rows of {size_text(row_bytes)}, {size_text(facts['bytes'])}; {memory} of memory available"
+    yield measured["sentence"]
+    row_bytes, cold, warm = measured["row_bytes"], measured["loader_cold"], measured["loader_warm"]
+    memory = "unknown" if (free := measured["available_memory_bytes"]) is None else size_text(free)
+    rows = f"{measured['rows']:,} rows of {size_text(row_bytes)}, {size_text(measured['bytes'])}"
+    yield f"{rows}; {memory} of memory available"
     rates = {
         "Loader, cold": cold and cold["samples_per_s"],
         "Loader, rows in memory": warm["samples_per_s"],
-        "training step (--gpu-rate)": facts["gpu_samples_per_s"],
+        "training step (--gpu-rate)": measured["gpu_samples_per_s"],
     }
     yield f"{'':26}  {'MB/s':>10}  {'images/s':>10}"
     for name, rate in rates.items():
@@ -157,4 +158,4 @@ def load_lines(facts: Json, *, verbose: bool) -> Iterator[str]:
             yield f"{name}: first batch after {timed['first_batch_s'] * 1e3:,.0f} ms; {timed['bottleneck']}"
             for group, values in timed["stats"].items():
                 yield f"  {group}: {', '.join(f'{key} {value}' for key, value in values.items())}"
-    yield from others_text(facts["other_programs_share"])
+    yield from others_text(measured["other_programs_share"])

@@ -28,11 +28,11 @@ def report(
     opened = decodeonce.open_store(store)
     check_out(opened, out)
     with count_bar("rows") as update:
-        facts = gather(opened, update)
-    html = page(facts)
+        content = gather(opened, update)
+    html = page(content)
     write_out(out, html)
     say(f"{out}: report on {store} written, {size_text(len(html))}")
-    for problem in facts.problems.values():
+    for problem in content.problems.values():
         say(f"prep: note: {problem}", err=True)
-    for sentence in damage_messages(opened, facts.rows.damaged, ""):
+    for sentence in damage_messages(opened, content.rows.damaged, ""):
         say(f"prep: note: {sentence}", err=True)

@@ -98,7 +98,7 @@ class ReadRows:
 
 
 @dataclass(frozen=True)
-class Facts:
+class PageContent:
     """What a report shows. The attributes read from a damaged file are None.
 
     `problems` maps names of damaged files to what is wrong. `first_rows` are the rows shown in the section Images,
@@ -115,7 +115,7 @@ class Facts:
     unusual: list[tuple[Reject, ShownRow]]
 
 
-def gather(store: Store, progress: Callable[[int], None]) -> Facts:
+def gather(store: Store, progress: Callable[[int], None]) -> PageContent:
     """Read what the page shows; `progress` is called with the number of rows just read."""
     problems = dict(bad_files(store.paths, store.manifest))
     rejects = _unless_bad("rejects.tsv", problems, lambda: read_all_rejects(store))
@@ -130,7 +130,7 @@ def gather(store: Store, progress: Callable[[int], None]) -> Facts:
     if rows.trouble:
         problems.setdefault("checksums.npy", rows.trouble)
     unusual = [(reject, rows.shown[row_of[reject.source]]) for reject in to_show if reject.source in row_of]
-    return Facts(store, problems, counts, sizes, rejects, first_rows, rows, unusual)
+    return PageContent(store, problems, counts, sizes, rejects, first_rows, rows, unusual)
 
 
 def _unless_bad(name: str, problems: dict[str, str], read: Callable[[], T]) -> T | None:
@@ -204,11 +204,11 @@ def _read_rows(
     return rows
 
 
-def page(facts: Facts) -> bytes:
+def page(content: PageContent) -> bytes:
     """Render the page as UTF-8. The same store always gives the same bytes."""
-    manifest, rows = facts.store.manifest, facts.rows
-    (height, width, channels), sides = manifest.shape, facts.sizes.sides if facts.sizes else np.zeros((0, 2))
-    classes, drawn, is_enlarged = _class_rows(facts), dict[str, Markup](), None
+    manifest, rows = content.store.manifest, content.rows
+    (height, width, channels), sides = manifest.shape, content.sizes.sides if content.sizes else np.zeros((0, 2))
+    classes, drawn, is_enlarged = _class_rows(content), dict[str, Markup](), None
     if classes and classes[0]["rows"] > classes[-1]["rows"]:  # one sentence says it all otherwise
         drawn["classes"] = charts.class_curve([cls["rows"] for cls in classes])
     if len(sides):
@@ -221,20 +221,20 @@ def page(facts: Facts) -> bytes:
         version=__version__,
         format_version=manifest.version,
         policy=POLICY,
-        name=legible(facts.store.paths.root.resolve().name),
-        facts=facts,
+        name=legible(content.store.paths.root.resolve().name),
+        content=content,
         rows=rows,
-        store=facts.store,
+        store=content.store,
         manifest=manifest,
         classes=classes,
-        median_rows=None if facts.counts is None else np.median(facts.counts),
+        median_rows=None if content.counts is None else np.median(content.counts),
         enlarged=None if is_enlarged is None else int(is_enlarged.sum()),
         quantile_names=list(QUANTILES),
         quantiles=_quantiles(sides) if len(sides) else {},
         channel_names=["red", "green", "blue"] if channels == 3 else [f"channel {n}" for n in range(channels)],
         levels=[[int(np.searchsorted(line.cumsum(), share)) for share in (0.05, 0.5, 0.95)] for line in shares],
         shares=shares,
-        unusual=facts.unusual,
+        unusual=content.unusual,
         damaged=ranges_text(row_ranges(rows.damaged)),
         charts=drawn,
     )
@@ -307,10 +307,10 @@ def _quantiles(sides: NDArray[np.float64]) -> dict[str, list[str]]:
     return dict(zip(("width", "height", "shorter side", "width / height"), texts, strict=True))
 
 
-def _class_rows(facts: Facts) -> list[dict[str, Any]]:
+def _class_rows(content: PageContent) -> list[dict[str, Any]]:
     """Return label, name and number of rows of all classes, largest first; none if labels.npy is damaged."""
-    if facts.counts is None:
+    if content.counts is None:
         return []
-    names = [legible(" ".join(filter(None, (cls.name, cls.description))), MAX_NAME) for cls in facts.store.classes]
-    order = np.argsort(-facts.counts, kind="stable").tolist()
-    return [{"label": label, "name": names[label], "rows": int(facts.counts[label])} for label in order]
+    names = [legible(" ".join(filter(None, (cls.name, cls.description))), MAX_NAME) for cls in content.store.classes]
+    order = np.argsort(-content.counts, kind="stable").tolist()
+    return [{"label": label, "name": names[label], "rows": int(content.counts[label])} for label in order]

@@ -20,7 +20,7 @@ from decodeonce.prep.building.plan import (
     check_expected,
     check_matches_plan,
     move_plan,
-    plan_facts,
+    plan_content,
     read_plan,
     scan,
     write_plan,
@@ -69,34 +69,34 @@ def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expec
             check_expected(source, plan.candidates, expect)
             return plan
     listing = scan(source, expect)
-    facts = plan_facts(source, listing, recipe, decoders)
+    content = plan_content(source, listing, recipe, decoders)
     make_folder(paths.root)
     with locked(paths.build):  # if two processes plan at once, the second finds the first one's plan
         make_folder(paths.build)  # reports it if the folder is not writable
         planned = paths.plan.exists()  # before check_output_dir: a finish writes store.json, then removes the plan
         check_output_dir(paths, source)
         if not planned:
-            _write_new_plan(paths, listing, facts)
+            _write_new_plan(paths, listing, content)
         plan = read_plan(paths)
-        check_matches_plan(plan, listing, facts)  # also a new one: without locks, another node may have written it
-        if all(plan.facts["source"][key] == facts["source"][key] for key in ("root", "facts")):
+        check_matches_plan(plan, listing, content)  # also a new one: without locks, another node may have written it
+        if all(plan.content["source"][key] == content["source"][key] for key in ("root", "facts")):
             return plan
-        return move_plan(plan, facts)
+        return move_plan(plan, content)
 
 
 def _stamped_plan(paths: StorePaths, source: Source, recipe: Json) -> Plan | None:
     """Return the plan if the source's fingerprint is still the same, so that an archive is indexed once."""
     plan = read_plan(paths)
     found = {"kind": source.kind, "root": absolute(source.root), "fingerprint": source.fingerprint()}
-    same = found["fingerprint"] is not None and found == {key: plan.facts["source"][key] for key in found}
-    return plan if same and plan.facts["recipe"] == recipe else None
+    same = found["fingerprint"] is not None and found == {key: plan.content["source"][key] for key in found}
+    return plan if same and plan.content["recipe"] == recipe else None
 
 
-def _write_new_plan(paths: StorePaths, listing: Listing, facts: Json) -> None:
+def _write_new_plan(paths: StorePaths, listing: Listing, content: Json) -> None:
     if paths.journals.is_dir() and any(paths.journals.iterdir()):  # a plan is written before any journal
         advice = f"{missing_advice(paths.build)}remove {quoted(paths.root)} and build again"
         raise BuildError(f"{paths.plan}: missing, although blocks of this build are done; {advice}")
-    plan = Plan(paths, facts)
+    plan = Plan(paths, content)
     # On a network, another node may have just reserved the same shards, and may be using them.
     kept = {plan.shard(index) for index in range(plan.blocks.shards)} if on_network(paths.root) else set[Path]()
     clear_leftovers(paths, keep=kept)
@@ -108,7 +108,7 @@ def _write_new_plan(paths: StorePaths, listing: Listing, facts: Json) -> None:
     make_folder(paths.journals)
     try:
         reserve_shards(plan)
-        write_plan(paths, listing, facts)
+        write_plan(paths, listing, content)
     except OSError as error:  # such as a full disk: release the space that was reserved
         # Without locks on the file system, another process may be planning or may have written a plan.
         if error.errno not in CHANGED_ELSEWHERE_ERRORS and not paths.plan.exists():

@@ -102,7 +102,7 @@ class _Finisher:
     def __init__(self, plan: Plan, journals: Journals) -> None:
         self._plan, self._paths = plan, plan.paths
         self._boxes: dict[int, str] = {}
-        self._crashes = plan.facts["manifest"].get("decoder_crashes", 0)
+        self._crashes = plan.content["manifest"].get("decoder_crashes", 0)
         self._sums, self._squares = np.zeros((2, 3), object)  # exact integers
         facts, holes, listed = np.empty(plan.count, FACTS), list[int](), list[tuple[int, str, str]]()
         for record in journals.records(range(len(plan.blocks))):
@@ -202,7 +202,7 @@ class _Finisher:
         yield b"".join(map(reject_line, sorted(found, key=lambda r: (name_bytes(r.source), r.action, r.reason))))
 
     def _draft(self) -> Manifest:
-        plan, facts = self._plan, self._plan.facts
+        plan, manifest = self._plan, self._plan.content["manifest"]
         pixels = self._count * summed_lines(plan.recipe.height) * plan.recipe.width
         # Exact integers until the last step: n*sum(x^2) - sum(x)^2 would lose precision in floating point.
         variance = (pixels * self._squares - self._sums**2) / pixels**2
@@ -215,11 +215,11 @@ class _Finisher:
             classes=plan.classes,
             pixel_mean=tuple(self._sums / pixels),
             pixel_std=tuple(map(math.sqrt, variance)),
-            recipe=facts["manifest"]["recipe"],
-            source=facts["manifest"]["source"],
+            recipe=manifest["recipe"],
+            source=manifest["source"],
             columns=tuple(self._columns),
             files={},
-            box_classes=None if (names := facts["manifest"].get("box_classes")) is None else tuple(names),
+            box_classes=None if (names := manifest.get("box_classes")) is None else tuple(names),
             decoder_crashes=self._crashes,
             paired=plan.recipe.paired,
             pixels=plan.recipe.pixels,

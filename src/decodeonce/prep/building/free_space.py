@@ -153,7 +153,7 @@ def _output(*command: str) -> str | None:
 
 def space_needed(plan: Plan) -> Need:
     """Return what a build will write: rows, plan and journals (about 200 bytes per row), and files."""
-    planned = plan.facts["planned"]
+    planned = plan.content["planned"]
     other_bytes = 200 + 2 * sum(size for _, size in planned)  # numbers are in the plan and in the store
     files = plan.blocks.shards + OTHER_FILES + 2 * len(planned)
     return Need(plan.count, plan.count * (plan.recipe.row_bytes + other_bytes), files)

@@ -243,7 +243,7 @@ def scan(source: Source, expect: int | None = None) -> Listing:
     numbers = {file: NumberColumn(name) for file, name in zip(own, source.column_names, strict=True)}
     digest, digest_with_times = xxhash.xxh3_64(), xxhash.xxh3_64()
     for entry in source.entries():
-        fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _other_facts(entry))
+        fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _digested(entry))
         digest.update(fact)
         digest_with_times.update(b"%d\t%d\t%d\t%s" % (entry.mtime_ns, entry.unit, entry.place, fact))
         if entry.planned:  # may hold times and places, too
@@ -269,14 +269,14 @@ def scan(source: Source, expect: int | None = None) -> Listing:
     return listing
 
 
-def _other_facts(entry: Entry) -> bytes:
-    """Return the entry's facts and values for the digest, or a mark if it has a problem.
+def _digested(entry: Entry) -> bytes:
+    """Return the entry's texts and values for the digest, or a mark if it has a problem.
 
     The problem's text is not part of the digest, because operating systems word errors differently.
     """
     if entry.problem:
         return b"\t!"
-    return "".join(f"\t{fact}" for fact in (*entry.facts, *entry.values)).encode()
+    return "".join(f"\t{fact}" for fact in (*entry.digested, *entry.values)).encode()
 
 
 def allowed_rejects(max_bad: str, candidates: int) -> int:
@@ -314,7 +314,7 @@ class Plan:
 
     Args:
         paths: The paths of the store.
-        facts: The content of plan.json.
+        content: The content of plan.json.
 
     Attributes:
         count: Number of planned rows, before rejects are removed.
@@ -331,27 +331,27 @@ class Plan:
         (16, (64, 64, 3), ['n01440764', 'n01443537', 'n01484850', 'n02123045'])
     """
 
-    def __init__(self, paths: StorePaths, facts: Json) -> None:
-        self.paths, self.facts = paths, facts
-        self.count = int(facts["count"])
-        self.rejects = [Reject(**reject) for reject in facts["rejects"]]
+    def __init__(self, paths: StorePaths, content: Json) -> None:
+        self.paths, self.content = paths, content
+        self.count = int(content["count"])
+        self.rejects = [Reject(**reject) for reject in content["rejects"]]
         self.candidates = self.count + len(self.rejects)
-        self.recipe = Recipe.from_facts(facts["recipe"])
-        self.blocks = Blocks(self.count, self.recipe.row_bytes, facts["block_rows"], facts["shard_rows"])
-        self.classes = tuple(ImageClass(**cls) for cls in facts["classes"])
-        self.columns = [Column(**{**column, "shape": tuple(column["shape"])}) for column in facts["columns"]]
+        self.recipe = Recipe.from_facts(content["recipe"])
+        self.blocks = Blocks(self.count, self.recipe.row_bytes, content["block_rows"], content["shard_rows"])
+        self.classes = tuple(ImageClass(**cls) for cls in content["classes"])
+        self.columns = [Column(**{**column, "shape": tuple(column["shape"])}) for column in content["columns"]]
 
     @cached_property
     def samples(self) -> PlannedSamples:
         """The samples in row order, memory-mapped."""
-        files = _PlanFiles(self.paths.build / self.facts["folder"])
+        files = _PlanFiles(self.paths.build / self.content["folder"])
         rows = self._mapped(files.rows).view(ROW)
         nbytes = int(rows[-1]["name_start"]) + int(rows[-1]["name_bytes"])
         if files.names.stat().st_size != nbytes:
             raise self._damaged(files.names)
         # All names may be empty, and an empty file cannot be mapped.
         names = np.memmap(files.names, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
-        planned = enumerate(self.facts["planned"])
+        planned = enumerate(self.content["planned"])
         return PlannedSamples(rows, names, {name: self._mapped(files.column(k)) for k, (name, _) in planned})
 
     def _mapped(self, path: Path) -> np.ndarray:
@@ -395,8 +395,8 @@ class Plan:
 
     def source(self) -> Source:
         """Open the source that this plan was made from."""
-        facts = self.facts["source"]
-        return open_source(facts["kind"], as_path(facts["root"]), facts["facts"])
+        content = self.content["source"]
+        return open_source(content["kind"], as_path(content["root"]), content["facts"])
 
 
 def read_plan(paths: StorePaths) -> Plan:
@@ -407,11 +407,11 @@ def read_plan(paths: StorePaths) -> Plan:
         advice = f"{missing_advice(paths.root)}run `prep plan` or `prep build` first"
         raise BuildError(f"{paths.root}: no plan here (no {paths.plan}); {advice}") from None
     try:
-        facts = json.loads(encoded)
-        if facts["digest"] == digest_of(facts):
-            version = facts["version"]
+        content = json.loads(encoded)
+        if content["digest"] == digest_of(content):
+            version = content["version"]
             if version == PLAN_VERSION:
-                return Plan(paths, facts)
+                return Plan(paths, content)
             found = f"plan version is {version!r}, expected {PLAN_VERSION}"
             advice = f"finish with the decodeonce release that made it, or remove {paths.root} and build again"
             raise BuildError(f"{paths.plan}: {found}; {advice}")
@@ -420,7 +420,7 @@ def read_plan(paths: StorePaths) -> Plan:
     raise BuildError(f"{paths.plan}: damaged; remove {paths.root} and build again")
 
 
-def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> Json:
+def plan_content(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> Json:
     """Return the content of plan.json, without its digest and the folder of the other files."""
     if taken := {c.name for c in (*listing.columns, *source.columns())} & {one.name for one in recipe.paired}:
         raise BuildError(f"{source.root}: {min(taken)!r} is a column and a paired image; give one of them another name")
@@ -463,9 +463,9 @@ class _PlanFiles:
         return self.folder / f"column-{number}.npy"
 
 
-def write_plan(paths: StorePaths, listing: Listing, facts: Json) -> None:
+def write_plan(paths: StorePaths, listing: Listing, content: Json) -> None:
     """Write the files of a plan, plan.json last. If another process has written its own first, that is the plan."""
-    seed, by_unit = facts["recipe"]["shuffle_seed"], bool(facts["source"]["read_unit"])
+    seed, by_unit = content["recipe"]["shuffle_seed"], bool(content["source"]["read_unit"])
     order = row_order(listing, seed, by_unit=by_unit)
     chunks = [order[first : first + CHUNK] for first in range(0, len(order), CHUNK)]
     folder = paths.build / f"plan-{os.urandom(4).hex()}"
@@ -475,13 +475,13 @@ def write_plan(paths: StorePaths, listing: Listing, facts: Json) -> None:
     write_array(files.rows, order.shape, AS_BYTES, _rows(listing, chunks))
     for number, values in enumerate(listing.samples.planned.values()):
         write_array(files.column(number), values.shape, values.dtype, map(values.__getitem__, chunks))
-    if not publish(paths.plan, sign({**facts, "folder": folder.name})):
+    if not publish(paths.plan, sign({**content, "folder": folder.name})):
         remove_tree(folder)
 
 
-def move_plan(plan: Plan, facts: Json) -> Plan:
-    """Give a plan the `facts` of the same source in another place, and return it."""
-    moved = {**facts, "folder": plan.facts["folder"]}
+def move_plan(plan: Plan, content: Json) -> Plan:
+    """Give a plan the `content` of the same source in another place, and return it."""
+    moved = {**content, "folder": plan.content["folder"]}
     write_atomic(plan.paths.plan, [sign(moved)])
     return Plan(plan.paths, moved)
 
@@ -529,14 +529,16 @@ def row_order(listing: Listing, seed: int | None, *, by_unit: bool) -> NDArray[n
     return np.argsort(ranks[units], kind="stable")
 
 
-def check_matches_plan(plan: Plan, listing: Listing, facts: Json) -> None:
-    """Raise BuildError unless `facts` match the plan; only the location of the source may differ."""
-    out, planned, found = plan.paths.root, plan.facts["source"], facts["source"]
-    recipes = ({**some["recipe"], "columns": [one["name"] for one in some["columns"]]} for some in (facts, plan.facts))
+def check_matches_plan(plan: Plan, listing: Listing, content: Json) -> None:
+    """Raise BuildError unless `content` match the plan; only the location of the source may differ."""
+    out, planned, found = plan.paths.root, plan.content["source"], content["source"]
+    recipes = (
+        {**some["recipe"], "columns": [one["name"] for one in some["columns"]]} for some in (content, plan.content)
+    )
     if changes := "; ".join(differences(*recipes)):
         advice = "use the plan's settings, or remove OUT and build again"
         raise BuildError(f"{out}: planned with a different recipe: {changes}; {advice}")
-    same = planned["kind"] == found["kind"] and plan.facts["classes"] == facts["classes"]
+    same = planned["kind"] == found["kind"] and plan.content["classes"] == content["classes"]
     if not same or planned["digest_with_times"] != found["digest_with_times"]:
         then, now = (f"{some['root']} ({some['kind']})" for some in (planned, found))
         what = f"{out}: the source changed since the plan: {plan.samples.changes_in(listing.samples)}"

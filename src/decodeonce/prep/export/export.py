@@ -300,16 +300,16 @@ class ImageWriter:
             own = asdict(sample)
             own["class"] = own.pop("class_name")
             columns = {name: _finite(column[sample.row]) for name, column in store.columns.items()}
-            facts = {_free_name(name, columns): value for name, value in own.items()} | columns
+            fields = {_free_name(name, columns): value for name, value in own.items()} | columns
             if store.manifest.box_classes is not None:
                 found = [store.box_classes[label] for label in columns["box_labels"] if label >= 0]
-                facts[_free_name("box_classes", columns)] = found
+                fields[_free_name("box_classes", columns)] = found
             members = []
             for name, image in self._images(row).items():
                 part = "" if name == "images" else f".{name}"
                 members.append(_tar_member(f"{sample.row:08d}{part}{self._suffixes[name]}", image))
             members.append(_tar_member(f"{sample.row:08d}.cls", b"%d" % sample.label))
-            members.append(_tar_member(f"{sample.row:08d}.json", json.dumps(facts).encode()))
+            members.append(_tar_member(f"{sample.row:08d}.json", json.dumps(fields).encode()))
             yield b"".join(members)
         yield bytes(2 * tarfile.BLOCKSIZE)
 

@@ -84,23 +84,23 @@ def read_site(site: str) -> Site:
 def parse_site(text: str, name: str) -> Site:
     """Parse the text of a profile; errors begin with `name`."""
     try:
-        facts = tomllib.loads(text)
-        _check(facts)
-        lists = {key: tuple(facts[key]) for key in LISTS if key in facts}
-        flag = "--partition" if facts["scheduler"] == "slurm" else "-q"
-        return Site(**{"queue_flag": flag, **facts, **lists})
+        profile = tomllib.loads(text)
+        _check(profile)
+        lists = {key: tuple(profile[key]) for key in LISTS if key in profile}
+        flag = "--partition" if profile["scheduler"] == "slurm" else "-q"
+        return Site(**{"queue_flag": flag, **profile, **lists})
     except (ValueError, TypeError) as error:  # TypeError: a key is missing
         raise BuildError(f"{name}: {error}; see the profiles in {PROFILES}") from None
 
 
-def _check(facts: Json) -> None:
-    _check_types(facts, KEYS)
-    _check_types(facts.get("defaults", {}), FLAGS)
-    if facts.get("scheduler") not in SCHEDULERS:
-        raise ValueError(f"scheduler is {facts.get('scheduler')!r}, expected {' or '.join(SCHEDULERS)}")
-    if unknown := sorted({*facts.get("needs", [])} - set(FLAGS)):
+def _check(profile: Json) -> None:
+    _check_types(profile, KEYS)
+    _check_types(profile.get("defaults", {}), FLAGS)
+    if profile.get("scheduler") not in SCHEDULERS:
+        raise ValueError(f"scheduler is {profile.get('scheduler')!r}, expected {' or '.join(SCHEDULERS)}")
+    if unknown := sorted({*profile.get("needs", [])} - set(FLAGS)):
         raise ValueError(f"unknown flag {unknown[0]!r}, expected one of {', '.join(FLAGS)}")
-    if unknown := sorted(set(re.findall(r"\{(\w*)\}", facts.get("launch", ""))) - {"nodes", "cpus"}):
+    if unknown := sorted(set(re.findall(r"\{(\w*)\}", profile.get("launch", ""))) - {"nodes", "cpus"}):
         raise ValueError(f"launch has {{{unknown[0]}}}, expected only {{nodes}} and {{cpus}}")
 
 

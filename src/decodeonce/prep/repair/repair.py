@@ -187,10 +187,10 @@ class _StoreRepair:
             return
         for name in sorted(self._bad_files & set(self._manifest.files)):
             with suppress(StoreError):
-                facts = self._manifest.files[name]
+                file = self._manifest.files[name]
                 source = Path(self._source) / name
-                check_size(source, facts.bytes)
-                copy_small(source, file_chunks(source), self._paths.root / name, facts, scratch=self._paths.repair)
+                check_size(source, file.bytes)
+                copy_small(source, file_chunks(source), self._paths.root / name, file, scratch=self._paths.repair)
                 self._bad_files.discard(name)
 
     def _repair_file(self, path: Path, possible: Iterable[bytes]) -> None:

@@ -38,7 +38,7 @@ IsRight = Callable[[int, bytes], bool]  # takes a row number and pixels; whether
 PixelsOrReason = bytes | Reason  # the pixels of a row, or why they cannot be made
 
 
-def open_rows(manifest: Manifest, source: str, paired: Mapping[str, str]) -> StoredRows | ImageRows:
+def open_rows(manifest: Manifest, source: str, paired: Mapping[str, str]) -> FromStore | FromImages:
     """Open `source`, which is a finished store or what the store with this manifest was built from.
 
     Raises BuildError or StoreError if no row of the store can come from it.
@@ -48,8 +48,8 @@ def open_rows(manifest: Manifest, source: str, paired: Mapping[str, str]) -> Sto
     if system_of(path).is_file(path / "store.json"):
         if scheme_of(source):
             raise BuildError(f"{source}: a remote store; run `prep stage {source} COPY`, then pass --from COPY")
-        return StoredRows(manifest, path)
-    return ImageRows(manifest, source, paired)
+        return FromStore(manifest, path)
+    return FromImages(manifest, source, paired)
 
 
 class _Decoders(threading.local):
@@ -59,21 +59,21 @@ class _Decoders(threading.local):
         self.own = Decoder(recipe, class_names)
 
 
-class ImageRows:
+class FromImages:
     """Rows made from the images in SRC by the store's recipe, with one thread per core."""
 
     def __init__(self, manifest: Manifest, src: str, paired: Mapping[str, str]) -> None:
         self._manifest, self._src = manifest, src
         self._source = reopen_source(manifest, src, paired)
-        facts = {key: value for key, value in manifest.recipe.items() if key != "columns"}  # they change no pixel
+        recipe = {key: value for key, value in manifest.recipe.items() if key != "columns"}  # they change no pixel
         try:
-            self._recipe = Recipe.from_facts(facts)
+            self._recipe = Recipe.from_facts(recipe)
         except (KeyError, TypeError, ValueError, AttributeError):
-            sizes, why = facts.get("resized_from"), "not written by `prep build`"
+            sizes, why = recipe.get("resized_from"), "not written by `prep build`"
             if isinstance(sizes, list):
                 why = f"resized from {shape_text(sizes)}"
-            elif "unpacked_from" in facts:
-                why = f"unpacked from {facts['unpacked_from']}"
+            elif "unpacked_from" in recipe:
+                why = f"unpacked from {recipe['unpacked_from']}"
             raise BuildError(f"{src}: the rows were {why}; pass as --from a store that has them") from None
         self._decoders = _Decoders(self._recipe, [cls.name for cls in manifest.classes])
 
@@ -194,7 +194,7 @@ def _entry(sample: Sample) -> Entry:
     return replace(entry, planned={"box": [left / width, top / height, right / width, bottom / height]})
 
 
-class StoredRows:
+class FromStore:
     """Rows of another finished store with the same images and boxes, in the size and pixels of the store to repair."""
 
     def __init__(self, manifest: Manifest, path: Path) -> None:

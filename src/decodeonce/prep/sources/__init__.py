@@ -97,11 +97,6 @@ def plugin_errors(kind: str) -> Iterator[None]:
         raise BuildError(f"{kind}: {problem}; update or uninstall it") from error
 
 
-def has_opener(kind: str) -> bool:
-    """Return whether `prep build` has this kind."""
-    return bool(SOURCES[kind].opener) if kind in SOURCES else kind in plugins()
-
-
 def find_registered(kind: str) -> Registered:
     """Return the registration of a kind, which may be that of another package.
 

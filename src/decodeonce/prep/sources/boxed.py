@@ -227,8 +227,8 @@ class BoxedSource(SourceWrapper):
         edges = [*chain(*boxes), *WHOLE * ((keep or 1) - len(boxes))]
         numbers: list[float] = [self._number(name) for name in names]
         planned = {EDGES: edges, NUMBERS: numbers + [-1] * (keep - len(names))} if keep else {"box": edges}
-        facts = (*entry.facts, *(",".join(map(repr, box)) for box in boxes), *map(ascii, names))
-        return replace(entry, planned={**entry.planned, **planned}, facts=facts)
+        digested = (*entry.digested, *(",".join(map(repr, box)) for box in boxes), *map(ascii, names))
+        return replace(entry, planned={**entry.planned, **planned}, digested=digested)
 
     def _usable(self, entry: Entry, annotation: Annotation) -> Iterator[tuple[str, Box]]:
         for name, edges in annotation.objects:

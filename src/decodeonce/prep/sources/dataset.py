@@ -330,8 +330,8 @@ class DatasetSource(LabelledSource):
 
     def _version(self, sample: DatasetSample) -> int:
         """Return a number that takes the place of a file's mtime: it changes with the sample or the fingerprint."""
-        facts = json.dumps([self._fingerprint, sample.label, sample.numbers])
-        hashed = xxhash.xxh3_64(facts.encode())
+        described = json.dumps([self._fingerprint, sample.label, sample.numbers])
+        hashed = xxhash.xxh3_64(described.encode())
         if not self._fingerprint:
             hashed.update(sample.data)
             for one in self.paired:

@@ -104,7 +104,7 @@ class PairedSource(SourceWrapper):
                 return replace(entry, problem=f"{name}: {file.problem}")
             planned[_key(name)] = [ending, file.size, file.mtime_ns]
         sizes = (str(int(numbers[1])) for numbers in planned.values())
-        return replace(entry, planned={**entry.planned, **planned}, facts=(*entry.facts, *sizes))
+        return replace(entry, planned={**entry.planned, **planned}, digested=(*entry.digested, *sizes))
 
 
 def _key(name: str) -> str:

@@ -173,7 +173,7 @@ class ParquetSource(LabelledSource):
         for number in range(len(self._files.files)):
             table = self._table_of(number)
             with reading(table.path):
-                rows, found, labels = table.facts(self._columns)
+                rows, found, labels = table.scan(self._columns)
             if number and found != names:
                 what = "its classes differ from those of the first file"
                 raise BuildError(f"{table.path}: {what}; build the files separately")
@@ -284,12 +284,12 @@ class Table:
 
     def read_soon(self, group: int, name: str) -> None:
         """Start to read the bytes of a column of a row group, which must be in an object. pyarrow parses them later."""
-        facts = _leaf(self.file.metadata.row_group(group), name)
-        if facts is not None and isinstance(self._holder, ObjectHolder):
-            pages = (facts.dictionary_page_offset, facts.data_page_offset)
-            self._holder.read_soon(min(filter(None, pages), default=0), facts.total_compressed_size)
+        chunk = _leaf(self.file.metadata.row_group(group), name)
+        if chunk is not None and isinstance(self._holder, ObjectHolder):
+            pages = (chunk.dictionary_page_offset, chunk.data_page_offset)
+            self._holder.read_soon(min(filter(None, pages), default=0), chunk.total_compressed_size)
 
-    def facts(self, columns: Columns) -> tuple[list[int], list[str] | None, list[str]]:
+    def scan(self, columns: Columns) -> tuple[list[int], list[str] | None, list[str]]:
         """Return the rows of each row group, the class names and the labels, in order of appearance.
 
         Raise BuildError if a column is missing.
@@ -318,14 +318,14 @@ class Table:
     def rows(self, group: int, columns: Columns) -> Iterator[Row]:
         """Yield the rows of a row group. Images are only read if some are missing."""
         with reading(self.path):
-            facts = self.file.metadata.row_group(group)
-            nulls = _null_count(facts, columns.image)
-        mixed = 0 < nulls < facts.num_rows
+            metadata = self.file.metadata.row_group(group)
+            nulls = _null_count(metadata, columns.image)
+        mixed = 0 < nulls < metadata.num_rows
         names = [*filter(None, [columns.label, columns.path]), *[columns.image] * mixed, *columns.numbers]
         data = self.read(group, names)
         count, where = data.num_rows, f"{self.path}: row group {group}"
-        if count != facts.num_rows:
-            raise BuildError(f"{where}: {count} rows, expected {facts.num_rows}; download the file again")
+        if count != metadata.num_rows:
+            raise BuildError(f"{where}: {count} rows, expected {metadata.num_rows}; download the file again")
         has_image = None if mixed else nulls == 0
         for first in range(0, count, ROWS_AT_ONCE):
             with reading(where):

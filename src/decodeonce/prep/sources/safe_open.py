@@ -156,23 +156,23 @@ class Links:
         return os.path.realpath(os.fsencode(self._root))
 
 
-def mtime_of(facts: os.stat_result) -> int:
+def mtime_of(found: os.stat_result) -> int:
     """Return the mtime in ns, clipped to int64, because some file systems store any year."""
-    return max(-(2**63), min(facts.st_mtime_ns, 2**63 - 1))
+    return max(-(2**63), min(found.st_mtime_ns, 2**63 - 1))
 
 
 def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = None) -> int:
     """Open a file; raise BuildError unless it has the size and mtime that were listed."""
     try:
         fd = open_regular(path) if links is None else links.open(path)
-        facts = os.fstat(fd)
+        found = os.fstat(fd)
     except OSError as error:
         raise _read_failure(path, error) from None
-    if (facts.st_size, mtime_of(facts)) != (size, mtime_ns):
+    if (found.st_size, mtime_of(found)) != (size, mtime_ns):
         disk.close(fd)
         raise BuildError(
             f"{os.fsdecode(path)}: changed since the plan was made (now "
-            f"{_describe_version(facts.st_size, mtime_of(facts))}; then {_describe_version(size, mtime_ns)}); "
+            f"{_describe_version(found.st_size, mtime_of(found))}; then {_describe_version(size, mtime_ns)}); "
             "restore the file, or remove OUT and build again"
         )
     return fd

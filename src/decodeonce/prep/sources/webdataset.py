@@ -188,7 +188,7 @@ class WebdatasetSource(LabelledSource):
             return entry
         numbers: list[list[float]] = [[*place] for place in paired]
         planned = {f"paired {one.name}": place for one, place in zip(self.paired, numbers, strict=True)}
-        return replace(entry, planned=planned, facts=tuple(str(size) for _, size in paired))
+        return replace(entry, planned=planned, digested=tuple(str(size) for _, size in paired))
 
     def read(self, entry: Entry) -> bytes:
         return self._read(entry.unit, entry.place, entry.size)
@@ -449,8 +449,8 @@ def _member_suffix(text: str) -> bytes:
 def _label(suffix: bytes, data: bytes) -> str:
     if not suffix.endswith(JSON):
         return name_text(data).strip()
-    facts = _fields(data)
-    found = next((facts[key] for key in LABEL_KEYS if key in facts), None)
+    fields = _fields(data)
+    found = next((fields[key] for key in LABEL_KEYS if key in fields), None)
     whole = isinstance(found, (int, str)) and not isinstance(found, bool)
     label = str(found) if whole or (isinstance(found, float) and math.isfinite(found)) else ""
     return "" if _LONE.search(label) else label
@@ -459,10 +459,10 @@ def _label(suffix: bytes, data: bytes) -> str:
 def _fields(data: bytes) -> Json:
     """Return the object in a sample's json; {} if it is not an object."""
     try:
-        facts = json.loads(data)
+        fields = json.loads(data)
     except (ValueError, RecursionError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _collect(columns: Sequence[NumberColumn], sample: TarSample, path: str) -> None:
