@@ -43,14 +43,15 @@ class LmdbSource(Source):
     """
 
     kind = "lmdb"
+    files: SourceFiles
 
     def __init__(self, root: Path, *, split: str, classes: Sequence[str], files: Sequence[Any]) -> None:
         super().__init__(root)
-        self._split, self._names, self._files = split, list(classes), SourceFiles(root, files)
+        self._split, self._names, self.files = split, list(classes), SourceFiles(root, files)
         self._open: tuple[int, Any] | None = None  # the database that was read last, and a transaction
 
     def facts(self) -> dict[str, Any]:
-        return {"split": self._split, "classes": self._names, "files": self._files.facts()}
+        return {"split": self._split, "classes": self._names, "files": self.files.facts()}
 
     def fingerprint(self) -> Any:
         return self.facts()
@@ -67,7 +68,7 @@ class LmdbSource(Source):
 
     def entries(self) -> Iterator[Entry]:
         for number, name in enumerate(self._names):
-            mtime_ns = self._files.files[number].mtime_ns
+            mtime_ns = self.files.files[number].mtime_ns
             with _lmdb_errors(self._path(number)), self._transaction(number).cursor() as cursor:
                 for key, value in cursor:
                     problem = size_problem(len(value))
@@ -88,16 +89,13 @@ class LmdbSource(Source):
             if number is not None and self._transaction(number).get(key) is not None:
                 yield Entry(name, number, 0, 0, unit=number)
 
-    def holder(self, entry: Entry) -> bytes:
-        return self._files.path(entry.unit)
-
     def _path(self, number: int) -> str:
-        return self._files.path(number).decode("utf-8", "surrogateescape")
+        return self.files.path(number).decode("utf-8", "surrogateescape")
 
     def _transaction(self, number: int) -> Any:
         """Return a transaction in a database; raise BuildError if the file has changed since it was listed."""
         if self._open is None or self._open[0] != number:
-            self._files.holder(number)  # checks size and mtime
+            self.files.holder(number)  # checks size and mtime
             self._open = (number, _open(self._path(number)))
         return self._open[1]
 

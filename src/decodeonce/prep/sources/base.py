@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, RowMaker
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.files import system_of
+from decodeonce.prep.sources.files import named_entries, read_file, system_of
+from decodeonce.prep.sources.safe_open import Links
+from decodeonce.prep.sources.source_files import SourceFiles
 from decodeonce.store.layout import Json, Paired
 from decodeonce.store.manifest import Column, ImageClass
 from decodeonce.store.table import Reject
@@ -66,7 +68,7 @@ class Source(ABC):
     3. The process that finishes the store makes a copy in the same way and calls `columns`, `column_values` and
        `carried_rejects`.
 
-    Only `facts`, `classes`, `entries` and `read` are abstract. The other methods have defaults that suit most sources.
+    Only `facts`, `classes` and `entries` are abstract. The other methods have defaults that suit most sources.
 
     Every method may raise `BuildError` if the user must change something first, and `Stopped` if the same command may
     succeed later, for example after a file server is back. `read` may also raise `Undecodable`. An `OSError`
@@ -83,6 +85,10 @@ class Source(ABC):
         column_names: Names of the columns of numbers; default (). Every entry without a problem has one value for each
             of them in `Entry.values`.
         paired: Masks and second images that `read_all` returns for each entry; default ().
+        links: Which links `read` and `find` may follow, if each sample is a file below `root`; default None: `read`
+            follows all links, and `find` lists the source.
+        files: The files that hold the samples, if they hold many each; then `unit` of an entry is the index of its
+            file, and `read` must be overridden. Default None: each sample is a file, or neither.
 
     Example:
         >>> import os
@@ -98,9 +104,6 @@ class Source(ABC):
         ...     def entries(self):
         ...         for name in sorted(os.listdir(os.fsencode(self.root))):
         ...             yield file_entry(self.root, name, label=0)
-        ...
-        ...     def read(self, entry):
-        ...         return read_file(self.root, entry)
         >>> source = FlatSource(Path("imagenet/val/n01440764"))
         >>> [entry.text for entry in source.entries()]
         ['n01440764_0.JPEG', 'n01440764_1.JPEG', 'n01440764_2.JPEG', 'n01440764_3.JPEG']
@@ -110,14 +113,19 @@ class Source(ABC):
     read_unit: str = ""
     column_names: tuple[str, ...] = ()
     paired: tuple[Paired, ...] = ()
+    links: Links | None = None
+    files: SourceFiles | None = None
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     @property
     def top(self) -> Path:
-        """The folder or file that is listed; default `root`. A build refuses to write its store inside it."""
-        return self.root
+        """The folder or file that is listed; default the first of `files`, or `root`.
+
+        A build refuses to write its store inside it.
+        """
+        return self.files.first if self.files else self.root
 
     @property
     def keeps_order(self) -> bool:
@@ -184,9 +192,8 @@ class Source(ABC):
             Stopped: If the file system fails.
         """
 
-    @abstractmethod
     def read(self, entry: Entry) -> bytes:
-        """Return the encoded bytes of one sample, in any order of entries.
+        """Return the encoded bytes of one sample, in any order of entries; default: read the file `entry.name`.
 
         Called in worker processes for entries without a problem. Check that the file has not changed since it was
         listed, as `read_file` and `SourceFiles` do: a store must match its plan.
@@ -200,6 +207,7 @@ class Source(ABC):
                 be read.
             Undecodable: If these bytes alone are damaged. The text is the reason in rejects.tsv.
         """
+        return read_file(self.root, entry, self.links)
 
     def read_all(self, entry: Entry) -> list[bytes]:
         """Return what `read` returns, followed by the encoded image of each of `paired`. Raises as `read`."""
@@ -220,17 +228,21 @@ class Source(ABC):
         return {}
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
-        """Yield the entries with these names, for `prep repair`; by default, from a listing of the whole source.
+        """Yield the entries with these names, for `prep repair`; without `links`, from a listing of the whole source.
 
         Override it if samples can be found without a listing. Labels and values are not needed.
         """
+        if self.links is not None:
+            return named_entries(self.root, names, self.links)
         return (entry for entry in self.entries() if entry.name in names)
 
     def holder(self, entry: Entry) -> bytes:
-        """Return the path of the file that holds the sample's bytes; default `root` / `entry.name`.
+        """Return the path of the file that holds the sample's bytes, for `--dry-run`; default one of `files`, if any.
 
-        Override it if files hold many samples. `--dry-run` uses it.
+        The default without `files` is `root` / `entry.name`.
         """
+        if self.files is not None:
+            return self.files.path(entry.unit)
         return os.path.join(os.fsencode(self.root), entry.name)
 
     def columns(self) -> list[Column]:

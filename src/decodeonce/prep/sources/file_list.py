@@ -7,7 +7,7 @@ import errno
 import io
 import os
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ import xxhash
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.entry import Entry, name_bytes, name_text
-from decodeonce.prep.sources.files import IMAGE_SUFFIXES, named_entries, read_file, stat_entries, system_of
+from decodeonce.prep.sources.files import IMAGE_SUFFIXES, stat_entries, system_of
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import CHUNK, HolderFile
 from decodeonce.prep.sources.labels import LabelledSource, parse_value
@@ -62,6 +62,7 @@ class ListSource(LabelledSource):
     """
 
     kind = "list"
+    links: Links
 
     def __init__(  # noqa: PLR0913 - the settings that a plan records
         self,
@@ -78,7 +79,7 @@ class ListSource(LabelledSource):
         follow_links: bool = False,
     ) -> None:
         super().__init__(root, classes, column, no_labels=no_labels)
-        self._links = Links(root, follow=follow_links)
+        self.links = Links(root, follow=follow_links)
         self.file = as_path(file)
         self._columns = Columns(image_column, label_column, self.column_names, no_labels=no_labels)
         self._suffix = suffix
@@ -95,7 +96,7 @@ class ListSource(LabelledSource):
         return f"list {name} ({find_layout(self.file, self._columns)})"
 
     def facts(self) -> Json:
-        own = {"file": str(self.file), "column": list(self.column_names), "follow_links": self._links.follow}
+        own = {"file": str(self.file), "column": list(self.column_names), "follow_links": self.links.follow}
         return {**super().facts(), **own, "slashes": self._slashes, **self.options()}
 
     def options(self) -> Json:
@@ -105,13 +106,7 @@ class ListSource(LabelledSource):
     def entries(self) -> Iterator[Entry]:
         """Yield every sample, in the order of the list."""
         self._learn_classes()
-        return map(self._with_cause, stat_entries(self.root, self._listed(), self._links))
-
-    def read(self, entry: Entry) -> bytes:
-        return read_file(self.root, entry, self._links)
-
-    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
-        return named_entries(self.root, names, self._links)
+        return map(self._with_cause, stat_entries(self.root, self._listed(), self.links))
 
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}

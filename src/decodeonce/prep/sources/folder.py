@@ -14,7 +14,7 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.files import IMAGE_SUFFIXES, SUFFIXES, named_entries, read_file, system_of
+from decodeonce.prep.sources.files import IMAGE_SUFFIXES, SUFFIXES, system_of
 from decodeonce.prep.sources.safe_open import Links, expecting, read_small
 from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
@@ -72,6 +72,7 @@ class FolderSource(Source):
     """
 
     kind = "folder"
+    links: Links
 
     def __init__(
         self,
@@ -87,11 +88,11 @@ class FolderSource(Source):
         check_unlabeled(no_labels, classes=classes)
         self.no_labels = no_labels
         self._by_suffix = BySuffix(suffix or ())
-        self._links = Links(root, follow=follow_links)
+        self.links = Links(root, follow=follow_links)
         self._names = ClassList(classes) if classes is not None else self._listed[0]
         self._used: set[int] = set()
         if classes is None and not splits_as_classes and not no_labels:
-            _check_no_splits(root, self._names, self._links)
+            _check_no_splits(root, self._names, self.links)
         if no_labels:
             self._names = ClassList([UNLABELED])
         if not self._names:
@@ -108,7 +109,7 @@ class FolderSource(Source):
 
     def facts(self) -> Json:
         of = {"no_labels": True} if self.no_labels else {"classes": self._names}
-        return {**of, "follow_links": self._links.follow}
+        return {**of, "follow_links": self.links.follow}
 
     def options(self) -> Json:
         return {"no_labels": True} if self.no_labels else {}
@@ -121,19 +122,13 @@ class FolderSource(Source):
         if not self.no_labels:
             check_classes(self.root, self._names, self._listed[0])
         folders = [""] if self.no_labels else self._names
-        below = system_of(self.root).walk(self.root, "", folders, self._links)
+        below = system_of(self.root).walk(self.root, "", folders, self.links)
         return map(self._noted, self._by_suffix.images(below))
 
     def warnings(self, samples: int) -> list[str]:
         unused = unused_classes(self._names, self._used)
         outside = [] if self.no_labels else _images_without_class(self._listed[1])
         return [*unused, *self._by_suffix.warnings("; --suffix reads them"), *outside]
-
-    def read(self, entry: Entry) -> bytes:
-        return read_file(self.root, entry, self._links)
-
-    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
-        return named_entries(self.root, names, self._links)
 
     def _noted(self, entry: Entry) -> Entry:
         self._used.add(entry.label)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes, name_text
 from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, sort_members
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.files import SUFFIXES, named_entries, parallel_map, read_file, system_of
+from decodeonce.prep.sources.files import SUFFIXES, parallel_map, system_of
 from decodeonce.prep.sources.folder import WNID, BySuffix, check_classes, list_top
 from decodeonce.prep.sources.holders import Member
 from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
@@ -307,11 +307,12 @@ class ImagenetSource(ImagenetSplit):
     """A split of ImageNet in class folders, listed like a `FolderSource`. Made by `open_imagenet`."""
 
     kind = "imagenet"
+    links: Links
 
     def __init__(self, root: Path, *, folder: str = "", follow_links: bool = False, **facts: Any) -> None:
         super().__init__(root, **facts)
         self.folder = folder
-        self._links = Links(root, follow=follow_links)
+        self.links = Links(root, follow=follow_links)
         self._by_suffix = BySuffix()
 
     @property
@@ -326,7 +327,7 @@ class ImagenetSource(ImagenetSplit):
         return f"class folders in {self.folder or self.top}"
 
     def facts(self) -> Json:
-        return {**super().facts(), "folder": self.folder, "follow_links": self._links.follow}
+        return {**super().facts(), "folder": self.folder, "follow_links": self.links.follow}
 
     @cached_property
     def listed(self) -> tuple[list[str], list[str]]:
@@ -342,13 +343,7 @@ class ImagenetSource(ImagenetSplit):
         return self._by_suffix.images(self._below(self._names))
 
     def _below(self, names: Sequence[str]) -> Iterator[Entry]:
-        return system_of(self.root).walk(self.root, self.folder, names, self._links)
-
-    def read(self, entry: Entry) -> bytes:
-        return read_file(self.root, entry, self._links)
-
-    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
-        return named_entries(self.root, names, self._links)
+        return system_of(self.root).walk(self.root, self.folder, names, self.links)
 
 
 class ImagenetFlatSource(ImagenetSource):
@@ -378,9 +373,11 @@ def is_image_name(name: bytes) -> bool:
 class ArchiveSource(ImagenetSplit):
     """A split in files that hold many images each. `files` are their names, sizes in bytes and mtimes in ns."""
 
+    files: SourceFiles
+
     def __init__(self, root: Path, *, files: Iterable[FileFacts], **facts: Any) -> None:
         super().__init__(root, **facts)
-        self._files = SourceFiles(root, files)
+        self.files = SourceFiles(root, files)
 
     @abstractmethod
     def parts(self) -> Mapping[str, object]:
@@ -391,15 +388,11 @@ class ArchiveSource(ImagenetSplit):
         """Return the entries of a part with this label, in the order of a tree walk."""
 
     @property
-    def top(self) -> Path:
-        return self._files.first
-
-    @property
     def is_flat(self) -> bool:
         return self.split == "val" and "" in self.parts()
 
     def facts(self) -> Json:
-        return {**super().facts(), "files": self._files.facts()}
+        return {**super().facts(), "files": self.files.facts()}
 
     def fingerprint(self) -> object:
         return {**self.facts(), "labels": self.labels.digest if self.is_flat else ""}
@@ -418,9 +411,6 @@ class ArchiveSource(ImagenetSplit):
                 f"{self.top}: val images are both in one folder and in class folders; unpack the zip and sort them"
             )
         return iter(self.labels.sort(self._entries_of((0, parts[""])), self._names))
-
-    def holder(self, entry: Entry) -> bytes:
-        return self._files.path(entry.unit)
 
 
 class ClassTar(NamedTuple):
@@ -454,8 +444,8 @@ class ImagenetTarSource(ArchiveSource):
 
     def parts(self) -> dict[str, ClassTar]:
         if self._apart:
-            return {Path(file.name).stem: ClassTar(unit, 0, file.size) for unit, file in enumerate(self._files.files)}
-        whole = ClassTar(0, 0, self._files.files[0].size)
+            return {Path(file.name).stem: ClassTar(unit, 0, file.size) for unit, file in enumerate(self.files.files)}
+        whole = ClassTar(0, 0, self.files.files[0].size)
         if self.split == "val":
             return {"": whole}
         found: dict[str, ClassTar] = {}
@@ -473,16 +463,16 @@ class ImagenetTarSource(ArchiveSource):
         return found
 
     def read(self, entry: Entry) -> bytes:
-        return self._files.read(entry.unit, entry.place, entry.size)
+        return self.files.read(entry.unit, entry.place, entry.size)
 
     def _entries_of(self, labelled: tuple[int, ClassTar]) -> list[Entry]:
         label, tar = labelled
         members = [member for member in self._members(tar) if not self.is_flat or is_image_name(member.base_name)]
-        return [self._files.entry(tar.unit, member, label) for member in sort_members(members, "tar")]
+        return [self.files.entry(tar.unit, member, label) for member in sort_members(members, "tar")]
 
     def _members(self, tar: ClassTar) -> list[Member]:
         """Return the members of a tar, with their names and places in the file."""
-        with self._files.opened(tar.unit) as file:
+        with self.files.opened(tar.unit) as file:
             if not tar.inner:
                 return list(list_tar(file))
             found = list_tar(file.part(tar.first, tar.size, name_text(tar.inner)))
@@ -538,11 +528,11 @@ class ImagenetZipSource(ArchiveSource):
         return self._listing().splits.get(self.split, {})
 
     def read(self, entry: Entry) -> bytes:
-        return read_member(self._files.holder(entry.unit), entry.place, entry.size)
+        return read_member(self.files.holder(entry.unit), entry.place, entry.size)
 
     def _listing(self) -> ImagenetZip:
-        return zip_listing(self.root, self._files.files[0])
+        return zip_listing(self.root, self.files.files[0])
 
     def _entries_of(self, labelled: tuple[int, list[Member]]) -> list[Entry]:
         label, members = labelled
-        return [self._files.entry(0, member, label) for member in sort_members(members, "zip")]
+        return [self.files.entry(0, member, label) for member in sort_members(members, "zip")]

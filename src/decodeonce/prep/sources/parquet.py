@@ -91,6 +91,7 @@ class ParquetSource(LabelledSource):
     """
 
     kind = "parquet"
+    files: SourceFiles
     read_unit = "row group"
 
     def __init__(
@@ -105,28 +106,23 @@ class ParquetSource(LabelledSource):
     ) -> None:
         self._columns = Columns(*columns)
         super().__init__(root, classes, self._columns.numbers, no_labels=no_labels)
-        self._files = SourceFiles(root, files)
+        self.files = SourceFiles(root, files)
         self._groups = list(groups)  # row groups per file
         self._table: tuple[int, Table] | None = None
         self._images: tuple[int, Arrow] | None = None
         self._soon = -1  # the row group that is read ahead
 
     @property
-    def top(self) -> Path:
-        """The first file: no folder is listed, so a store may be written next to the files."""
-        return self._files.first
-
-    @property
     def found(self) -> str:
-        files, columns = describe_files([file.name for file in self._files.files], "Parquet file"), self._columns
+        files, columns = describe_files([file.name for file in self.files.files], "Parquet file"), self._columns
         return f"{files}, images from {columns.image}, {describe_labels(columns.label)}"
 
     def facts(self) -> Json:
-        facts = {**super().facts(), "files": self._files.facts(), "columns": [*self._columns]}
+        facts = {**super().facts(), "files": self.files.facts(), "columns": [*self._columns]}
         return {**facts, "groups": self._groups}
 
     def fingerprint(self) -> object:
-        return [self._files.facts(), [*self._columns], self._requested]
+        return [self.files.facts(), [*self._columns], self._requested]
 
     def entries(self) -> Iterator[Entry]:
         """Yield every row, file by file. Labels are read twice, first for the classes."""
@@ -150,11 +146,11 @@ class ParquetSource(LabelledSource):
     def _table_of(self, number: int) -> Table:
         """Return a file, opened."""
         if self._table is None or self._table[0] != number:
-            self._table = (number, Table(self._files.holder(number)))
+            self._table = (number, Table(self.files.holder(number)))
         return self._table[1]
 
     def holder(self, entry: Entry) -> bytes:
-        return self._files.path(self._locate(entry.unit)[0])
+        return self.files.path(self._locate(entry.unit)[0])
 
     def options(self) -> Json:
         return {**super().options(), "image_column": self._columns.image, "label_column": self._columns.label}
@@ -170,7 +166,7 @@ class ParquetSource(LabelledSource):
         seen: dict[str, str] = {}
         self._rows: list[list[int]] = []
         names: list[str] | None = None
-        for number in range(len(self._files.files)):
+        for number in range(len(self.files.files)):
             table = self._table_of(number)
             with reading(table.path):
                 rows, found, labels = table.scan(self._columns)
@@ -188,7 +184,7 @@ class ParquetSource(LabelledSource):
     def _listed(self, unit: int) -> Iterator[Entry]:
         """Yield the rows of a row group."""
         number, group = self._locate(unit)
-        table, (name, _, mtime_ns) = self._table_of(number), self._files.files[number]
+        table, (name, _, mtime_ns) = self._table_of(number), self.files.files[number]
         before = sum(self._rows[number][:group])
         for place, (label, inner, has_image, numbers) in enumerate(table.rows(group, self._columns)):
             row = before + place

@@ -76,6 +76,7 @@ class WebdatasetSource(LabelledSource):
     """
 
     kind = "webdataset"
+    files: SourceFiles
 
     def __init__(  # noqa: PLR0913 - the settings that a plan records
         self,
@@ -110,17 +111,12 @@ class WebdatasetSource(LabelledSource):
         self._naming = Naming(images, labels, label if label.endswith(JSON) else JSON, of_pairs, last_dot)
         self.paired = tuple(map(Paired.parse, self._suffixes))
         self.read_unit = "gzip stream" if gzipped else ""
-        self._files = SourceFiles(root, files)
+        self.files = SourceFiles(root, files)
         self._gzipped = frozenset(gzipped)
         self._stream: tuple[int, GzipStream] | None = None
         self._unread, self._first_unread = 0, ""  # images in samples that have another image
         self._without_end = set[str]()  # names of the tars that lack the empty blocks at the end
         self._asked = self.options()  # listing may find out that labels are to be ignored
-
-    @property
-    def top(self) -> Path:
-        """The first file: no folder is listed, so a store may be written next to the shards."""
-        return self._files.first
 
     @property
     def found(self) -> str:
@@ -131,7 +127,7 @@ class WebdatasetSource(LabelledSource):
                 label_from = next((sample.label_from for sample in found if sample.label), "")
             none = "no labels in the first shard; name their files with --label-suffix, or pass --no-labels"
             labels = f"labels from {label_from}" if label_from else none
-        return f"{describe_files([file.name for file in self._files.files], 'shard')}, {labels}"
+        return f"{describe_files([file.name for file in self.files.files], 'shard')}, {labels}"
 
     def warnings(self, samples: int) -> list[str]:
         first = min(self._without_end, default="")
@@ -143,11 +139,11 @@ class WebdatasetSource(LabelledSource):
 
     def facts(self) -> Json:
         own = {"gzipped": sorted(self._gzipped), "column": list(self.column_names), "paired": self._suffixes}
-        return {**super().facts(), "files": self._files.facts(), **own, **self._chosen}
+        return {**super().facts(), "files": self.files.facts(), **own, **self._chosen}
 
     def fingerprint(self) -> object:
         own = [*self.column_names, *filter(None, [self._asked])]
-        return [self._files.facts(), sorted(self._gzipped), self._requested, *own]
+        return [self.files.facts(), sorted(self._gzipped), self._requested, *own]
 
     def options(self) -> Json:
         return {**super().options(), **({"paired": self._suffixes} if self._suffixes else {}), **self._chosen}
@@ -158,9 +154,9 @@ class WebdatasetSource(LabelledSource):
         self._unread = 0
         at_once = max(system_of(self.root).reads_at_once(self.root), usable_cores() if self._gzipped else 1)
         with ThreadPoolExecutor(at_once) as threads:
-            shards = threads.map(partial(self._listed, self._naming), range(len(self._files.files)))
+            shards = threads.map(partial(self._listed, self._naming), range(len(self.files.files)))
             for number, found in enumerate(shards):
-                path = os.fsdecode(self._files.path(number))
+                path = os.fsdecode(self.files.path(number))
                 for sample in found:
                     if sample.label and sample.label not in seen:
                         seen[sample.label] = f"{path}/{name_text(sample.member.name)}"
@@ -183,7 +179,7 @@ class WebdatasetSource(LabelledSource):
         self, number: int, member: Member, paired: Sequence[list[int]], label: int = 0, values: tuple[Value, ...] = ()
     ) -> Entry:
         """Return the entry of a sample, with places and sizes of the members that are paired with its image."""
-        entry = self._files.entry(number, member, label, values)
+        entry = self.files.entry(number, member, label, values)
         if entry.problem or not paired:
             return entry
         numbers: list[list[float]] = [[*place] for place in paired]
@@ -202,14 +198,14 @@ class WebdatasetSource(LabelledSource):
 
     def _read(self, unit: int, place: int, size: int) -> bytes:
         if unit not in self._gzipped:
-            return self._files.read(unit, place, size)
+            return self.files.read(unit, place, size)
         if self._stream is None or self._stream[0] != unit:
-            self._stream = (unit, GzipStream(self._files.holder(unit), Stopped))
+            self._stream = (unit, GzipStream(self.files.holder(unit), Stopped))
         return read_exactly(self._stream[1], place, size)
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
         """Yield the entries with these names. Only their shards are listed; a damaged one does not stop the others."""
-        for number, file in enumerate(self._files.files):
+        for number, file in enumerate(self.files.files):
             here = {name for name in names if name.startswith(name_bytes(file.name) + b"/")}
             try:
                 samples = self._listed(self._naming._replace(labels=()), number) if here else ()
@@ -217,9 +213,6 @@ class WebdatasetSource(LabelledSource):
                 yield from (entry for entry in found if entry.name in here)
             except BuildError as error:
                 yield from (Entry(name, 0, 0, 0, str(error)) for name in here)
-
-    def holder(self, entry: Entry) -> bytes:
-        return self._files.path(entry.unit)
 
     def _listed(self, naming: Naming, number: int) -> list[TarSample]:
         """Return the samples of one shard. Of images with one name, the last one counts, as when a tar is unpacked."""
@@ -233,9 +226,9 @@ class WebdatasetSource(LabelledSource):
 
     def _samples(self, number: int, naming: Naming) -> Generator[TarSample, None, None]:
         """Yield the samples of one shard."""
-        with self._files.opened(number) as file:
+        with self.files.opened(number) as file:
             tar = GzipStream(file, BuildError) if number in self._gzipped else file
-            no_end = partial(self._without_end.add, self._files.files[number].name)
+            no_end = partial(self._without_end.add, self.files.files[number].name)
             yield from read_samples(tar, self.column_names, naming, no_end)
             tar.read_to_end()
 
