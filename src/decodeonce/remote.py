@@ -102,12 +102,24 @@ class UrlPath(PosixPath):
         return self
 
     def is_file(self) -> bool:
-        """Return whether the URL is an object that can be read."""
-        return _is_file(str(self))
+        """Return whether the URL is an object that can be read. A web server answers with a page for a folder."""
+        try:
+            stat_object(str(self))
+            return scheme_of(str(self)) not in WEB or not self.is_dir()
+        except BuildError:
+            return False
 
     def is_dir(self) -> bool:
         """Return whether the URL is a folder that can be listed."""
-        return _is_folder(str(self))
+        url = str(self)
+        try:
+            if scheme_of(url) in (*WEB, "hf"):
+                list_folder(url)
+                return True
+            store, path = _opened(url)
+            return attempt(url, lambda: next(store.list(path), None)) is not None
+        except BuildError:
+            return False
 
 
 def is_url(text: str | Path) -> bool:
@@ -306,26 +318,6 @@ def _matches(folder: str, parts: Sequence[str]) -> Iterator[str]:
         for name, is_folder in list_folder(folder):
             if is_folder == bool(rest) and fnmatchcase(name, part):
                 yield from _matches(f"{folder}/{name}", rest) if rest else [f"{folder}/{name}"]
-
-
-def _is_file(url: str) -> bool:
-    """Return whether a URL names an object that can be read. A web server answers with a page of links for a folder."""
-    try:
-        stat_object(url)
-        return scheme_of(url) not in WEB or not _is_folder(url)
-    except BuildError:
-        return False
-
-
-def _is_folder(url: str) -> bool:
-    try:
-        if scheme_of(url) in (*WEB, "hf"):
-            list_folder(url)
-            return True
-        store, path = _opened(url)
-        return attempt(url, lambda: next(store.list(path), None)) is not None
-    except BuildError:
-        return False
 
 
 def _links(url: str) -> list[tuple[str, bool]]:

@@ -315,7 +315,6 @@ class Worker:
         self.child = child_of(WORKER)
         self.child.send(first_message)
         self.blocks: list[int] = []
-        self.dismissed = False  # True after it has received None instead of a block
         self.limit_passed = 0.0
         # The row that was last seen, when it was first seen, and the processor time at that moment.
         self._watched: tuple[int | None, float, float] = (None, 0.0, 0.0)
@@ -414,7 +413,6 @@ class WorkerPool:
         """Return the worker's next order, or None: the worker then ends once its current blocks are durable."""
         block = None if _ending else self._queue.take(worker)
         if block is None:
-            worker.dismissed = True
             return None
         worker.blocks.append(block)
         return {"block": block, "poison": self._poison}
@@ -425,7 +423,7 @@ class WorkerPool:
         Returns:
             Whether the worker died unexpectedly.
         """
-        if worker.dismissed and not worker.blocks:  # how it exits depends on the user's code
+        if worker.child.dismissed and not worker.blocks:  # how it exits depends on the user's code
             worker.child.end()
             return False
         row, status = worker.row, worker.child.exit_status()

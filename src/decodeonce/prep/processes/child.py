@@ -112,6 +112,7 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             os.close(self.heartbeat.fd)  # the page stays mapped
+        self.dismissed = False  # True after None was sent instead of an order
         self._unread = bytearray()
         # Of the process itself: a process that a user's code left behind can keep the socket open for longer.
         self.pidfd: int | None = None
@@ -121,6 +122,7 @@ class Child:
 
     def send(self, message: object) -> None:
         """Send a message. If the process has died, nothing is raised: its exit status says why."""
+        self.dismissed = message is None
         with suppress(ConnectionError):
             self.socket.sendall(_encoded(message))
 
@@ -221,7 +223,7 @@ def run_workers(
         BuildError: A process crashed, or ended before it knew that there are no more orders, with any exit status.
         Stopped: A process was killed.
     """
-    children, dismissed = list[Child](), set[Child]()
+    children = list[Child]()
     try:
         for _ in range(count):
             children.append(Child(module))
@@ -232,22 +234,17 @@ def run_workers(
                 messages = child.receive()
                 if messages is None:
                     running.remove(child)
-                    _check_dismissed(child, dismissed, what)
+                    if not child.dismissed:
+                        raise death(what, child.exit_status(), "see the messages above")
                 for message in messages or ():
                     if "report" in message:
                         take(message["report"])
-                    elif not _send_next(child, orders):
-                        dismissed.add(child)
+                    else:
+                        child.send(next(orders, None))
         _let_exit(children)
     finally:
         for child in children:
             child.end()
-
-
-def _check_dismissed(child: Child, dismissed: Collection[Child], what: str) -> None:
-    """Raise the error of a process that ended before it received None instead of an order."""
-    if child not in dismissed:
-        raise death(what, child.exit_status(), "see the messages above")
 
 
 def _let_exit(children: Collection[Child]) -> None:
@@ -256,13 +253,6 @@ def _let_exit(children: Collection[Child]) -> None:
     for child in children:
         with suppress(subprocess.TimeoutExpired):
             child.process.wait(max(0.0, deadline - time.monotonic()))
-
-
-def _send_next(child: Child, orders: Iterator[object]) -> bool:
-    """Send the next order, or None if there are no more; return whether there was one."""
-    order = next(orders, None)
-    child.send(order)
-    return order is not None
 
 
 def kill_children() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
@@ -247,14 +247,13 @@ class ImagenetSplit(Source):
         Raises:
             BuildError: If the split has a class without a label, or `given` is invalid.
         """
-        present, listed = self.present_classes(), self.companions.synsets()
-        words = listed.words if listed is not None else {}
+        present, (origin, words) = self.present_classes(), self.companions.synsets()
         names: Sequence[str] = present if given is None else given
         owner = ""
         if given is None and self.split == "val" and train is not None:
             names, owner = train, "train"
-        elif given is None and self.split == "val" and listed is not None:
-            names, owner = listed.classes, listed.origin
+        elif given is None and self.split == "val" and origin:
+            names, owner = sorted(words, key=name_bytes), origin
         check_classes(self.top, names, present if given is not None else [])
         if unknown := sorted(set(present) - set(names), key=name_bytes):
             more = ", ..." if len(unknown) > 3 else ""
@@ -268,11 +267,11 @@ class ImagenetSplit(Source):
             found = f"{len(names) - len(missing)} of the {len(names)} classes of train"
             self._warnings.append(f"val has {found} (first missing {missing[0]})")
         known, where = (names, "of train") if owner == "train" else (present, "present")
-        if listed is not None and given is None and set(known) != words.keys():
+        if origin and given is None and set(known) != words.keys():
             first = min(set(known) - words.keys() or words.keys() - set(known), key=name_bytes)
-            follow = owner if owner == listed.origin else f"the classes {where}; {ADVICE}"
+            follow = owner if owner == origin else f"the classes {where}; {ADVICE}"
             self._warnings.append(
-                f"the {len(known)} classes {where} are not the {len(words)} of {listed.origin} "
+                f"the {len(known)} classes {where} are not the {len(words)} of {origin} "
                 f"(first difference: {first}); labels follow {follow}"
             )
 
@@ -413,13 +412,7 @@ class ArchiveSource(ImagenetSplit):
         return iter(self.labels.sort(self._entries_of((0, parts[""])), self._names))
 
 
-class ClassTar(NamedTuple):
-    """A tar of images: bytes [first, first + size) of file `unit`. `inner` is its name if it is in another tar."""
-
-    unit: int
-    first: int
-    size: int
-    inner: bytes = b""
+ClassTar = tuple[int, Member]  # a tar of images: the index of a file, and the tar in it; b"": the file itself
 
 
 class ImagenetTarSource(ArchiveSource):
@@ -443,19 +436,19 @@ class ImagenetTarSource(ArchiveSource):
         return f"class tars in {self.top.name}" if self._apart else self.top.name
 
     def parts(self) -> dict[str, ClassTar]:
+        whole = [(unit, Member(b"", 0, file.size)) for unit, file in enumerate(self.files.files)]
         if self._apart:
-            return {Path(file.name).stem: ClassTar(unit, 0, file.size) for unit, file in enumerate(self.files.files)}
-        whole = ClassTar(0, 0, self.files.files[0].size)
+            return {Path(self.files.files[unit].name).stem: (unit, tar) for unit, tar in whole}
         if self.split == "val":
-            return {"": whole}
+            return {"": whole[0]}
         found: dict[str, ClassTar] = {}
-        for member in self._members(whole):
+        for member in self._members(whole[0]):
             if not member.name.endswith(b".tar"):
                 continue
             name = name_text(member.base_name[: -len(".tar")])
             if name in found or member.problem:
                 raise BuildError(f"{self.top}: {name}.tar: {member.problem or 'twice in the tar'}; download it again")
-            found[name] = ClassTar(0, member.place, member.size, member.name)
+            found[name] = (0, member)
         if not found:
             raise BuildError(
                 f"{self.top}: contains no class tars; expected those of the train split (n01440764.tar, ...)"
@@ -468,15 +461,16 @@ class ImagenetTarSource(ArchiveSource):
     def _entries_of(self, labelled: tuple[int, ClassTar]) -> list[Entry]:
         label, tar = labelled
         members = [member for member in self._members(tar) if not self.is_flat or is_image_name(member.base_name)]
-        return [self.files.entry(tar.unit, member, label) for member in sort_members(members, "tar")]
+        return [self.files.entry(tar[0], member, label) for member in sort_members(members, "tar")]
 
     def _members(self, tar: ClassTar) -> list[Member]:
         """Return the members of a tar, with their names and places in the file."""
-        with self.files.opened(tar.unit) as file:
-            if not tar.inner:
+        unit, inner = tar
+        with self.files.opened(unit) as file:
+            if not inner.name:
                 return list(list_tar(file))
-            found = list_tar(file.part(tar.first, tar.size, name_text(tar.inner)))
-            return [m._replace(name=tar.inner + b"/" + m.name, place=tar.first + m.place) for m in found]
+            found = list_tar(file.part(inner.place, inner.size, name_text(inner.name)))
+            return [m._replace(name=inner.name + b"/" + m.name, place=inner.place + m.place) for m in found]
 
 
 class ImagenetZip:

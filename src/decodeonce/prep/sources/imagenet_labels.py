@@ -38,18 +38,6 @@ class Companion(NamedTuple):
     data: bytes
 
 
-class Synsets(NamedTuple):
-    """The classes of a list: a description for each wnid. `origin` is the list's name."""
-
-    origin: str
-    words: dict[str, str]
-
-    @property
-    def classes(self) -> list[str]:
-        """The wnids, sorted by their bytes."""
-        return sorted(self.words, key=name_bytes)
-
-
 class ValLabels(NamedTuple):
     """The wnid of each image, by its name without suffix. `origin` is the name of the file with the labels."""
 
@@ -96,16 +84,17 @@ class CompanionFiles:
             folder for folder in (absolute, *absolute.parents[:PARENTS]) if system_of(top).is_folder(folder)
         ]
 
-    def synsets(self) -> Synsets | None:
-        """Return the classes of LOC_synset_mapping.txt, otherwise of ILSVRC2012 if the development kit is present.
+    def synsets(self) -> tuple[str, dict[str, str]]:
+        """Return the name of the nearest list of classes, "" for none, and its description of each wnid.
 
-        Raise BuildError if the list cannot be read.
+        It is LOC_synset_mapping.txt, otherwise ILSVRC2012 if the development kit is present. Raise BuildError if it
+        cannot be read.
         """
         mapping = self.find(MAPPING)
         if mapping is None:
-            return Synsets("ILSVRC2012", ilsvrc2012()) if self._devkit() else None
+            return ("ILSVRC2012", ilsvrc2012()) if self._devkit() else ("", {})
         pairs = (line.split(maxsplit=1) for line in mapping.data.decode("utf-8-sig", "replace").splitlines())
-        return Synsets(mapping.origin, {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2})
+        return mapping.origin, {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
 
     def val_labels(self) -> ValLabels:
         """Return the labels of Kaggle's list, otherwise of the development kit; raise BuildError without both."""

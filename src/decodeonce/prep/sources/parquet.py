@@ -10,7 +10,6 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -19,13 +18,12 @@ from decodeonce.errors import TRANSIENT_ERRORS, BuildError, failure_from
 from decodeonce.host import limited_memory
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
-from decodeonce.prep.sources.files import MAX_FILE_BYTES, parallel_map, size_problem
+from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import Holder, HolderFile, ObjectHolder
 from decodeonce.prep.sources.labels import LabelledSource
-from decodeonce.prep.sources.patterns import describe_files, find_files
-from decodeonce.prep.sources.source_files import FileFacts, SourceFiles, source_file
-from decodeonce.remote import source_text
+from decodeonce.prep.sources.patterns import matching_files
+from decodeonce.prep.sources.source_files import FileFacts, SourceFiles
 from decodeonce.store.layout import Json
 
 MAX_FOOTER_BYTES = 1 << 26  # the footer is read whole; with 10,000 row groups of three columns it has about 4 MB
@@ -114,7 +112,7 @@ class ParquetSource(LabelledSource):
 
     @property
     def found(self) -> str:
-        files, columns = describe_files([file.name for file in self.files.files], "Parquet file"), self._columns
+        files, columns = self.files.describe("Parquet file"), self._columns
         return f"{files}, images from {columns.image}, {describe_labels(columns.label)}"
 
     def facts(self) -> Json:
@@ -233,14 +231,12 @@ def open_parquet(
         >>> build(source, Path("new.store"), Recipe(height=64, width=64)).count
         16
     """
-    src = source_text(src)
-    root, names = find_files(src, (".parquet",), deep=True, follow_links=follow_links)
-    files = SourceFiles(root, parallel_map(root, partial(source_file, root), names))
+    files = matching_files(src, (".parquet",), deep=True, follow_links=follow_links)
     check_unlabeled(no_labels, label_column=label_column)
     asked: Json = {"image": image_column, "label": label_column, "numbers": column or [], "no_labels": no_labels}
     with closing(files), reading((holder := files.holder(0)).path):
         columns = find_columns(holder.path, Table(holder).file.schema_arrow, optional=classes is None, **asked)
-    return ParquetSource(root, files=files.files, columns=columns, classes=classes, no_labels=not columns.label)
+    return ParquetSource(files.root, files=files.files, columns=columns, classes=classes, no_labels=not columns.label)
 
 
 def pyarrow() -> Arrow:

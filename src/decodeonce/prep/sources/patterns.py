@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import bracex
@@ -12,7 +13,8 @@ import bracex
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.entry import name_text
-from decodeonce.prep.sources.files import system_of
+from decodeonce.prep.sources.files import parallel_map, system_of
+from decodeonce.prep.sources.source_files import SourceFiles, source_file
 from decodeonce.remote import absolute, as_path, source_text
 
 _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}.*")
@@ -20,13 +22,21 @@ _SPLIT = re.compile(r"(?:^|[/._-])(train|training|validation|valid|val|test|test
 MAX_FILES = 1 << 20  # limit for one pattern, because of slips like {0..99999999999}
 
 
+def matching_files(
+    src: str | Path, suffixes: tuple[str, ...], *, deep: bool = False, follow_links: bool
+) -> SourceFiles:
+    """Return the files that `find_files` finds, with their sizes and mtimes."""
+    root, names = find_files(src, suffixes, deep=deep, follow_links=follow_links)
+    return SourceFiles(root, parallel_map(root, partial(source_file, root), names))
+
+
 def find_files(
-    pattern: str, suffixes: tuple[str, ...], *, deep: bool = False, follow_links: bool = False
+    src: str | Path, suffixes: tuple[str, ...], *, deep: bool = False, follow_links: bool = False
 ) -> tuple[Path, list[str]]:
     """Return the common folder of the files that a pattern matches, and their names below it, in the pattern's order.
 
     Args:
-        pattern: A file, a pattern with braces or wildcards, or a folder. Matches of a wildcard are sorted.
+        src: A file, a pattern with braces or wildcards, or a folder. Matches of a wildcard are sorted.
         suffixes: Suffixes of the files to take from a folder.
         deep: Whether to include the subfolders of a folder; default False.
         follow_links: Whether links in a folder may lead out of it; default False. Files that are named themselves may
@@ -35,9 +45,9 @@ def find_files(
     Raises:
         BuildError: If a file is missing, a link leads out of a folder, or a folder or wildcard has several splits.
     """
+    pattern = source_text(src)
     if pattern.startswith("pipe:"):
         raise BuildError(f"{pattern}: a command cannot be read; pass the URL or the path that it reads")
-    pattern = source_text(pattern)
     try:
         parts = bracex.expand(pattern, keep_escapes=True, limit=MAX_FILES)
     except bracex.ExpansionLimitException:
@@ -60,11 +70,6 @@ def find_files(
     top = os.path.commonpath([os.path.dirname(path) for path in paths])
     root = type(as_path(paths[0]))(top)  # a URL keeps its two slashes
     return root, [name_text(os.fsencode(os.path.relpath(path, root))) for path in paths]
-
-
-def describe_files(names: Sequence[str], what: str) -> str:
-    """Return the number of files as text, with the name if there is only one."""
-    return f"{len(names)} {what}s" if len(names) > 1 else f"1 {what} ({names[0]})"
 
 
 def _check_one_split(part: str, files: Sequence[str]) -> None:

@@ -81,7 +81,7 @@ class SourceFiles:
     """
 
     def __init__(self, root: Path, files: Iterable[FileFacts]) -> None:
-        self._root, self._system = root, system_of(root)
+        self.root, self._system = root, system_of(root)
         self.files = [SourceFile(*file) for file in files]
         self._open: OrderedDict[int, Holder] = OrderedDict()
 
@@ -89,9 +89,13 @@ class SourceFiles:
         """Return the files as lists, for JSON."""
         return [list(file) for file in self.files]
 
+    def describe(self, what: str) -> str:
+        """Return the number of files as text, with the name if there is only one."""
+        return f"{len(self.files)} {what}s" if len(self.files) > 1 else f"1 {what} ({self.files[0].name})"
+
     def path(self, number: int) -> bytes:
         """Return the path of a file."""
-        return file_path(self._root, self.files[number].name)
+        return file_path(self.root, self.files[number].name)
 
     @property
     def first(self) -> Path:

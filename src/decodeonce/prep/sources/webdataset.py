@@ -29,10 +29,9 @@ from decodeonce.prep.sources.files import parallel_map, system_of
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream, Holder, Member, read_exactly
 from decodeonce.prep.sources.labels import LabelledSource, NumberColumn, number_columns
-from decodeonce.prep.sources.patterns import describe_files, find_files
+from decodeonce.prep.sources.patterns import matching_files
 from decodeonce.prep.sources.safe_open import expecting
-from decodeonce.prep.sources.source_files import FileFacts, SourceFiles, source_file
-from decodeonce.remote import source_text
+from decodeonce.prep.sources.source_files import FileFacts, SourceFiles
 from decodeonce.store.layout import Json, Paired
 
 SUFFIXES = SOURCES["webdataset"].suffixes
@@ -127,7 +126,7 @@ class WebdatasetSource(LabelledSource):
                 label_from = next((sample.label_from for sample in found if sample.label), "")
             none = "no labels in the first shard; name their files with --label-suffix, or pass --no-labels"
             labels = f"labels from {label_from}" if label_from else none
-        return f"{describe_files([file.name for file in self.files.files], 'shard')}, {labels}"
+        return f"{self.files.describe('shard')}, {labels}"
 
     def warnings(self, samples: int) -> list[str]:
         first = min(self._without_end, default="")
@@ -286,14 +285,11 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
     """
     has_columns = bool(column) and _member_suffix(label_suffix).endswith(JSON)
     check_unlabeled(no_labels, label_suffix="" if has_columns else label_suffix)
-    src = source_text(src)
-    root, names = find_files(src, SUFFIXES, follow_links=follow_links)
-
-    files = SourceFiles(root, parallel_map(root, partial(source_file, root), names))
-    packed = parallel_map(root, partial(_is_gzipped, files), range(len(names)))
+    files = matching_files(src, SUFFIXES, follow_links=follow_links)
+    packed = parallel_map(files.root, partial(_is_gzipped, files), range(len(files.files)))
     gzipped = [number for number, is_gzipped in enumerate(packed) if is_gzipped]
     return WebdatasetSource(
-        root,
+        files.root,
         files=files.files,
         gzipped=gzipped,
         classes=classes,
