@@ -8,7 +8,7 @@ from random import Random
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources.holders import GzipStream, Holder
-from decodeonce.prep.sources.webdataset import read_samples
+from decodeonce.prep.sources.webdataset import Naming
 from tests.fuzz import Mutate, tar
 
 FILE = os.memfd_create("fuzz-gzip")
@@ -43,7 +43,7 @@ def TestOneInput(data: bytes) -> None:
     os.pwrite(FILE, data, 0)
     try:
         stream = GzipStream(Holder(FILE, "fuzz.tgz", 0, len(data)), BuildError)
-        for sample in read_samples(stream):
+        for sample in Naming().samples(stream):
             assert sample.member.name
         stream.read_to_end()
     except BuildError:

@@ -11,7 +11,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.sources.archives import BLOCK, list_tar
 from decodeonce.prep.sources.files import MAX_FILE_BYTES
 from decodeonce.prep.sources.holders import Holder
-from decodeonce.prep.sources.webdataset import MAX_LABEL_BYTES, read_samples
+from decodeonce.prep.sources.webdataset import MAX_LABEL_BYTES, Naming
 from tests.fuzz import Mutate
 
 FILE = os.memfd_create("fuzz-tar")
@@ -96,5 +96,5 @@ def TestOneInput(data: bytes) -> None:
     for member in members:
         assert member.problem or 0 <= member.place <= member.place + member.size <= len(data), member
         assert member.problem or 0 < member.size <= MAX_FILE_BYTES
-    for sample in read_samples(tar):
+    for sample in Naming().samples(tar):
         assert len(sample.label) <= MAX_LABEL_BYTES

@@ -63,6 +63,7 @@ ROW = np.dtype(
 )
 PACKED = struct.Struct("<iiqqqiq")  # a record of dtype ROW
 AS_BYTES = np.dtype(f"V{ROW.itemsize}")  # how rows.npy stores it
+ROWS, NAMES, COLUMN = "rows.npy", "names.bin", "column-{}.npy"
 CHUNK = 1 << 13
 # Listings are compared by hashes of 16 bytes per sample. Python objects would take 700 bytes, 10 GB for 14 million.
 HASHES = np.dtype([("name", "<u8"), ("facts", "<u8")])
@@ -344,15 +345,15 @@ class Plan:
     @cached_property
     def samples(self) -> PlannedSamples:
         """The samples in row order, memory-mapped."""
-        files = _PlanFiles(self.paths.build / self.content["folder"])
-        rows = self._mapped(files.rows).view(ROW)
+        folder = self.paths.build / self.content["folder"]
+        rows, names_file = self._mapped(folder / ROWS).view(ROW), folder / NAMES
         nbytes = int(rows[-1]["name_start"]) + int(rows[-1]["name_bytes"])
-        if files.names.stat().st_size != nbytes:
-            raise self._damaged(files.names)
+        if names_file.stat().st_size != nbytes:
+            raise self._damaged(names_file)
         # All names may be empty, and an empty file cannot be mapped.
-        names = np.memmap(files.names, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
+        names = np.memmap(names_file, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
         planned = enumerate(self.content["planned"])
-        return PlannedSamples(rows, names, {name: self._mapped(files.column(k)) for k, (name, _) in planned})
+        return PlannedSamples(rows, names, {name: self._mapped(folder / COLUMN.format(k)) for k, (name, _) in planned})
 
     def _mapped(self, path: Path) -> np.ndarray:
         try:
@@ -453,16 +454,6 @@ def plan_content(source: Source, listing: Listing, recipe: Recipe, decoders: dic
     }
 
 
-class _PlanFiles:
-    """The paths of the files in the folder of a plan."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.rows, self.names = folder, folder / "rows.npy", folder / "names.bin"
-
-    def column(self, number: int) -> Path:
-        return self.folder / f"column-{number}.npy"
-
-
 def write_plan(paths: StorePaths, listing: Listing, content: Json) -> None:
     """Write the files of a plan, plan.json last. If another process has written its own first, that is the plan."""
     seed, by_unit = content["recipe"]["shuffle_seed"], bool(content["source"]["read_unit"])
@@ -470,11 +461,10 @@ def write_plan(paths: StorePaths, listing: Listing, content: Json) -> None:
     chunks = [order[first : first + CHUNK] for first in range(0, len(order), CHUNK)]
     folder = paths.build / f"plan-{os.urandom(4).hex()}"
     make_folder(folder)
-    files = _PlanFiles(folder)
-    write_atomic(files.names, (_names(listing, chunk) for chunk in chunks))
-    write_array(files.rows, order.shape, AS_BYTES, _rows(listing, chunks))
+    write_atomic(folder / NAMES, (_names(listing, chunk) for chunk in chunks))
+    write_array(folder / ROWS, order.shape, AS_BYTES, _rows(listing, chunks))
     for number, values in enumerate(listing.samples.planned.values()):
-        write_array(files.column(number), values.shape, values.dtype, map(values.__getitem__, chunks))
+        write_array(folder / COLUMN.format(number), values.shape, values.dtype, map(values.__getitem__, chunks))
     if not publish(paths.plan, sign({**content, "folder": folder.name})):
         remove_tree(folder)
 

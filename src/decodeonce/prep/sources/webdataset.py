@@ -107,7 +107,9 @@ class WebdatasetSource(LabelledSource):
         known = tuple(suffix for suffix in IMAGE_SUFFIXES if suffix not in of_pairs)
         images = (_member_suffix(image_suffix),) if image_suffix else known
         labels = () if no_labels else (label,) if label else LABELS
-        self._naming = Naming(images, labels, label if label.endswith(JSON) else JSON, of_pairs, last_dot)
+        self._naming = Naming(
+            images, labels, label if label.endswith(JSON) else JSON, of_pairs, last_dot, self.column_names
+        )
         self.paired = tuple(map(Paired.parse, self._suffixes))
         self.read_unit = "gzip stream" if gzipped else ""
         self.files = SourceFiles(root, files)
@@ -207,7 +209,7 @@ class WebdatasetSource(LabelledSource):
         for number, file in enumerate(self.files.files):
             here = {name for name in names if name.startswith(name_bytes(file.name) + b"/")}
             try:
-                samples = self._listed(self._naming._replace(labels=()), number) if here else ()
+                samples = self._listed(self._naming._replace(labels=(), columns=()), number) if here else ()
                 found = (self._entry(number, sample.member, sample.paired) for sample in samples)
                 yield from (entry for entry in found if entry.name in here)
             except BuildError as error:
@@ -228,7 +230,7 @@ class WebdatasetSource(LabelledSource):
         with self.files.opened(number) as file:
             tar = GzipStream(file, BuildError) if number in self._gzipped else file
             no_end = partial(self._without_end.add, self.files.files[number].name)
-            yield from read_samples(tar, self.column_names, naming, no_end)
+            yield from naming.samples(tar, no_end)
             tar.read_to_end()
 
 
@@ -307,24 +309,6 @@ def _is_gzipped(files: SourceFiles, number: int) -> bool:
         return holder.read_at(0, len(GZIP_MAGIC)) == GZIP_MAGIC
 
 
-class Naming(NamedTuple):
-    """How the names of a tar's members tell samples, images and labels.
-
-    Attributes:
-        images: Suffixes of images. The first one that a sample has is its image.
-        labels: Suffixes of labels. The first one that a sample has gives its label. () if labels are not needed.
-        json: Suffix of the file with the columns.
-        paired: Suffixes of the members that belong to an image.
-        last_dot: Whether a suffix begins at the last dot of a name.
-    """
-
-    images: tuple[bytes, ...] = IMAGE_SUFFIXES
-    labels: tuple[bytes, ...] = LABELS
-    json: bytes = JSON
-    paired: tuple[bytes, ...] = ()
-    last_dot: bool = False
-
-
 class TarSample(NamedTuple):
     """A sample in a tar: its image, or another member, with the problem if it has no image, and its label.
 
@@ -345,85 +329,90 @@ class TarSample(NamedTuple):
     unread: Sequence[bytes] = ()
 
 
-FIRST_DOT = Naming()
+class Naming(NamedTuple):
+    """Finds the samples, images and labels of a tar by the names of its members.
 
+    Attributes:
+        images: Suffixes of images. The first one that a sample has is its image.
+        labels: Suffixes of labels. The first one that a sample has gives its label. () if labels are not needed.
+        json: Suffix of the file with the columns.
+        paired: Suffixes of the members that belong to an image.
+        last_dot: Whether a suffix begins at the last dot of a name.
+        columns: Keys of the json to keep as columns of numbers.
+    """
 
-def read_samples(
-    tar: Holder,
-    columns: Sequence[str] = (),
-    naming: Naming = FIRST_DOT,
-    no_end: Callable[[], object] | None = None,
-) -> Iterator[TarSample]:
-    """Group the members of a tar into samples, in their order. A gzip stream is only read forward."""
-    pattern = _PARTS_AT_LAST_DOT if naming.last_dot else _PARTS
-    parts = ((match[1], match[2].lower(), m) for m in list_tar(tar, no_end) if (match := pattern.fullmatch(m.name)))
-    for _, sample in groupby(parts, itemgetter(0)):
-        yield from _sample(((suffix, member) for _, suffix, member in sample), tar, columns, naming)
+    images: tuple[bytes, ...] = IMAGE_SUFFIXES
+    labels: tuple[bytes, ...] = LABELS
+    json: bytes = JSON
+    paired: tuple[bytes, ...] = ()
+    last_dot: bool = False
+    columns: Sequence[str] = ()
 
+    def samples(self, tar: Holder, no_end: Callable[[], object] | None = None) -> Iterator[TarSample]:
+        """Group the members of a tar into samples, in their order. A gzip stream is only read forward."""
+        pattern = _PARTS_AT_LAST_DOT if self.last_dot else _PARTS
+        parts = ((match[1], match[2].lower(), m) for m in list_tar(tar, no_end) if (match := pattern.fullmatch(m.name)))
+        for _, sample in groupby(parts, itemgetter(0)):
+            yield from self._sample(((suffix, member) for _, suffix, member in sample), tar)
 
-def _sample(
-    parts: Iterator[tuple[bytes, Member]], tar: Holder, columns: Sequence[str], naming: Naming
-) -> Iterator[TarSample]:
-    """Yield a sample. Without an image, yield every image of a longer suffix, so that none is lost uncounted."""
-    members: list[tuple[bytes, Member]] = []
-    texts: dict[bytes, bytes] = {}
-    for suffix, member in parts:
-        members.append((suffix, member))
-        if suffix not in texts and 0 < member.size <= MAX_LABEL_BYTES and _is_read(suffix, texts, columns, naming):
-            texts[suffix] = tar.read_at(member.place, member.size)
-    suffixes = [suffix for suffix, _ in members]
-    like_images = [(suffix, member) for suffix, member in members if _ends_like(suffix, IMAGE_SUFFIXES)]
-    main = next((member for image in naming.images for suffix, member in members if suffix == image), None)
-    if main is None:
-        problem = _no_image(suffixes, [name_text(suffix) for suffix, _ in like_images], naming)
-        for _, member in like_images or members[:1]:
-            yield TarSample(member._replace(problem=problem), "", "")
-        return
-    label_from = next((suffix for suffix in naming.labels if suffix in texts), b"")
-    label = _label(label_from, texts.get(label_from, b""))
-    main = main._replace(problem=main.problem or _problem(suffixes, naming, label))
-    by_suffix = dict(members)
-    wanted = {suffix: by_suffix.get(suffix) for suffix in naming.paired}
-    for suffix, other in wanted.items():
-        if problem := "missing in the sample" if other is None else other.problem:
-            main = main._replace(problem=main.problem or f"{name_text(suffix)}: {problem}")
-    places = [] if main.problem else [[other.place, other.size] for other in wanted.values() if other]
-    fields = _fields(texts.get(naming.json, b"")) if columns else {}
-    values = [fields.get(column) for column in columns]
-    others = [member.name for suffix, member in like_images if suffix not in (*naming.images, *naming.paired)]
-    yield TarSample(main, label, name_text(label_from) if label else "", values, places, others)
+    def _sample(self, parts: Iterator[tuple[bytes, Member]], tar: Holder) -> Iterator[TarSample]:
+        """Yield a sample. Without an image, yield every image of a longer suffix, so that none is lost uncounted."""
+        members: list[tuple[bytes, Member]] = []
+        texts: dict[bytes, bytes] = {}
+        for suffix, member in parts:
+            members.append((suffix, member))
+            if suffix not in texts and 0 < member.size <= MAX_LABEL_BYTES and self._is_read(suffix, texts):
+                texts[suffix] = tar.read_at(member.place, member.size)
+        suffixes = [suffix for suffix, _ in members]
+        like_images = [(suffix, member) for suffix, member in members if _ends_like(suffix, IMAGE_SUFFIXES)]
+        main = next((member for image in self.images for suffix, member in members if suffix == image), None)
+        if main is None:
+            problem = self._no_image(suffixes, [name_text(suffix) for suffix, _ in like_images])
+            for _, member in like_images or members[:1]:
+                yield TarSample(member._replace(problem=problem), "", "")
+            return
+        label_from = next((suffix for suffix in self.labels if suffix in texts), b"")
+        label = _label(label_from, texts.get(label_from, b""))
+        main = main._replace(problem=main.problem or self._problem(suffixes, label))
+        by_suffix = dict(members)
+        wanted = {suffix: by_suffix.get(suffix) for suffix in self.paired}
+        for suffix, other in wanted.items():
+            if problem := "missing in the sample" if other is None else other.problem:
+                main = main._replace(problem=main.problem or f"{name_text(suffix)}: {problem}")
+        places = [] if main.problem else [[other.place, other.size] for other in wanted.values() if other]
+        fields = _fields(texts.get(self.json, b"")) if self.columns else {}
+        values = [fields.get(column) for column in self.columns]
+        others = [member.name for suffix, member in like_images if suffix not in (*self.images, *self.paired)]
+        yield TarSample(main, label, name_text(label_from) if label else "", values, places, others)
 
+    def _is_read(self, suffix: bytes, texts: Collection[bytes]) -> bool:
+        """Return whether the file with a suffix has the columns, or a better label than the `texts` that were read."""
+        if suffix in self.labels and not any(label in texts for label in self.labels[: self.labels.index(suffix)]):
+            return True
+        return bool(self.columns) and suffix == self.json
 
-def _is_read(suffix: bytes, texts: Collection[bytes], columns: Sequence[str], naming: Naming) -> bool:
-    """Return whether the file with a suffix has the columns, or a better label than the `texts` that were read."""
-    if suffix in naming.labels and not any(label in texts for label in naming.labels[: naming.labels.index(suffix)]):
-        return True
-    return bool(columns) and suffix == naming.json
+    def _no_image(self, suffixes: Sequence[bytes], longer: Sequence[str]) -> str:
+        """Return why a sample with files of these suffixes has no image, and what to do; `longer` end like images."""
+        problem = f"no image in the sample, which has {', '.join(map(name_text, suffixes[:3]))}"
+        if len(self.images) == 1:
+            advice = f"expected {name_text(self.images[0])}"
+        else:
+            advice = f"a sample's files are equal up to the {'last' if self.last_dot else 'first'} dot"
+            advice += f"; to read {longer[0]}, pass --image-suffix {longer[0]}" if len(longer) == 1 else ""
+        dots = "; if the names of samples contain dots, pass --last-dot" if len(longer) > 1 else ""
+        return f"{problem}; {advice}{dots}"
 
-
-def _no_image(suffixes: Sequence[bytes], longer: Sequence[str], naming: Naming) -> str:
-    """Return why a sample with files of these suffixes has no image, and what to do; `longer` end like an image's."""
-    problem = f"no image in the sample, which has {', '.join(map(name_text, suffixes[:3]))}"
-    if len(naming.images) == 1:
-        advice = f"expected {name_text(naming.images[0])}"
-    else:
-        advice = f"a sample's files are equal up to the {'last' if naming.last_dot else 'first'} dot"
-        advice += f"; to read {longer[0]}, pass --image-suffix {longer[0]}" if len(longer) == 1 else ""
-    dots = "; if the names of samples contain dots, pass --last-dot" if len(longer) > 1 else ""
-    return f"{problem}; {advice}{dots}"
-
-
-def _problem(suffixes: Sequence[bytes], naming: Naming, label: str) -> str:
-    """Return why a sample with an image and files of these suffixes cannot become a row, or "" if it can."""
-    image = next(suffix for suffix in naming.images if suffix in suffixes)
-    if suffixes.count(image) > 1:
-        return "two images in the sample"
-    if any(suffixes.count(label) > 1 for label in naming.labels):
-        return "two labels in the sample"
-    if label or not naming.labels:
-        return ""
-    other = next((name_text(suffix) for suffix in suffixes if _ends_like(suffix, LABELS)), "")
-    return f"no label; to read {other}, pass --label-suffix {other}" if other else "no label"
+    def _problem(self, suffixes: Sequence[bytes], label: str) -> str:
+        """Return why a sample with an image and files of these suffixes cannot become a row, or "" if it can."""
+        image = next(suffix for suffix in self.images if suffix in suffixes)
+        if suffixes.count(image) > 1:
+            return "two images in the sample"
+        if any(suffixes.count(label) > 1 for label in self.labels):
+            return "two labels in the sample"
+        if label or not self.labels:
+            return ""
+        other = next((name_text(suffix) for suffix in suffixes if _ends_like(suffix, LABELS)), "")
+        return f"no label; to read {other}, pass --label-suffix {other}" if other else "no label"
 
 
 def _ends_like(suffix: bytes, known: Sequence[bytes]) -> bool:
