@@ -23,6 +23,7 @@ from decodeonce.cli.options import option
 from decodeonce.cli.output import say
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import quoted
+from decodeonce.prep.jobs.schedulers import SCHEDULERS
 from decodeonce.store.layout import StorePaths
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def _run_submit_script(script: Path) -> str:
     return output.strip()
 
 
-for _scheduler in ("slurm", "pbs"):
+for _scheduler in SCHEDULERS:
     app.command(
         _scheduler,
         cls=LoggedCommand,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from decodeonce.prep.jobs.base import Chain, Job, clock
-from decodeonce.prep.jobs.site import Site
+
+if TYPE_CHECKING:
+    from decodeonce.prep.jobs.site import Site
 
 MAIL_EVENTS = {"plan": "a", "finish": "ae"}  # aborted, ended
 # See qstat(1B). Q is also the state of jobs that wait for free nodes.
@@ -23,6 +26,7 @@ class PBS:
     """PBS, as in the PBS Professional Reference Guide. A job's log is NAME.oID.INDEX in the folder of qsub."""
 
     suffix = ".pbs"
+    queue_flag = "-q"
     submit = "qsub"
     hold = "-h"
     release = "qrls"

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from decodeonce.errors import BuildError
+from decodeonce.prep.jobs.schedulers import SCHEDULERS
 from decodeonce.store.layout import Json
 
 PROFILES = Path(__file__).with_name("sites")  # those that come with decodeonce
-SCHEDULERS = ("slurm", "pbs")
 # The keys of a profile and of its table [defaults], with the types of their values.
 LISTS = ("directives", "array_directives", "setup", "needs", "advice")
 KEYS = {
@@ -87,8 +87,7 @@ def parse_site(text: str, name: str) -> Site:
         profile = tomllib.loads(text)
         _check(profile)
         lists = {key: tuple(profile[key]) for key in LISTS if key in profile}
-        flag = "--partition" if profile["scheduler"] == "slurm" else "-q"
-        return Site(**{"queue_flag": flag, **profile, **lists})
+        return Site(**{"queue_flag": SCHEDULERS[profile["scheduler"]].queue_flag, **profile, **lists})
     except (ValueError, TypeError) as error:  # TypeError: a key is missing
         raise BuildError(f"{name}: {error}; see the profiles in {PROFILES}") from None
 

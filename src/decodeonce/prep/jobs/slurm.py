@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from decodeonce.prep.jobs.base import Chain, Job, clock
-from decodeonce.prep.jobs.site import Site
+
+if TYPE_CHECKING:
+    from decodeonce.prep.jobs.site import Site
 
 MAIL_TYPES = {"plan": "FAIL", "finish": "END,FAIL"}
 
@@ -15,6 +19,7 @@ class Slurm:
     """
 
     suffix = ".slurm"
+    queue_flag = "--partition"  # option for the name of a queue, unless the site has another one
     submit = "sbatch --parsable"  # prints the id of the job it submits
     hold = "--hold"  # option that keeps a job from starting until `release`
     release = "scontrol release"
