@@ -129,12 +129,11 @@ def test_lfs_output_is_parsed(tool: Tool, tmp_path: Path, monkeypatch: pytest.Mo
 def test_striping_is_advised_for_folder_without_stripes(tool: Tool, tmp_path: Path) -> None:
     lustre, local = (Storage(tmp_path, kind, 0, None, ()) for kind in ("Lustre", None))
     tool("lfs", getstripe=PLAIN_LAYOUT)
-    advice = stripe_advice(tmp_path / "a b", lustre)
-    assert advice
+    [advice] = stripe_advice(tmp_path / "a b", lustre)
     assert advice.endswith(f"mkdir -p '{tmp_path}/a b' && lfs setstripe -c 8 -S 16M '{tmp_path}/a b'")
-    assert stripe_advice(tmp_path, local) is None
+    assert stripe_advice(tmp_path, local) == []
     tool("lfs", getstripe=PROGRESSIVE)
-    assert stripe_advice(tmp_path, lustre) is None
+    assert stripe_advice(tmp_path, lustre) == []
 
 
 def test_hanging_tool_times_out(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,8 +105,7 @@ def say_storage(out: Path) -> None:
     from decodeonce.prep.building.free_space import describe_storage, find_storage, stripe_advice
 
     storage = find_storage(out)
-    advice = stripe_advice(out, storage)
-    for sentence in [*describe_storage(storage), *([advice] if advice else [])]:
+    for sentence in [*describe_storage(storage), *stripe_advice(out, storage)]:
         say(sentence)
 
 

@@ -129,9 +129,7 @@ def dry_run(request: BuildRequest, time: Time, *, workers: int, seconds: float =
         yield f"{out}: an unfinished build is here; the same command without --dry-run resumes it"
         return
     storage = find_storage(out)
-    yield from describe_storage(storage)
-    if advice := stripe_advice(out, storage):
-        yield advice
+    yield from [*describe_storage(storage), *stripe_advice(out, storage)]
     check_free_space(out, storage, needed)
 
 

@@ -96,18 +96,13 @@ def describe_storage(storage: Storage) -> list[str]:
     return texts
 
 
-def stripe_advice(out: Path, storage: Storage) -> str | None:
-    """Return the command that stripes the shards on Lustre; None on other file systems or with a progressive layout."""
-    if storage.kind != "Lustre":
-        return None
-    layout = _output("lfs", "getstripe", "-d", str(storage.place))
+def stripe_advice(out: Path, storage: Storage) -> list[str]:
+    """Return the command that stripes the shards on Lustre; none elsewhere or with a progressive layout."""
+    layout = _output("lfs", "getstripe", "-d", str(storage.place)) if storage.kind == "Lustre" else None
     if not layout or "lcm_" in layout:  # progressive layouts stripe large files automatically
-        return None
-    folder = quoted(out)
-    return (
-        f"on Lustre, spread each shard over several servers before you build: mkdir -p {folder} && "
-        f"lfs setstripe -c {STRIPES} -S {STRIPE_SIZE} {folder}"
-    )
+        return []
+    command = f"mkdir -p {quoted(out)} && lfs setstripe -c {STRIPES} -S {STRIPE_SIZE} {quoted(out)}"
+    return [f"on Lustre, spread each shard over several servers before you build: {command}"]
 
 
 def _quotas(place: Path, kind: str | None) -> list[Quota]:

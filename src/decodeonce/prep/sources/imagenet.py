@@ -224,7 +224,7 @@ class ImagenetSplit(Source):
         """Whether its images are in one folder, so that a file must give their labels; default False."""
         return False
 
-    @property
+    @cached_property
     def companions(self) -> CompanionFiles:
         """Finds the files that describe the split."""
         return CompanionFiles(self.top)
@@ -513,7 +513,7 @@ class ImagenetZipSource(ArchiveSource):
     def form(self) -> str:
         return f"{self.split} in {self.top.name}"
 
-    @property
+    @cached_property
     def companions(self) -> CompanionFiles:
         """Companion files in the zip, then in the folders around it."""
         return CompanionFiles(self.top, self._listing().content)
