@@ -81,25 +81,26 @@ def _for_people(facts: Json) -> Json:
     first, held, source = facts["first_row"], facts["held_rows"], dict(facts["source"])
     source.pop("digest", None)
     options = source.pop("options", None) or {}
-    return {
+    shown = {
         "store": facts["store"],
         "rows": f"{facts['rows']:,} of {'x'.join(map(str, facts['shape']))} {facts['dtype']}",
-        **({"staged_part": f"rows {first:,} to {first + held - 1:,}"} if facts["staged_part"] else {}),
+        "staged_part": f"rows {first:,} to {first + held - 1:,}" if facts["staged_part"] else None,
         "size": f"{_size_text(facts)} in {counted(facts['shards'], facts['container'] + ' shard')}",
         "classes": f"{facts['classes']:,}",
         "rows_per_class": _per_class_text(facts["rows_per_class"]),
         "rejects": rejects_text(facts["rejects"], facts["rows"]),
         "columns": facts["columns"],
-        **({"paired": facts["paired"]} if "paired" in facts else {}),
-        **({"box_classes": facts["box_classes"]} if "box_classes" in facts else {}),
+        "paired": facts.get("paired"),
+        "box_classes": facts.get("box_classes"),
         "pixel_mean": [f"{value:.1f}" for value in facts["pixel_mean"]],
         "pixel_std": [f"{value:.1f}" for value in facts["pixel_std"]],
         "recipe": recipe,
-        **({"decoders": decoders} if decoders else {}),
+        "decoders": decoders or None,
         "source": {**source, **options},
-        **({"decoder_crashes": facts["decoder_crashes"]} if facts["decoder_crashes"] else {}),
+        "decoder_crashes": facts["decoder_crashes"] or None,
         "digest": facts["digest"],
     }
+    return {name: value for name, value in shown.items() if value is not None}
 
 
 def _size_text(facts: Json) -> str:

@@ -131,12 +131,16 @@ class WebdatasetSource(LabelledSource):
         return f"{self.files.describe('shard')}, {labels}"
 
     def warnings(self, samples: int) -> list[str]:
-        first = min(self._without_end, default="")
-        found = f"{counted(len(self._without_end), 'shard')} without the empty blocks that end a tar (first {first})"
-        warning = f"{found}: all members are whole, but others may be missing; if you downloaded it, check its size"
-        unread = f"{counted(self._unread, 'image')} beside the images of samples not read (first {self._first_unread})"
-        unread += "; if the names of samples contain dots, pass --last-dot"
-        return [*super().warnings(samples), *([warning] if first else []), *([unread] if self._unread else [])]
+        warnings = super().warnings(samples)
+        if self._without_end:
+            found = f"{counted(len(self._without_end), 'shard')} without the empty blocks that end a tar"
+            missing = "all members are whole, but others may be missing; if you downloaded it, check its size"
+            warnings.append(f"{found} (first {min(self._without_end)}): {missing}")
+        if self._unread:
+            found = f"{counted(self._unread, 'image')} beside the images of samples not read"
+            dots = "if the names of samples contain dots, pass --last-dot"
+            warnings.append(f"{found} (first {self._first_unread}); {dots}")
+        return warnings
 
     def facts(self) -> Json:
         own = {"gzipped": sorted(self._gzipped), "column": list(self.column_names), "paired": self._suffixes}
