@@ -2,7 +2,7 @@
 
 It runs the real commands on generated images, in a temporary folder: a build is killed and resumed in a terminal, whose
 lines become terminal.svg. `prep show` draws sheet.jpg, and Chromium draws report.jpg, the beginning of the page that
-`prep report` writes.
+`prep report` writes. half.jpg shows the places where images in half the bytes of RGB differ most from their RGB rows.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 from PIL import Image
 
+from decodeonce import open_store
 from examples.sample import write_sample_tree
 from tools.svg import document, label
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 COLUMNS, LINE, CHARACTER, MARGIN = 72, 20, 8.45, 16  # a line's height and a character's width, in pixels
 BUILD = "prep build folder imagenet/train train.store"  # as in the tutorial
+WORST, PLACE, ENLARGED, GAP = 6, 160, 4, 8  # places of half.jpg, and their size in pixels
 DONE = re.compile(rb"(\d+)%\|")  # of a progress bar
 # A line is dim until its delay has passed. Where animations are not supported or not wanted, no line is dim.
 MOVES = """
@@ -115,6 +118,29 @@ def record(folder: Path) -> None:
     (IMAGES / "terminal.svg").write_text(terminal.svg("A build is killed, resumed and verified"))
 
 
+def worst_places(folder: Path) -> Image.Image:
+    """Draw the six images that yuv420 changes most, each where it does: the RGB rows above, yuv420 below."""
+    subprocess.run(
+        [sys.executable, "-m", "decodeonce.cli", "convert", "train.store", "half.store", "--pixels", "yuv420"],
+        check=True,
+        cwd=folder,
+    )
+    both = [open_store(folder / name).images for name in ("train.store", "half.store")]
+    errors = [np.square(rgb.astype(float) - half).mean() for rgb, half in zip(*both, strict=True)]
+    drawn = Image.new("RGB", (WORST * (PLACE + GAP) - GAP, 2 * PLACE + GAP), "white")
+    for column, row in enumerate(np.argsort(errors)[: -WORST - 1 : -1].tolist()):
+        rgb, half = (images[row] for images in both)
+        error = np.square(rgb.astype(float) - half).mean(axis=2)
+        side = PLACE // ENLARGED
+        sums = np.lib.stride_tricks.sliding_window_view(error, (side, side))[::8, ::8].sum(axis=(2, 3))
+        top, left = (8 * int(at) for at in np.unravel_index(sums.argmax(), sums.shape))
+        for line, image in enumerate((rgb, half)):
+            place = Image.fromarray(image[top : top + side, left : left + side])
+            place = place.resize((PLACE, PLACE), Image.Resampling.NEAREST)
+            drawn.paste(place, (column * (PLACE + GAP), line * (PLACE + GAP)))
+    return drawn
+
+
 def main() -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -124,6 +150,7 @@ def main() -> None:
         subprocess.run([*prep, "report", "train.store"], check=True, cwd=folder)
         browser = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,760"]
         subprocess.run([*browser, "--screenshot=report.png", (folder / "report.html").as_uri()], check=True, cwd=folder)
+        worst_places(folder).save(IMAGES / "half.jpg", quality=90, subsampling=0)
         for picture in ("sheet", "report"):
             Image.open(folder / f"{picture}.png").convert("RGB").save(IMAGES / f"{picture}.jpg", quality=80)
 
