@@ -11,7 +11,6 @@ import pytest
 from decodeonce import cli
 from decodeonce.build import Recipe, WorkSettings, build, make_plan
 from decodeonce.cli import dryrun
-from decodeonce.cli.bench import machine
 from decodeonce.cli.dryrun import (
     SampledSource,
     Trial,
@@ -36,12 +35,7 @@ from tests.images import make_tree, tree_bytes
 from tests.prep.building import build_in_process
 
 SMALL = Recipe(height=24, width=24)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dryrun, "WORKER_ROWS", 100)
-    monkeypatch.setattr(machine, "LOOK_SECONDS", 0.02)
+pytestmark = pytest.mark.usefixtures("quick_trials")
 
 
 def request(source: Source, out: Path, recipe: Recipe = SMALL, max_bad: str = "0") -> BuildRequest:

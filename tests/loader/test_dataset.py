@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from decodeonce import Batch, Loader, StoreDataset, StoreError, open_store
@@ -156,7 +156,7 @@ def test_repr_counts_views_of_each_shape() -> None:
     assert "<Batch images uint8 (4, 8, 6, 3), labels" in repr(dataclasses.replace(batch, images=IMAGES))
 
 
-# ---- Loaders with Lightning and accelerate, which have no special code for them
+# ---- Loaders with accelerate, which has no special code for them
 
 SIZE = 4
 STEPS = COUNT // SIZE
@@ -202,38 +202,3 @@ def test_accelerate_checkpoint_includes_the_loader(store: Path, tmp_path: Path) 
         loading.load_state(tmp_path / "checkpoint")
         assert (resumed.epoch, resumed.steps_left) == (1, STEPS - 4)
         assert [batch.rows.tolist() for batch in resumed] == [batch.rows.tolist() for batch in batches]
-
-
-def lightning_fit(store: Path, folder: Path, **options: Any) -> list[tuple[int, int, list[int]]]:
-    """Train; return (Lightning's epoch, the batch's epoch, rows) of each step."""
-    lightning = library("pytorch_lightning")  # imports torchvision
-    seen: list[tuple[int, int, list[int]]] = []
-
-    class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 3)
-
-        def training_step(self, batch: Batch, number: int) -> Tensor:
-            seen.append((self.current_epoch, batch.epoch, batch.rows.tolist()))
-            images, labels = batch
-            return nn.functional.cross_entropy(self.layer(images.float().mean((1, 2)) / 255), labels)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    keep = lightning.callbacks.ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    trainer = lightning.Trainer(max_epochs=3, callbacks=[keep], default_root_dir=folder, **quiet)
-    with Loader(store, batch_size=SIZE) as loader:
-        trainer.fit(Model(), loader, **options)
-    return seen
-
-
-@pytest.mark.long  # importing Lightning takes seconds
-@pytest.mark.filterwarnings("ignore")
-def test_lightning_trains_and_resumes_mid_epoch(store: Path, tmp_path: Path) -> None:
-    whole = lightning_fit(store, tmp_path / "whole")
-    assert [(theirs, ours) for theirs, ours, _ in whole] == [(e, e) for e in range(3) for _ in range(STEPS)]
-    done = STEPS + 4
-    assert lightning_fit(store, tmp_path / "rest", ckpt_path=tmp_path / "whole" / f"step={done}.ckpt") == whole[done:]

@@ -1,8 +1,6 @@
 """Ctrl-C at any moment: it ends the loop, and the Loader leaves no threads."""
 
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 
 from decodeonce import Loader
 from tests.conftest import COUNT
+from tests.loader.conftest import RunForked
 
 START = """
 import _thread, dataclasses, operator, os, random, signal, sys, threading, time, weakref
@@ -23,13 +22,6 @@ def block(thread):
     if thread == "another":  # another thread gets the signal, so it does not interrupt what the main thread waits for
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 """
-
-
-def run(script: str, store: Path, *arguments: str) -> tuple[int, str, str]:
-    """Run a script; return its exit code, and the text it wrote to stdout and stderr."""
-    command = [sys.executable, "-c", START + script, str(store), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    return done.returncode, done.stdout, done.stderr
 
 
 AT_RANDOM = """
@@ -68,8 +60,10 @@ print(caught, threads() - before)
 
 
 @pytest.mark.parametrize("rounds", ["30", pytest.param("300", marks=pytest.mark.long)])
-def test_ctrl_c_at_random_moments_arrives_and_leaves_no_threads(store: Path, rounds: str) -> None:
-    assert run(AT_RANDOM, store, rounds) == (0, f"{rounds} 0\n", "")
+def test_ctrl_c_at_random_moments_arrives_and_leaves_no_threads(
+    run_forked: RunForked, store: Path, rounds: str
+) -> None:
+    assert run_forked(START + AT_RANDOM, store, rounds) == (0, f"{rounds} 0\n", "")
 
 
 WAITING = """
@@ -95,9 +89,9 @@ for thread in ("main", "another"):
 """
 
 
-def test_ctrl_c_interrupts_waiting_for_a_batch(store: Path) -> None:
-    code, printed, errors = run(WAITING, store)
-    assert (code, printed) == (-signal.SIGINT, "main 0\nanother 0\n")
+def test_ctrl_c_interrupts_waiting_for_a_batch(run_forked: RunForked, store: Path) -> None:
+    code, printed, errors = run_forked(START + WAITING, store)
+    assert (code, printed) == (128 + signal.SIGINT, "main 0\nanother 0\n")  # of a process that blocks SIGINT
     assert errors.endswith("KeyboardInterrupt\n")
 
 
@@ -119,8 +113,12 @@ for kind in ("batch", "augmented batch", "epoch"):
 """
 
 
-def test_ctrl_c_interrupts_dropping(store: Path) -> None:
-    assert run(DROPPING, store) == (0, "batch True\n" * 8 + "augmented batch True\n" * 8 + "epoch True\n" * 8, "")
+def test_ctrl_c_interrupts_dropping(run_forked: RunForked, store: Path) -> None:
+    assert run_forked(START + DROPPING, store) == (
+        0,
+        "batch True\n" * 8 + "augmented batch True\n" * 8 + "epoch True\n" * 8,
+        "",
+    )
 
 
 CLOSING_TWICE = """
@@ -153,8 +151,8 @@ for thread in ("main", "another"):
 """
 
 
-def test_closing_again_after_ctrl_c_waits_for_the_threads(store: Path) -> None:
-    assert run(CLOSING_TWICE, store) == (0, "interrupted True\nFalse\n" * 2, "")
+def test_closing_again_after_ctrl_c_waits_for_the_threads(run_forked: RunForked, store: Path) -> None:
+    assert run_forked(START + CLOSING_TWICE, store) == (0, "interrupted True\nFalse\n" * 2, "")
 
 
 def test_epoch_that_gets_no_thread_is_an_error(store: Path) -> None:

@@ -1,7 +1,5 @@
 """Processes that are killed after every step give what one process gives: views, masks, draws by weight, others."""
 
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from torch import Tensor
 from decodeonce import Batch, Loader
 from decodeonce.augment import Augment, PerImage, RandomFlip, RandomResizedCrop
 from tests.conftest import COUNT
+from tests.loader.conftest import RunForked
 from tests.loader.test_augment import BATCH, make_views, shuffled
 from tests.loader.test_foreign import PER_IMAGE
 from tests.stores import make_store, random_images
@@ -73,11 +72,11 @@ for ranks in map(int, sys.argv[3:]):
 """
 
 
-def test_processes_killed_after_every_step_give_the_same_rows(tmp_path: Path) -> None:
+def test_processes_killed_after_every_step_give_the_same_rows(run_forked: RunForked, tmp_path: Path) -> None:
     images = random_images(COUNT)
     columns: dict[str, NDArray[Any]] = {"mask": images[..., 0], "depth": images.astype(np.float32)}
     store = make_store(tmp_path / "s", images, np.repeat([0, 1, 2], [42, 15, 3]), columns=columns)
-    subprocess.run([sys.executable, "-c", KILLED, store, tmp_path, *"12321"], timeout=100, check=True)
+    assert run_forked(KILLED, store, tmp_path, *"12321") == (0, "", "")
     for kind in KINDS:
         (loader,) = make_loaders(store, kind, 1, COUNT)
         with loader:

@@ -4,8 +4,6 @@ import copy
 import gc
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -33,6 +31,7 @@ from decodeonce.loader.position import Positions
 from decodeonce.loader.readers import Call, MmapReader, Reader
 from decodeonce.store import add_column
 from tests.conftest import COUNT
+from tests.loader.conftest import RunForked
 from tests.open_files import open_files
 from tests.stores import make_store, random_images
 
@@ -379,15 +378,14 @@ def test_epoch_raises_after_a_fork_but_the_loader_can_start_another(store: Path)
         assert len(list(batches)) == COUNT // 4 - 1
 
 
-def test_exit_during_an_epoch_prints_nothing(store: Path) -> None:
+def test_exit_during_an_epoch_prints_nothing(run_forked: RunForked, store: Path) -> None:
     code = (
         "import dataclasses, sys; from decodeonce import Loader; "
         f"batches = iter(Loader({str(store)!r}, batch_size=1, prefetch=1000, transform=dataclasses.replace)); "
         "kept = [next(batches), next(batches)]; "
         "assert not {'PIL', 'decodeonce.prep'} & set(sys.modules), 'the loader imports prep or Pillow'"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert run_forked(code) == (0, "", "")
 
 
 def test_numbers_of_every_dtype_follow_their_rows(tmp_path: Path) -> None:

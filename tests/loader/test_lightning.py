@@ -1,4 +1,4 @@
-"""A Loader in Lightning's Trainer, with the settings that Lightning has by default."""
+"""A Loader in Lightning's Trainer."""
 
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,11 @@ STEPS = COUNT // SIZE
 Seen = list[tuple[int, int, list[int]]]
 
 
-def fit(store: Path, folder: Path, *, ckpt_path: Path | None = None, **settings: Any) -> Seen:
-    """Train three epochs. Return Lightning's epoch, the epoch of the batch and its rows for each step."""
+def fit(store: Path, folder: Path, *, ckpt_path: Path | None = None, every: int | None = None, **settings: Any) -> Seen:
+    """Train three epochs, and save a checkpoint after each, or after `every` steps.
+
+    Return Lightning's epoch, the epoch of the batch and its rows for each step.
+    """
     lightning = library("pytorch_lightning")
     seen: Seen = []
 
@@ -37,7 +40,9 @@ def fit(store: Path, folder: Path, *, ckpt_path: Path | None = None, **settings:
             return optim.SGD(self.parameters(), 0.1)
 
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    keep = lightning.callbacks.ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
+    keep = lightning.callbacks.ModelCheckpoint(
+        folder, every_n_train_steps=every, save_top_k=-1, filename="{step}" if every else "{epoch}"
+    )
     trainer = lightning.Trainer(max_epochs=3, callbacks=[keep], default_root_dir=folder, **quiet, **settings)
     trainer.fit(Model(), ckpt_path=ckpt_path)
     return seen
@@ -56,3 +61,10 @@ def test_run_resumes_at_the_next_epoch_from_a_default_checkpoint(
     assert [(theirs, ours) for theirs, ours, _ in whole] == [(epoch, epoch) for epoch in range(3) for _ in range(steps)]
     assert whole[0][2] != whole[steps][2]
     assert fit(store, tmp_path / "rest", ckpt_path=tmp_path / "epoch=1.ckpt", **settings) == whole[2 * steps :]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_run_resumes_within_an_epoch(store: Path, tmp_path: Path) -> None:
+    whole, done = fit(store, tmp_path, every=1), STEPS + 4
+    assert fit(store, tmp_path / "rest", ckpt_path=tmp_path / f"step={done}.ckpt", every=1) == whole[done:]

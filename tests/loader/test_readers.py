@@ -4,14 +4,12 @@ import itertools
 import mmap
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -20,6 +18,7 @@ from decodeonce.loader import choose_reader, readers
 from decodeonce.loader.choose_reader import ReaderName
 from decodeonce.loader.partition import PartitionKind
 from decodeonce.loader.readers import Reader, make_reader
+from tests.loader.conftest import RunForked
 from tests.open_files import open_files
 from tests.stores import make_store, random_images
 
@@ -58,6 +57,7 @@ def test_images_labels_and_rows_match(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(rows=st.lists(st.integers(0, 59), min_size=1, max_size=80), threads=st.integers(1, 6))
+@settings(max_examples=30)  # the kernel takes long to end a queue of direct reads
 def test_any_rows_with_any_number_of_threads(
     store: Path, images: NDArray[np.uint8], kind: ReaderName, rows: list[int], threads: int
 ) -> None:
@@ -182,10 +182,11 @@ for hard in (4096, 128):
 """
 
 
-def test_more_shards_than_the_soft_and_the_hard_limit_of_open_files(tmp_path: Path) -> None:
+def test_more_shards_than_the_soft_and_the_hard_limit_of_open_files(run_forked: RunForked, tmp_path: Path) -> None:
     path = make_store(tmp_path / "s", random_images(300, shape=(2, 2, 1)), shard_rows=1)
-    command = [sys.executable, "-c", READ_ALL, path, *KINDS]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    code, printed, errors = run_forked(READ_ALL, path, *KINDS)
+    assert (code, errors) == (0, "")
+    found = printed.splitlines()
     assert found[: len(KINDS)] == ["True"] * len(KINDS)
     assert len(found) == 2 * len(KINDS)
     for line in found[len(KINDS) :]:

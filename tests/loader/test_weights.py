@@ -165,22 +165,20 @@ def loader_of(store: Path, **settings: Any) -> Loader:
     return Loader(store, **{"batch_size": 4, "seed": 5, "tail": "keep", "transform": augment, **settings})
 
 
-@pytest.mark.parametrize("reader", ["pread", "mmap"])
-def test_stop_at_every_step_and_resume_on_another_number_of_ranks(unbalanced: Path, reader: str) -> None:
+def test_stop_at_every_step_and_resume_on_another_number_of_ranks(unbalanced: Path) -> None:
     """Row by row, labels and augmented pixels equal those of a run without a stop."""
-    settings: dict[str, Any] = {"weights": "balanced", "reader": reader}
-    with loader_of(unbalanced, **settings) as loader:
+    with loader_of(unbalanced, weights="balanced") as loader:
         expected = contents([*loader, *loader])
     assert sorted(expected) == [(epoch, position) for epoch in range(2) for position in range(COUNT)]
     for done in range(9):
         found: Drawn = {}
         for rank in range(2):
-            with loader_of(unbalanced, rank=rank, world_size=2, **settings) as loader:
+            with loader_of(unbalanced, rank=rank, world_size=2, weights="balanced") as loader:
                 found |= contents([batch for _, batch in zip(range(done), loader, strict=False)])
                 if done:
                     state = loader.state_dict()
         for rank in range(3):
-            with loader_of(unbalanced, rank=rank, world_size=3, batch_size=5, **settings) as loader:
+            with loader_of(unbalanced, rank=rank, world_size=3, batch_size=5, weights="balanced") as loader:
                 if done:
                     loader.load_state_dict(state)
                 while loader.epoch < 2:

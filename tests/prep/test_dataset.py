@@ -390,7 +390,7 @@ def test_commands_work_with_a_dataset(write: Write, photos: Path, tmp_path: Path
     assert f"plan dataset {name} jobs" in (tmp_path / "jobs.jobs/plan.slurm").read_text()
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("quick_trials")
 def test_build_from_a_dataset_is_measured(write: Write, photos: Path, tmp_path: Path) -> None:
     measured = prep("build", "dataset", f"{write(PHOTOS).name}:Photos", "out", "--dry-run", cwd=tmp_path)
     assert "; a slower disk or a cold cache takes longer" in measured.stdout, measured

@@ -40,7 +40,7 @@ def build(folder: Path, **code: str) -> CompletedProcess[str]:
     return prep_process("build", "dataset", "mine:images", "out", "--size", 8, "--workers", 1, cwd=folder)
 
 
-@pytest.mark.parametrize("status", [0, 3])
+@pytest.mark.parametrize("status", [0, pytest.param(3, marks=pytest.mark.long)])
 def test_dataset_that_exits_rejects_only_its_sample(tmp_path: Path, status: int) -> None:
     done = build(tmp_path, at_sample=f"sys.exit({status})")
     assert (done.returncode, "299 rows" in done.stdout) == (0, True), done.stderr
@@ -105,8 +105,13 @@ LEFT = {
 }
 
 
-@pytest.mark.parametrize("where", ["at_call", "at_sample"])
-@pytest.mark.parametrize("left", LEFT)
+@pytest.mark.parametrize(
+    ("left", "where"),
+    [
+        *(("process", "at_call"), ("thread", "at_sample")),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("process", "at_sample"), ("thread", "at_call"))),
+    ],
+)
 def test_what_a_dataset_leaves_running_is_not_waited_for(tmp_path: Path, where: str, left: str) -> None:
     before = time.monotonic()
     done = build(tmp_path, **{where: LEFT[left]})

@@ -88,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
 def serving(server: ThreadingHTTPServer) -> Iterator[str]:
     """Run a server; yield its URL."""
     with server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=[0.01])  # looks for the end this often
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

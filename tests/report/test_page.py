@@ -205,12 +205,14 @@ def test_page_with_thousands_of_classes_and_rejects_is_below_three_megabytes(tmp
 TEXT = st.text(st.characters(codec="utf-8") | st.sampled_from("<>&\"'/!-\udcff\ud800\0\x1b\u202e"), max_size=30)
 
 
+TEMPLATE = environment().from_string(
+    '{% macro bold(text) %}<b>{{ text }}</b>{% endmacro %}<p title="{{ value }}">{{ bold(text) }}{{ text }}</p>'
+)
+
+
 @given(TEXT, TEXT)
 def test_text_is_never_markup(text: str, value: str) -> None:
-    template = environment().from_string(
-        '{% macro bold(text) %}<b>{{ text }}</b>{% endmacro %}<p title="{{ value }}">{{ bold(text) }}{{ text }}</p>'
-    )
-    html = template.render(text=text, value=value)
+    html = TEMPLATE.render(text=text, value=value)
     html.encode()
     assert re.fullmatch('<p title="[^"<>]*"><b>[^"<>]*</b>[^"<>]*</p>', html)
     assert all(character.isprintable() for character in html)
