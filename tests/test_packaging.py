@@ -145,14 +145,7 @@ def test_names_for_type_checkers_are_those_that_can_be_imported(name: str) -> No
 def test_package_can_be_imported_from_a_zip(tmp_path: Path) -> None:
     archive = shutil.make_archive(str(tmp_path / "package"), "zip", SRC)
     code = "import decodeonce\nfrom decodeonce import BuildError, open_store\nprint(decodeonce.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": archive},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith(archive)
+    assert run(sys.executable, "-c", code, PYTHONPATH=archive).startswith(archive)
 
 
 def test_importing_all_commands_loads_no_template_engine() -> None:
