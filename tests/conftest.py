@@ -142,7 +142,7 @@ def group_of_test(nodeid: str) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    if call.when == "teardown":
+    if call.when == "call":  # not the teardown, which may end a process that many tests used
         seconds = processor_seconds() - item.stash[PROCESSOR_SECONDS]
         item.user_properties.append(("processor_seconds", seconds))
     return fail_if_skipped((yield))

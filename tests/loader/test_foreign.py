@@ -113,7 +113,7 @@ def epochs(store: Path, step: Any, count: int = 2, **settings: Any) -> list[Rows
 def test_image_is_independent_of_batch_world_size_and_threads(store: Path, kind: str) -> None:
     expected = epochs(store, PER_IMAGE[kind](), batch_size=COUNT)
     assert not same(*expected)
-    for threads, world_size, batch_size in [(1, 1, 7), (4, 2, 5), (3, 3, 20)]:
+    for threads, world_size, batch_size in [(1, 3, 20), (4, 2, 7)]:
         torch.set_num_threads(threads)
         found: list[Rows] = [{}, {}]
         settings: dict[str, Any] = {"batch_size": batch_size, "tail": "keep", "world_size": world_size}

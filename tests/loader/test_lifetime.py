@@ -4,6 +4,7 @@ import copy
 import gc
 import os
 import pickle
+import re
 import threading
 import time
 import weakref
@@ -500,7 +501,10 @@ def test_bottleneck_names_a_slow_transform_with_the_share_from_stats(store: Path
         stats, message = loader.stats(), loader.bottleneck()
     share, seconds = stats["waited"]["time_share"], stats["yielded"]["seconds"]
     assert share == pytest.approx(stats["waited"]["seconds"] / seconds, abs=0.01)
-    assert message.startswith(f"transform: {share:.0%} of {seconds:.1f} s was spent waiting")
+    said = re.match(r"transform: (\d+)% of ([\d.]+) s was spent waiting", message)
+    assert said is not None
+    assert int(said[1]) == pytest.approx(100 * share, abs=0.6)  # stats() has rounded it as well
+    assert float(said[2]) == pytest.approx(seconds, abs=0.051)
     assert message.endswith("smaller rows (prep convert --size), more cores, a GPU")
     assert 0.3 <= stats["threads"]["seconds_transforming"] <= seconds
 

@@ -4,7 +4,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -94,6 +94,7 @@ def test_large_orders_are_uniform_in_positions_and_neighbours(count: int) -> Non
 
 
 @given(st.integers(1, 1500), st.integers(1, 300), keys)
+@settings(max_examples=40)
 def test_blocks_of_a_window_order_are_in_sequence(count: int, block_rows: int, key: int) -> None:
     order = WindowOrder(count, block_rows, key)
     blocks = [order.block_rows_at(np.array([place])).tolist() for place in range(order.blocks)]

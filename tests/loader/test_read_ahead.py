@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -42,6 +42,7 @@ def test_steps_are_yielded_after_enough_later_rows_are_requested(sizes: list[int
 
 
 @given(st.integers(1, 4000), st.integers(1, 30), st.integers(1, 70), st.integers(0, 2**64 - 1), st.data())
+@settings(max_examples=40)
 def test_whole_blocks_are_requested_once_and_before_their_rows(
     count: int, block_rows: int, batch_size: int, key: int, data: st.DataObject
 ) -> None:

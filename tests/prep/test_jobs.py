@@ -189,8 +189,7 @@ def test_queue_that_does_not_answer_is_not_a_sign_that_the_chain_ended(tmp_path:
 
     def submit_while(squeue: str) -> subprocess.CompletedProcess[str]:
         for name, body in {"squeue": squeue, "sbatch": "echo 8", "scontrol": "exit 0"}.items():
-            (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-            (tmp_path / name).chmod(0o755)
+            write_program(tmp_path, name, body)
         return subprocess.run(["bash", submit], env=environ, capture_output=True, text=True)
 
     done = submit_while("echo 'Socket timed out' >&2; exit 1")
@@ -205,13 +204,12 @@ def test_scripts_of_queued_jobs_are_not_replaced(tmp_path: Path, monkeypatch: py
 
     write(2)
     (tmp_path / "OUT.jobs/submitted").write_text("plan\t7\tslurm\t\narray\t8\tslurm\t\n")
-    (tmp_path / "squeue").write_text("#!/bin/sh\n[ $6 = 7 ] || echo PENDING,Priority\n")
-    (tmp_path / "squeue").chmod(0o755)
+    write_program(tmp_path, "squeue", "[ $6 = 7 ] || echo PENDING,Priority")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     write(2)  # the same scripts
     with pytest.raises(BuildError, match=r"array 8 of another submission may be in the queue \(pending \(Priority"):
         write(3)
-    (tmp_path / "squeue").write_text("#!/bin/sh\n")
+    write_program(tmp_path, "squeue", "")
     write(3)
 
 
@@ -219,8 +217,7 @@ def test_status_and_logs_tell_how_jobs_ended(tmp_path: Path, monkeypatch: pytest
     write_scripts(tmp_path / "OUT", SLURM, Chain(tasks=2, cpus=1), COMMANDS, tmp_path)
     jobs = tmp_path / "OUT.jobs"
     (jobs / "submitted").write_text("".join(f"{line}\tslurm\t\n" for line in ("plan\t7", "array\t8", "finish\t9")))
-    (tmp_path / "squeue").write_text("#!/bin/sh\n")
-    (tmp_path / "squeue").chmod(0o755)
+    write_program(tmp_path, "squeue", "")
     for folder in (tmp_path / "src", jobs / "logs"):
         folder.mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -277,8 +274,7 @@ def test_submission_from_an_allocation_passes_none_of_its_variables(tmp_path: Pa
     """Slurm refuses a step whose job has both SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE."""
     submit = write_scripts(tmp_path / "OUT", SLURM, Chain(tasks=2, cpus=1), COMMANDS, tmp_path)
     for name, body in {"sbatch": f"env >> {tmp_path}/seen; echo 7", "scontrol": "exit 0"}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+        write_program(tmp_path, name, body)
     own = {"SLURM_JOB_ID": "5", "SLURM_MEM_PER_CPU": "64", "SLURM_CONF": "here", "SBATCH_ACCOUNT": "mine"}
     environ = {**os.environ, **own, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     assert subprocess.run(["bash", submit], env=environ, capture_output=True, check=False).returncode == 0
