@@ -197,16 +197,6 @@ def test_sample_of_read_units_has_whole_units(tmp_path: Path) -> None:
     assert sum(a != b for a, b in pairwise(units)) == len(set(units)) - 1
 
 
-def test_trial_counts_rejects(tmp_path: Path) -> None:
-    source, scratch = FolderSource(tree_with_reject(tmp_path) / "train"), tmp_path / "scratch"
-    scratch.mkdir()
-    found = run_trial(source, list(source.entries()), SMALL, scratch, workers=2, seconds=60)
-    assert found.samples == 37
-    assert list(map(str, found.rejects)) == ["n00000001/bad.JPEG: not an image: begins with b'no pictu'"]
-    assert found.samples_per_s > 0
-    assert list(scratch.iterdir()) == []
-
-
 def test_trial_ends_after_its_time(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = FolderSource(tree / "train")
     monkeypatch.setattr(SampledSource, "block_rows", lambda *_: 1)

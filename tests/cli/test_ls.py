@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from decodeonce.cli.inspect import ls
-from decodeonce.errors import StoreError
 from decodeonce.store import ImageClass, open_store, stage_store
 from decodeonce.store.select import Selection, labels_of, row_range, select_lines
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_lines
@@ -129,11 +128,3 @@ def test_unknown_class_error_lists_similar_names() -> None:
     for name, expected in (("n0144", "n01440764 or n01443537"), ("n01440765", "n01440764"), ("dog", "the first of 3")):
         with pytest.raises(ValueError, match=expected):
             labels_of([name], classes)
-
-
-def test_invalid_line_is_an_error(tmp_path: Path) -> None:
-    made = make_store(tmp_path / "b", random_images(5))
-    lines = (made / "samples.tsv").read_bytes().splitlines(keepends=True)
-    replace_file(made, "samples.tsv", b"".join([*lines[:5], b"4\t1\tclass1\t\xff\xff\t9\t9\t\t0\n"]))
-    with pytest.raises(StoreError, match="the line of row 4 is not a valid sample"):
-        list(select_lines(open_store(made), Selection(source="*")))

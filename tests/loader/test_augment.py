@@ -570,16 +570,6 @@ def test_memory_is_reused_after_its_last_view_is_gone(monkeypatch: pytest.Monkey
     assert recycled(shape, torch.uint8).data_ptr() == address
 
 
-def test_kept_batches_do_not_change() -> None:
-    images, rows = noise(40, 64, 64), torch.arange(40)
-    augment = Augment(RandomResizedCrop(96), RandomFlip(), Normalize("imagenet"))
-    kept = [augment(Batch(images, rows, rows, 40, epoch)).images for epoch in range(9)]
-    copies = [images.clone() for images in kept]
-    for epoch in range(9):
-        augment(Batch(images, rows, rows, 40, epoch + 9))
-    assert all(map(torch.equal, kept, copies))
-
-
 def test_closed_and_dropped_loaders_free_memory(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(64, shape=(64, 64, 3)))
     loader = Loader(store, batch_size=32, transform=Augment(RandomResizedCrop(128)))

@@ -110,14 +110,6 @@ def test_shard_truncated_before_it_is_mapped_is_named(
         _ = opened.images[0] if use == "images" else list(Loader(opened, batch_size=4, reader="mmap"))
 
 
-def test_missing_shard_is_named(tmp_path: Path, store: Path) -> None:
-    copy = shutil.copytree(store, tmp_path / "s")
-    with Loader(copy, batch_size=4, shuffle="none", reader="pread", prefetch=1) as loader:
-        os.unlink(copy / "images-00002.npy")
-        with pytest.raises(StoreError, match=r"images-00002\.npy: missing"):
-            list(loader)
-
-
 def test_read_error_names_shard_and_row(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Reading a folder is an error of the operating system.
     monkeypatch.setattr(Reader, "_open", lambda self, shard: os.open(store, os.O_RDONLY))

@@ -128,20 +128,6 @@ def test_ten_thousand_flipped_bits_are_found_and_named(rich: list[Path]) -> None
     find_flips(rich, 10_000, seed=1)
 
 
-def test_bad_rows_are_ranges_across_shards(store: Path, container: str) -> None:
-    for row in (0, 2, 3, 4, 5, 10):
-        flip(store / SHARDS[container].format(row // SHARD_ROWS), DATA_OFFSET + row % SHARD_ROWS * ROW_BYTES, 3)
-    assert facts(verify_store(store)) == damaged(rows=[(0, 0), (2, 5), (10, 10)])
-
-
-def test_swapped_rows_are_both_bad(store: Path, container: str) -> None:
-    path = store / SHARDS[container].format(0)
-    content = path.read_bytes()
-    first, second = content[4096 : 4096 + ROW_BYTES], content[4096 + ROW_BYTES : 4096 + 2 * ROW_BYTES]
-    path.write_bytes(content[:4096] + second + first + content[4096 + 2 * ROW_BYTES :])
-    assert facts(verify_store(store)) == damaged(rows=[(0, 1)])
-
-
 @pytest.mark.parametrize(
     ("size", "rows"),
     [(DATA_OFFSET + 3 * ROW_BYTES + 35, [(7, 7)]), (DATA_OFFSET + ROW_BYTES, [(5, 7)]), (100, [(4, 7)])],
