@@ -14,6 +14,8 @@ from examples import sample
 from examples.sample import write_sample_tree
 from tests.images import tree_bytes
 
+pytestmark = pytest.mark.long
+
 COUNT = 100
 
 
@@ -78,7 +80,6 @@ def kind(path: Path) -> str:
         return f"{image.format} {image.mode}"
 
 
-@pytest.mark.long
 def test_bytes_do_not_depend_on_workers(tmp_path: Path) -> None:
     reports = [write_sample_tree(tmp_path / str(n), count=50, classes=7, seed=5, workers=n) for n in (1, 2)]
     assert reports[0] == reports[1]

@@ -441,6 +441,7 @@ record_stream of Stream
 """
 
 
+@pytest.mark.long
 def test_every_call_reaches_the_accelerator() -> None:
     """The accelerator is written in Python. It has streams and events, but can neither wait for one nor pin memory."""
     if torch.accelerator.is_available() or not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):

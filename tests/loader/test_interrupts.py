@@ -91,7 +91,8 @@ for thread in ("main", "another"):
 
 def test_ctrl_c_interrupts_waiting_for_a_batch(run_forked: RunForked, store: Path) -> None:
     code, printed, errors = run_forked(START + WAITING, store)
-    assert (code, printed) == (128 + signal.SIGINT, "main 0\nanother 0\n")  # of a process that blocks SIGINT
+    assert printed == "main 0\nanother 0\n"
+    assert code in (-signal.SIGINT, 128 + signal.SIGINT)  # the latter if all threads that are left block SIGINT
     assert errors.endswith("KeyboardInterrupt\n")
 
 
