@@ -19,6 +19,7 @@ import typer.main
 from PIL import Image
 
 from decodeonce.cli import _run
+from decodeonce.cli.bench import machine
 from tests.crash.points import Crasher, adopt_orphans, run_command, run_in_child
 from tests.crash.suites import Suites
 from tests.crash.targets import Target, make_sources, make_stores, make_targets
@@ -53,6 +54,7 @@ def _prepared(base: Path) -> dict[str, Target]:
     targets = make_targets(base)
     typer.main.get_command = functools.cache(typer.main.get_command)  # takes half of the time of a small build
     Image.init()
+    machine.LOOK_SECONDS = 0.02  # of the dry run below, which imports what a build needs
     out, sys.stdout = sys.stdout, sys.stderr
     sys.argv = ["prep", *targets["npy"].arguments, "--dry-run"]
     assert not _run()
