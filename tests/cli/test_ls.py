@@ -52,8 +52,9 @@ def test_ls_adds_class_descriptions_if_there_are_any(tmp_path: Path) -> None:
     words = ["Siberian husky", "tab\\there?", "", "Siberian husky"]
     expected += [f"{line}\t{text}" for line, text in zip(lines, words, strict=True)]
     assert prep("ls", root).stdout == "\n".join([*expected, ""])
-    replace_file(root, "samples.tsv", f"{header}\n0\t3\tx\nno tab".encode())
-    assert "samples.tsv: the line of row 1 is not a valid sample;" in prep("ls", root, "--rows", "1:").stderr
+    replace_file(root, "samples.tsv", f"{header}\n0\t3\tx\t".encode() + b"\xff\nno tab")
+    for number, flags in ((0, ("--match", "*")), (1, ("--rows", "1:"))):
+        assert f"samples.tsv: the line of row {number} is not a valid sample;" in prep("ls", root, *flags).stderr
 
 
 def test_control_characters_are_escaped_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
