@@ -23,7 +23,7 @@ lint: env ## run ruff, mypy, relint on the documentation, zizmor
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
-	$(RUN) -m relint README.md docs/*.md docs/*/*.md
+	$(RUN) -m relint README.md docs/*.md docs/*/*.md docs/*/*/*.md
 	.venv/bin/zizmor --offline --quiet --strict-collection .github
 
 docs: env ## build the documentation site, build/docs/index.html

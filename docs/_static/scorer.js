@@ -1,8 +1,9 @@
-// Rank results of the search: help first, and pages for contributors and benchmarks last. Other numbers are Sphinx's.
+// Rank results of the search: help and recipes first, and pages for contributors and benchmarks last.
+// Other numbers are Sphinx's.
 var Scorer = {
   score: ([docname, title, anchor, descr, score]) => {
     if (docname.startsWith("contribute/") || docname === "reference/benchmarks") return score - 100;
-    if (docname === "troubleshooting") return score + 12;
+    if (docname === "troubleshooting" || docname.startsWith("how-to/data/")) return score + 12;
     if (docname === "how-to/multi-gpu-and-resume") return score + 4; // the page about "resume"
     return docname === "faq" ? score + 6 : score;
   },

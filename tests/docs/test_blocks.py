@@ -49,8 +49,9 @@ SMALL_MODELS = (
 )
 PAGES = {name_of(page): page for page in WRITTEN}
 PYTHON = {name: found for name, page in PAGES.items() if (found := [b for b in blocks(page) if b.language == "python"])}
+RECIPES = "docs/how-to/data/"  # test_recipes.py runs these pages
 # JAX takes 0.4 GB, so it is not in .venv: `.ci/legs` runs its page.
-EACH = [name for name in PYTHON if name != "docs/how-to/jax.md" or find_spec("jax")]
+EACH = [name for name in PYTHON if not name.startswith(RECIPES) and (name != "docs/how-to/jax.md" or find_spec("jax"))]
 
 
 @pytest.fixture(scope="module")

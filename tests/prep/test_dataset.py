@@ -145,9 +145,9 @@ def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, m
     }
     datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "photos-hf")
     monkeypatch.chdir(tmp_path)
-    module = write_page_module(tmp_path)
+    module = write_page_module(tmp_path, "hugging-face.md", "saved")
     wanted = build_in_process(FolderSource(photos), tmp_path / "folder", RECIPE)
-    source = open_dataset(f"{module}:hugging_face", column=["score"])
+    source = open_dataset(f"{module}:photos", column=["score"])
     assert source.found == f"{len(paths)} samples, images from image.bytes, labels from label"
     out = build_in_process(source, tmp_path / "out", RECIPE)
     check_equal(out, wanted, encoded=True)
@@ -164,13 +164,13 @@ def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, m
         out = build_in_process(unlabeled, tmp_path / next(iter(options)), RECIPE)
         assert open_store(out).labels.tolist() == [0] * len(images)
 
-    plan = make_plan(open_dataset(f"{module}:hugging_face"), tmp_path / "plan", RECIPE)
+    plan = make_plan(open_dataset(f"{module}:photos"), tmp_path / "plan", RECIPE)
     columns["score"][0] = 7
     datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "photos-hf")
-    with pytest.raises(BuildError, match=r"mydata_\d+:hugging_face: changed since the plan was made \(now 11 samples "):
+    with pytest.raises(BuildError, match=r"saved_\d+:photos: changed since the plan was made \(now 11 samples "):
         plan.source().read(plan.samples.entry(0))
     with pytest.raises(BuildError, match="the source changed since the plan: 11 changed"):
-        make_plan(open_dataset(f"{module}:hugging_face"), tmp_path / "plan", RECIPE)
+        make_plan(open_dataset(f"{module}:photos"), tmp_path / "plan", RECIPE)
     (tmp_path / "split.py").write_text(SPLIT)
     with pytest.raises(BuildError, match=r"split:f: changed since the plan .* pass a seed to random splits"):
         list(open_dataset(f"{tmp_path}/split:f").entries())
@@ -179,10 +179,10 @@ def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, m
         open_dataset(f"{tmp_path}/transformed:f")
 
 
-def write_page_module(folder: Path, before: str = "") -> Path:
-    """Write the module of docs/how-to/own-dataset.md below the text `before`; return its path without suffix."""
-    [text] = [block.text for block in blocks(ROOT / "docs/how-to/own-dataset.md") if "# mydata.py" in block.text]
-    path = folder / f"mydata_{next(_numbers)}"
+def write_page_module(folder: Path, page: str, name: str, before: str = "") -> Path:
+    """Write a module of a recipe below the text `before`; return its path without suffix."""
+    [text] = [block.text for block in blocks(ROOT / "docs/how-to/data" / page) if f"# {name}.py" in block.text]
+    path = folder / f"{name}_{next(_numbers)}"
     path.with_suffix(".py").write_text(before + text)
     return path
 
@@ -199,7 +199,7 @@ def test_page_builds_from_torchvision(photos: Path, tmp_path: Path, monkeypatch:
     library("torchvision")
     monkeypatch.chdir(tmp_path)
     operators = f"{inspect.getsource(define_operators)}\n\ndefine_operators()\n"  # workers cannot import tools
-    module = write_page_module(tmp_path, operators)
+    module = write_page_module(tmp_path, "dataset-object.md", "mydata", operators)
     wanted = build_in_process(FolderSource(photos), tmp_path / "folder", RECIPE)
     for name in ("image_folder", "image_files"):
         out = build_in_process(DatasetSource(f"{module}:{name}"), tmp_path / name, RECIPE)

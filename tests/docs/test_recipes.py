@@ -1,0 +1,224 @@
+"""Each recipe in docs/how-to/data works as written, with files as it shows them: its commands, checks and training.
+
+A text block before the first command lists files. Later ones show lines that the commands above them print. Python
+blocks that begin with "# NAME.py" are files, and the others are run, for a single epoch.
+"""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+
+from tests.cli.test_plugins import write_databases
+from tests.command import printed, run
+from tests.docs.pages import ROOT, SHELL, Block, blocks
+from tests.docs.test_blocks import one_thread, run_block
+from tests.forms.parquet import images, write_table
+from tests.forms.webdataset import sample, write_tar
+from tests.images import encoded, exif, jpeg
+from tests.plugins import example_installed
+
+__all__ = ["one_thread"]  # a fixture
+
+pytestmark = pytest.mark.long
+
+PAGES = {page.stem: page for page in sorted((ROOT / "docs/how-to/data").glob("*.md")) if any(blocks(page))}
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+COUNT = 40
+CLASSES = ("cat", "dog")
+
+
+def put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def write_lines(path: Path, *lines: str) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def write_folders(folder: Path, root: str = "photos/train", first: int = 1, count: int = COUNT) -> None:
+    """Write images in a folder per class, numbered in each."""
+    for number in range(count):
+        name = f"{first + number // 2:03d}.jpg"
+        put(folder / root / CLASSES[number % 2] / name, jpeg(80, 60, seed=number))
+
+
+def write_splits(folder: Path) -> None:
+    write_folders(folder)
+    write_folders(folder, "photos/val", first=101, count=6)
+
+
+def write_kaggle(folder: Path) -> None:
+    names = ["000bec18", "001513df", *(f"{number:08x}" for number in range(2, COUNT))]
+    breeds = ("boxer", "collie")
+    write_lines(folder / "train.csv", "id,breed", *(f"{name},{breeds[n % 2]}" for n, name in enumerate(names)))
+    for name in names:
+        put(folder / "train" / f"{name}.jpg", jpeg(80, 60))
+
+
+def write_table_of(folder: Path, table: str, header: str, root: str, *rows: str) -> None:
+    """Write a CSV table whose first column has the paths, with these rows at its start, and the images."""
+    values = [*rows, *(rows[number % 2] for number in range(len(rows), COUNT))]
+    paths = [f"{root}/{number:04d}.jpg" for number in range(1, COUNT + 1)]
+    write_lines(folder / table, header, *(f"{path},{value}" for path, value in zip(paths, values, strict=True)))
+    for path in paths:
+        put(folder / path, jpeg(80, 60))
+
+
+def write_ages(folder: Path) -> None:
+    write_table_of(folder, "ages.csv", "image,age,name", "faces", "31.5,Ada", "4.25,Bob")
+
+
+def write_labels(folder: Path) -> None:
+    write_table_of(folder, "words.csv", "image,labels", "train", "sky sea", "people")
+    write_table_of(folder, "train.csv", "image,sky,sea,people", "train", "1,1,0", "0,0,1")
+
+
+def write_unlabeled(folder: Path) -> None:
+    for number in range(1, COUNT + 1):
+        put(folder / ("photos/trip" if number % 2 else "photos") / f"{(number + 1) // 2:04d}.jpg", jpeg(80, 60))
+
+
+def write_phone(folder: Path) -> None:
+    for year, suffix in (("2023/Oslo", "jpg"), ("2023/Rome", "jpg"), ("2024", "JPG")):
+        for number in range(1, 17):
+            photo = jpeg(80, 60, seed=number, exif=exif(6 if number % 2 else 1))
+            put(folder / "phone" / year / f"IMG_{number:04d}.{suffix}", photo)
+
+
+def write_x_rays(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(COUNT):
+        name = f"xrays/{('normal', 'pneumonia')[number % 2]}/{1 + number // 2:03d}.png"
+        put(folder / name, encoded(Image.fromarray(rng.integers(0, 4096, (60, 80), np.uint16)), "PNG"))
+
+
+def write_tars(folder: Path) -> None:
+    for tar in range(4):
+        numbers = range(tar * 10, tar * 10 + 10)
+        samples = [sample(f"{number:06d}", jpeg(80, 60), cls=number % 2) for number in numbers]
+        write_tar(folder / f"train-{tar:04d}.tar", chain(*samples))
+
+
+def write_parquet(folder: Path) -> None:
+    photos = [(jpeg(80, 60, seed=number), f"{number}.jpg") for number in range(COUNT)]
+    labels = [number % 2 for number in range(COUNT)]
+    columns = {"image": images(photos), "label": pa.array(labels)}
+    write_table(folder / "data/train-00000-of-00001.parquet", columns, names=list(CLASSES))
+
+
+def write_arrays(folder: Path) -> None:
+    np.save(folder / "images.npy", np.random.default_rng(0).integers(0, 256, (COUNT, 60, 80, 3), np.uint8))
+    np.save(folder / "labels.npy", np.arange(COUNT) % 2)
+    write_databases(folder / "lsun")
+
+
+def write_scores(folder: Path) -> None:
+    row = '3,"[1, 2]",cat'
+    write_table_of(folder, "train.csv", "image,score,token_ids,label", "train", row, row)
+    printed("build", "list", "train.csv", "train.store", cwd=folder)
+    np.save(folder / "scores.npy", np.zeros(COUNT, np.float32))
+
+
+def write_bucket(folder: Path) -> None:
+    """Write the files that a server serves instead of a bucket; tests/remote builds from S3."""
+    write_folders(folder / "bucket")
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "buckets": write_bucket,
+    "columns": write_scores,
+    "csv": write_kaggle,
+    "dataset-object": write_arrays,
+    "folders": write_splits,
+    "hugging-face": write_parquet,
+    "multi-label": write_labels,
+    "no-labels": write_unlabeled,
+    "phone-photos": write_phone,
+    "regression": write_ages,
+    "webdataset": write_tars,
+    "x-rays": write_x_rays,
+}
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Serve a folder, and yield the URL of the server."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def run_lines(text: str, folder: Path) -> str:
+    """Run the command lines of a block, and return what they print."""
+    output = ""
+    for line in text.splitlines():
+        words = shlex.split(line)
+        output += (
+            printed(*words[1:], cwd=folder) if words[0] == "prep" else run("bash", "-c", line, cwd=folder, PATH=PATH)
+        )
+    return output
+
+
+def assert_lists(text: str, folder: Path) -> None:
+    for path in text.splitlines():
+        assert (folder / path).is_file(), path
+
+
+def assert_shown(text: str, output: str) -> None:
+    """Check that each line of a block is in a line of the output, in this order."""
+    lines = iter(output.splitlines())
+    for line in text.splitlines():
+        assert any(line in found for found in lines), f"{line!r} was not printed:\n{output}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_recipe_works_as_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    WRITERS[name](tmp_path)
+    monkeypatch.chdir(tmp_path)
+    output, names = None, dict[str, object]({"__name__": "__main__"})
+    with serving(tmp_path / "bucket") as url, example_installed(tmp_path / "packages"):
+        for block in blocks(PAGES[name]):
+            if block.not_run:
+                continue
+            if block.language in SHELL:
+                output = run_lines(block.text.replace("s3://bucket", url), tmp_path)
+            elif block.language == "python":
+                run_python(block, PAGES[name], names)
+            elif output is None:
+                assert_lists(block.text, tmp_path)
+            else:
+                assert_shown(block.text, output)
+    if "loss" in names:
+        assert torch.isfinite(names["loss"])  # type: ignore[arg-type]
+
+
+def run_python(block: Block, page: Path, names: dict[str, object]) -> None:
+    """Write the file that a block shows, or run the block."""
+    file = re.match(r"# (\w+\.py)\n", block.text)
+    if file is not None:
+        Path(file[1]).write_text(block.text)
+    if file is None or "print(" in block.text:
+        run_block(block, page, names)
