@@ -76,12 +76,12 @@ def read(source: Source, folder: Path, *, augmented: bool = False, device: Any =
 
 
 PEER = Peer(
-    title="FFCV",
+    title="FFCV, raw",
     modules=("torch.utils.data", "ffcv.loader", "ffcv.writer", "PIL.Image"),
     distributions=("ffcv", "numba", "torch", "pillow"),
     arms=(
-        Arm("FFCV", read),
-        Arm("FFCV, its own transforms", partial(read, augmented=True), augmented=True),
+        Arm("FFCV, raw", read),
+        Arm("FFCV, raw, its own transforms", partial(read, augmented=True), augmented=True),
     ),
     build=build,
     decoder="Pillow",
