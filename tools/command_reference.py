@@ -1,6 +1,7 @@
-"""Write docs/reference/commands.md, the reference of all `prep` commands and flags, from the commands themselves.
+"""Write the second part of docs/reference/commands.md, all `prep` commands and flags, from the commands themselves.
 
-Run it with `python -m tools.command_reference`. A test fails if the page is out of date.
+Run it with `python -m tools.command_reference`. A test fails if the page is out of date. The part above MARK is written
+by hand.
 """
 
 from __future__ import annotations
@@ -14,18 +15,12 @@ from typing import Any, NamedTuple
 import typer
 
 from decodeonce.cli.app import app
+from decodeonce.cli.examples import examples
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "commands.md"
 COMMAND = "python -m tools.command_reference"
-HEAD = f"""\
-# Commands
-
-This page lists all commands with their arguments and flags. `prep COMMAND --help` also prints examples. The
-commands of a group, such as `prep build folder`, also have the arguments and flags of the group. `{COMMAND}`
-generates this page.
-"""
-SHARED = "Flags of most commands"
-REPEATED = "Arguments and flags of several commands"
+MARK = f"<!-- {COMMAND} generates the text below -->\n"
+COMMON = "Common arguments and flags"
 MOST_TIMES = 2  # rows of more commands are explained once
 
 
@@ -57,15 +52,18 @@ def members(command: Any) -> dict[str, Any]:
 def page() -> str:
     """Return the whole page."""
     found = dict(commands())
-    times = Counter(row for path in found for row in flags(path, found[path]))
-    shared = [row for row, number in times.items() if 2 * number > len(found)]
     paths = [path for path in found if not twin(path, found)]
-    distinct = dict.fromkeys(tuple(own_rows(path, found, shared)) for path in paths)
+    distinct = dict.fromkeys(tuple(own_rows(path, found)) for path in paths)
     times = Counter(row for rows in distinct for row in rows)
     repeated = [row for row, number in times.items() if number > MOST_TIMES]
-    head = [HEAD, f"## {SHARED}\n\n{bullets(shared)}\n", f"## {REPEATED}\n\n{bullets(repeated)}\n"]
     known: dict[tuple[Row, ...], str] = {}
-    return "\n".join([*head, *(section(path, found, shared, repeated, known) for path in paths)])
+    sections = [section(path, found, repeated, known) for path in paths]
+    return "\n".join([written() + MARK, f"## {COMMON}\n\n{bullets(repeated)}\n", *sections])
+
+
+def written() -> str:
+    """Return the part of the page that is written by hand."""
+    return PAGE.read_text(encoding="utf-8").partition(MARK)[0]
 
 
 def twin(path: str, found: Mapping[str, Any]) -> str:
@@ -79,19 +77,15 @@ def twin(path: str, found: Mapping[str, Any]) -> str:
     return ""
 
 
-def section(
-    path: str,
-    found: Mapping[str, Any],
-    shared: Sequence[Row],
-    repeated: Sequence[Row],
-    known: dict[tuple[Row, ...], str],
-) -> str:
+def section(path: str, found: Mapping[str, Any], repeated: Sequence[Row], known: dict[tuple[Row, ...], str]) -> str:
     """Return the section of one command, which only names the rows in `repeated`.
 
     `known` maps the rows of each earlier section to its path, so that a section with the same rows links to it.
     """
-    command, rows = found[path], tuple(own_rows(path, found, shared))
+    command, rows = found[path], tuple(own_rows(path, found))
     parts = [f"## {path}", escaped(prose(command)), usage(path, command)]
+    if not members(command):
+        parts.append("\n".join(["```", *examples(path.removeprefix("prep ")), "```"]))
     if len(rows) > 4 and rows in known:
         parts.append(f"It has the same arguments and flags as [{known[rows]}]({anchor(known[rows])}).")
     else:
@@ -99,8 +93,7 @@ def section(
         named = [f"`{flag_name(row)}`" for row in rows if row in repeated and flag_name(row).startswith("--")]
         parts.append(bullets([row for row in rows if row not in repeated]))
         more = " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]]))
-        what = "flags" if len(named) > 1 else "flag"
-        parts.append(f"It also has the {what} {more}, [explained above]({anchor(REPEATED)})." if named else "")
+        parts.append(f"[Common flags]({anchor(COMMON)}): {more}." if named else "")
     twins = {twin(f"{path} {name}", found).rpartition(" ")[0] for name in members(command)} - {""}
     if twins:
         [other] = twins
@@ -108,7 +101,7 @@ def section(
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def own_rows(path: str, found: Mapping[str, Any], shared: Sequence[Row]) -> list[Row]:
+def own_rows(path: str, found: Mapping[str, Any]) -> list[Row]:
     """Return the arguments and flags that the section of a command lists.
 
     Rows that all members of a group share belong to the group.
@@ -118,7 +111,7 @@ def own_rows(path: str, found: Mapping[str, Any], shared: Sequence[Row]) -> list
     rows = []
     for rows_of in (arguments, flags):
         rows += [*rows_of(path, command), *(common(path, found, rows_of) if members(command) else [])]
-    return [row for row in rows if row not in (*shared, *of_group)]
+    return [row for row in rows if row not in of_group]
 
 
 def common(group: str, found: Mapping[str, Any], rows_of: Callable[[str, Any], list[Row]]) -> list[Row]:
@@ -161,8 +154,9 @@ def prose(command: Any) -> str:
 
 
 def flag_name(row: Row) -> str:
-    """Return the name of an argument or flag without its value: --rows."""
-    return row.name.split("`")[1].split()[0]
+    """Return the long name of an argument or flag without its value: --rows."""
+    names = row.name.split("`")[1].split(", ")
+    return names[-1].split()[0]
 
 
 def row(name: str, text: str) -> Row:

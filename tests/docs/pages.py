@@ -1,4 +1,4 @@
-"""The pages written by hand, README.md and docs/*.md without the generated one, and their code blocks."""
+"""The pages written by hand, README.md and docs/*.md without the largely generated one, and their code blocks."""
 
 import os
 import re
