@@ -1,4 +1,4 @@
-"""Measure augmentation on a CPU: a random crop resized to 224x224, a random flip, and normalisation to float32.
+"""Measure augmentation on a CPU: a random crop resized to 224x224, a random flip, and normalization to float32.
 
     python -m bench.augment [--batch-size 256] [--repeats 5] [--threads 1 2] [--json]
 
@@ -67,7 +67,7 @@ def per_image_arm(images: Tensor, make: Callable[[int], Tensor]) -> Arm:
 
 
 def pillow_arm(images: Tensor) -> Arm:
-    """Crop, resize and flip with Pillow and normalise with NumPy. The crop windows are those of RandomResizedCrop."""
+    """Crop, resize and flip with Pillow and normalize with NumPy. The crop windows are those of RandomResizedCrop."""
     windows = RandomResizedCrop(SIZE).windows(Draws(0, torch.arange(len(images))), *images.shape[1:3]).tolist()
     mean, std = (np.tile(np.array(values, np.float32), SIZE) for values in IMAGENET)
     scale, shift = 1 / std, -mean / std

@@ -67,7 +67,7 @@ def write_sample_tree(
 ) -> tuple[int, int]:
     """Write synthetic images as DEST/train/<wnid>/<wnid>_<number>.JPEG, and DEST/LOC_synset_mapping.txt.
 
-    Unusual files are as in ImageNet: 2 % grey JPEGs, one CMYK JPEG and one PNG named .JPEG. From 1,000 images on, one
+    Unusual files are as in ImageNet: 2 % gray JPEGs, one CMYK JPEG and one PNG named .JPEG. From 1,000 images on, one
     JPEG is truncated at 60 %. The bytes depend on the arguments and the library versions, but not on `workers`.
 
     Args:
@@ -108,7 +108,7 @@ def _looks(rng: Rng, classes: int) -> dict[str, Look]:
 def _orders(rng: Rng, looks: dict[str, Look], count: int) -> list[Order]:
     share = rng.uniform(0.6, 1.0, len(looks))
     sizes = 1 + rng.multinomial(count - len(looks), share / share.sum())
-    kinds = ["cmyk", "png", "cut" if count >= MIN_COUNT_FOR_CUT else ""] + ["grey"] * max(1, round(count * 0.02))
+    kinds = ["cmyk", "png", "cut" if count >= MIN_COUNT_FOR_CUT else ""] + ["gray"] * max(1, round(count * 0.02))
     unusual = dict(zip(rng.choice(count, len(kinds), replace=False).tolist(), kinds, strict=True))
     sized = zip(looks.items(), sizes, strict=True)
     named = [(f"{wnid}/{wnid}_{13 * k + 7}.JPEG", look) for (wnid, look), size in sized for k in range(size)]
@@ -125,7 +125,7 @@ def _write_image(train: Path, seed: int, order: Order) -> tuple[int, int]:
     size = (int(rng.integers(narrow, wide + 1)), int(rng.integers(low, high + 1)))
     _, quality, chroma, gain = _ENCODINGS[rng.choice(len(_ENCODINGS), p=[row[0] / 100 for row in _ENCODINGS])]
     image, file = _picture(rng, look, size, gain * rng.lognormal(0, 0.45)), io.BytesIO()
-    image = image.convert({"grey": "L", "cmyk": "CMYK"}.get(unusual, "RGB"))
+    image = image.convert({"gray": "L", "cmyk": "CMYK"}.get(unusual, "RGB"))
     image.save(file, "PNG" if unusual == "png" else "JPEG", quality=quality, subsampling=0 if unusual else chroma)
     data = file.getvalue()
     data = data[: len(data) * 6 // 10] if unusual == "cut" else data
@@ -135,11 +135,11 @@ def _write_image(train: Path, seed: int, order: Order) -> tuple[int, int]:
 
 def _picture(rng: Rng, look: Look, full: Size, gain: float) -> Image.Image:
     """Draw an object in a setting at 5/8 of the size, which softens edges like a lens; then add texture and grain."""
-    pattern, colour, noun, place = look
+    pattern, color, noun, place = look
     size = (full[0] * 5 // 8, full[1] * 5 // 8)
     scene, rough = _background(rng, place, size)
     parts = _object(rng, noun, size)
-    palette = _rgb(f"black {colour} {_COLORS[colour]} #1c181a #ece8e0") + rng.normal(0, 12, (5, 3))
+    palette = _rgb(f"black {color} {_COLORS[color]} #1c181a #ece8e0") + rng.normal(0, 12, (5, 3))
     fill = palette[parts] + (parts == 1)[..., None] * (palette[2] - palette[1]) * _pattern(rng, pattern, size)
     solid = (parts > 0)[..., None]
     scene = np.where(solid, fill, scene)
@@ -152,10 +152,10 @@ def _picture(rng: Rng, look: Look, full: Size, gain: float) -> Image.Image:
 
 def _background(rng: Rng, place: str, size: Size) -> tuple[Values, Values]:
     """Draw sky or wall above the ground; return colors (H, W, 3) and roughness (H, W, 1)."""
-    colours, smooth, coarse = _SETTINGS[place]
+    colors, smooth, coarse = _SETTINGS[place]
     below = np.linspace(0, 1, size[1])[:, None, None] - rng.uniform(0.3, 0.65)
     depth, land = np.clip(below * 2, 0, 1), np.clip(below * 30 + 0.5, 0, 1)
-    top, haze, far, near = _rgb(colours) + rng.normal(0, 7, (4, 3)) + rng.normal(0, 9, 3)
+    top, haze, far, near = _rgb(colors) + rng.normal(0, 7, (4, 3)) + rng.normal(0, 9, 3)
     sky, ground = haze + (top - haze) * np.clip(-below * 2, 0, 1), far + (near - far) * depth
     rough = smooth + (coarse - smooth) * land * (0.4 + 0.6 * depth)
     return sky + (ground - sky) * land + _noise(rng, 1.5, size) * (8 + rough / 4), rough
@@ -164,14 +164,14 @@ def _background(rng: Rng, place: str, size: Size) -> tuple[Values, Values]:
 def _object(rng: Rng, noun: str, size: Size) -> NDArray[np.uint8]:
     """Draw a shape. Pixels are 0, or 1 + index in "badl"."""
     parts, scale = Image.new("L", size), rng.uniform(0.25, 0.46) * min(size) / 100
-    centre = size * rng.normal(0.5, 0.1, 2)
+    center = size * rng.normal(0.5, 0.1, 2)
     angle, mirror = rng.normal(0, 0.2), rng.choice((-1, 1))
     turn = scale * np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]) * [[mirror], [1]]
     for part in _SHAPES[noun].split("/"):
         kind, *numbers = part.split()
         points = np.array(numbers, float).reshape(-1, 2)
         outline = points if len(points) > 2 else points[0] + points[1] * _CIRCLE
-        ImageDraw.Draw(parts).polygon((outline @ turn + centre).ravel().tolist(), fill=1 + "badl".index(kind))
+        ImageDraw.Draw(parts).polygon((outline @ turn + center).ravel().tolist(), fill=1 + "badl".index(kind))
     return np.asarray(parts)
 
 

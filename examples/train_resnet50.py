@@ -148,7 +148,7 @@ def train(options: argparse.Namespace, device: torch.device, feed: Feed, classes
                 say(f"limited by {feed.bottleneck()}")
     if device.type != "cpu":
         torch.accelerator.synchronize()
-    mean = rate(begun)  # without the first step, which includes initialisation
+    mean = rate(begun)  # without the first step, which includes initialization
     deviation = f"{statistics.stdev(rates):.0f}" if len(rates) > 1 else "unknown"
     say(f"images/s: mean {mean:.0f}, standard deviation {deviation} ({len(rates)} times {options.print_every} steps)")
 
@@ -322,7 +322,7 @@ Feed = Loader | Jpegs
 
 
 def decode(path: Path, label: int, size: int) -> Image:
-    """Decode an image to the same row as `prep build`: resize its shorter side to `size` and crop the centre."""
+    """Decode an image to the same row as `prep build`: resize its shorter side to `size` and crop the center."""
     import PIL.Image  # imported here, because `--data store` does not need Pillow
     import PIL.ImageFile
 
@@ -341,7 +341,7 @@ def stack(samples: list[Image]) -> Batch:
     return torch.from_numpy(np.stack(images)), torch.tensor(labels)
 
 
-class Normalised(nn.Module):
+class Normalized(nn.Module):
     """Convert uint8 (B, H, W, C) to float32 (B, C, H, W) in channels_last, with ImageNet's mean and deviation.
 
     `every`: use only every n-th pixel in both directions.
@@ -384,7 +384,7 @@ class Bottleneck(nn.Module):
 
 def resnet50(classes: int) -> nn.Module:
     """Return ResNet-50 of He et al., Deep Residual Learning for Image Recognition, table 1."""
-    layers = [Normalised(), convolution(3, 64, 7, stride=2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
+    layers = [Normalized(), convolution(3, 64, 7, stride=2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
     inputs = 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
         for block in range(blocks):
@@ -395,7 +395,7 @@ def resnet50(classes: int) -> nn.Module:
 
 def small(classes: int) -> nn.Module:
     """Return a model so small that loading limits images/s even on a CPU. It uses every eighth pixel."""
-    layers = [Normalised(every=8), convolution(3, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten()]
+    layers = [Normalized(every=8), convolution(3, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(16 * 4 * 4, classes))
 
 

@@ -78,7 +78,7 @@ def need_format(name: str) -> None:
 
 
 def lossless_jpeg(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Encode (H, W, C) pixels as a lossless JPEG (SOF3, differences to the left neighbour); see ITU T.81, annex H."""
+    """Encode (H, W, C) pixels as a lossless JPEG (SOF3, differences to the left neighbor); see ITU T.81, annex H."""
     height, width, channels = pixels.shape
     values = pixels.astype(int)
     left = np.roll(values, 1, axis=1)
@@ -99,14 +99,14 @@ def lossless_jpeg(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
     return b"\xff\xd8" + head + scan + b"\xff\xd9"
 
 
-def raw_png(samples: np.ndarray[Any, Any], colour_type: int, *, interlaced: bool = False) -> bytes:
+def raw_png(samples: np.ndarray[Any, Any], color_type: int, *, interlaced: bool = False) -> bytes:
     """Encode (H, W, C) samples of 8 or 16 bits as a PNG of a kind that Pillow cannot write."""
     passes = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
     parts = [samples[top::down, left::across] for top, left, down, across in passes] if interlaced else [samples]
     wide = samples.dtype.newbyteorder(">")
     lines = b"".join(b"\0" + row.astype(wide).tobytes() for part in parts for row in part if row.size)
     size = struct.pack(">II", samples.shape[1], samples.shape[0])
-    head = size + bytes((8 * samples.dtype.itemsize, colour_type, 0, 0, int(interlaced)))
+    head = size + bytes((8 * samples.dtype.itemsize, color_type, 0, 0, int(interlaced)))
     chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
     written = [struct.pack(">I", len(body)) + name + body + crc(name + body) for name, body in chunks]
     return b"\x89PNG\r\n\x1a\n" + b"".join(written)

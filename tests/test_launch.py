@@ -259,7 +259,7 @@ def test_every_task_of_array_is_assigned_once(ranks: int, elements: int, first: 
     assert [(task.task, task.tasks) for task in found if task] == [(task, whole) for task in range(whole)]
 
 
-def test_initialised_process_group_takes_precedence(tmp_path: Path) -> None:
+def test_initialized_process_group_takes_precedence(tmp_path: Path) -> None:
     torch_distributed = pytest.importorskip("torch.distributed")
     torch_distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:

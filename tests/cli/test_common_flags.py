@@ -1,4 +1,4 @@
-"""Features of all commands: examples, suggestions, sizes, --quiet, --log, colours."""
+"""Features of all commands: examples, suggestions, sizes, --quiet, --log, colors."""
 
 import json
 import os

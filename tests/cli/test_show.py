@@ -73,8 +73,8 @@ def caption(*lines: str) -> NDArray[np.uint8]:
     image = Image.new("RGB", (SIDE, LINE * len(lines) + 2), "white")
     draw = ImageDraw.Draw(image)
     for number, line in enumerate(lines):
-        colour = "#59636e" if number == len(lines) - 1 else "#1b1f24"
-        draw.text((0, 3 + number * LINE), line, font=default_font(), fill=colour)
+        color = "#59636e" if number == len(lines) - 1 else "#1b1f24"
+        draw.text((0, 3 + number * LINE), line, font=default_font(), fill=color)
     return np.asarray(image)
 
 
@@ -219,8 +219,8 @@ def thumbnails(root: Path) -> list[NDArray[np.uint8]]:
     return [np.asarray(one.image) for one in shown]
 
 
-def is_colour(pixels: NDArray[np.uint8], colour: tuple[int, int, int]) -> NDArray[np.bool_]:
-    return (pixels == colour).all(axis=-1)  # type: ignore[no-any-return]
+def is_color(pixels: NDArray[np.uint8], color: tuple[int, int, int]) -> NDArray[np.bool_]:
+    return (pixels == color).all(axis=-1)  # type: ignore[no-any-return]
 
 
 def test_boxes_are_drawn_light_and_dark(tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ def test_boxes_are_drawn_light_and_dark(tmp_path: Path) -> None:
     outer[40:120, 32:96], inner[41:119, 33:95] = True, True
     light = outer & ~inner
     inner[42:118, 34:94] = False  # only its rim
-    assert (is_colour(image, LIGHT) == light).all()
-    assert is_colour(image, DARK)[inner].all()
+    assert (is_color(image, LIGHT) == light).all()
+    assert is_color(image, DARK)[inner].all()
     assert (image[~light & ~inner] == plain[~light & ~inner]).all()
     assert len(np.unique(plain)) == 2
 
@@ -245,10 +245,10 @@ def test_box_names_are_above_boxes_and_do_not_overlap(tmp_path: Path) -> None:
     draw.rectangle((0, 0, expected.width, LINE), fill=LIGHT)
     draw.text((2, 1), "the class 1", font=default_font(), fill=DARK)
     np.testing.assert_array_equal(above[40 - LINE : 40, 20 : 20 + expected.width], np.asarray(expected))
-    lines = is_colour(several, LIGHT)[:, 21]  # the left edge of each name
+    lines = is_color(several, LIGHT)[:, 21]  # the left edge of each name
     assert np.flatnonzero(lines).tolist() == [*range(40 - LINE, 40 + LINE), *range(120 - LINE, 120)]
-    assert is_colour(inside, LIGHT)[:LINE, 1].all()
-    assert is_colour(nameless, LIGHT).sum() == 4 * 3
+    assert is_color(inside, LIGHT)[:LINE, 1].all()
+    assert is_color(nameless, LIGHT).sum() == 4 * 3
 
 
 def test_box_is_named_by_description_if_known(tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ def test_box_is_named_by_description_if_known(tmp_path: Path) -> None:
 def test_boxes_anywhere_are_drawn_or_skipped(tmp_path: Path) -> None:
     far = [(-9e30, -5, 9e30, 5), (np.nan, 0, 1, 1), (0, 0, np.inf, 1), (50, 50, 10, 10), (70, 70, 80, 80)]
     [image] = thumbnails(with_boxes(tmp_path / "a", [far], [[0, 1, 0, 1, 0]]))
-    assert is_colour(image, LIGHT)[9, 99:].all()
+    assert is_color(image, LIGHT)[9, 99:].all()
     with_boxes(tmp_path / "b", [[(0, 0, 1, 1)]], [[0]], side=1)
-    assert is_colour(thumbnails(tmp_path / "b")[0], LIGHT).any()
+    assert is_color(thumbnails(tmp_path / "b")[0], LIGHT).any()
 
 
 @pytest.mark.parametrize("column", ["boxes", "labels"])
@@ -288,8 +288,8 @@ def test_masks_are_drawn_over_their_images_and_second_images_next_to_them(tmp_pa
     [first, second] = thumbnails(make_store(tmp_path / "a", images, paired={"mask": masks}))
     np.testing.assert_array_equal(first[50:], images[0, 50:])
     np.testing.assert_array_equal(second[:60], images[1, :60])
-    colours = {tuple((first[:50, :40].astype(int) - images[0, :50, :40] // 2).reshape(-1, 3)[k]) for k in range(2000)}
-    assert len(colours) == 1
+    colors = {tuple((first[:50, :40].astype(int) - images[0, :50, :40] // 2).reshape(-1, 3)[k]) for k in range(2000)}
+    assert len(colors) == 1
     assert len(np.unique((second[60:, 70:].astype(int) - images[1, 60:, 70:] // 2).reshape(-1, 3), axis=0)) == 1
     root = make_store(tmp_path / "b", images, paired={"mask": masks, "target": targets})
     assert [one.shape for one in thumbnails(root)] == [(SIDE // 2, SIDE, 3)] * 2

@@ -10,7 +10,7 @@ from tests.cluster.builds import PREP, digests, make_slow_tree
 from tests.cluster.slurm import Cluster
 from tests.packages import need
 
-# Each Debian package whose programs these tests run, and a program by which it is recognised.
+# Each Debian package whose programs these tests run, and a program by which it is recognized.
 PACKAGES = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",

@@ -28,7 +28,7 @@ def zeros() -> bytes:
 
 
 def tiff(width: int, height: int, *tags: tuple[int, int, int], compression: int = 5) -> bytes:
-    """Return a grey TIFF with one strip or tile of invalid data. `tags` are further tags (number, count, value)."""
+    """Return a gray TIFF with one strip or tile of invalid data. `tags` are further tags (number, count, value)."""
     basic = [(256, 1, width), (257, 1, height), (258, 1, 8), (259, 1, compression), (262, 1, 1)]
     strip = {273: (273, 1, 400), 278: (278, 1, height), 279: (279, 1, 200)}
     tile = {324: (324, 1, 400), 325: (325, 1, 200)}
@@ -56,7 +56,7 @@ def bmp(width: int, height: int, *, colors: int = 0) -> bytes:
 
 
 def scans(side: int, count: int) -> bytes:
-    """Return a uniformly grey progressive JPEG of side x side pixels, with `count` unnecessary scans."""
+    """Return a uniformly gray progressive JPEG of side x side pixels, with `count` unnecessary scans."""
     blocks = (-(-side // 8)) ** 2
     runs = "0" + "1" * 14  # an end-of-band run of 32,767 blocks
     bits = runs * -(-blocks // 32767)

@@ -81,8 +81,8 @@ def test_small_orders_are_equally_likely(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1030, 5461])
-def test_large_orders_are_uniform_in_positions_and_neighbours(count: int) -> None:
-    """Over keys and positions, rows and the distances between neighbouring rows are uniform."""
+def test_large_orders_are_uniform_in_positions_and_neighbors(count: int) -> None:
+    """Over keys and positions, rows and the distances between neighboring rows are uniform."""
     positions, cells = np.arange(64), 41
     rows = np.array([FeistelPermutation(count, derive_key(3, epoch)).at(positions) for epoch in range(1500)])
     for column in (0, 1, 63):

@@ -148,7 +148,7 @@ def test_network_files_are_never_mapped(store: Path, monkeypatch: pytest.MonkeyP
     assert choose(store, "pread") == ("pread", "requested")
 
 
-def test_network_file_systems_are_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_file_systems_are_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(host.NETWORK_FILE_SYSTEMS, 0x9FA0, "proc")
     assert host.network_file_system(Path("/proc/self")) == "proc"
     assert host.network_file_system(tmp_path) is None

@@ -167,18 +167,18 @@ def test_state_of_a_different_loader_is_rejected(store: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def relabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def relabeled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the same number of rows as `store`, but different rows."""
     folder = tmp_path_factory.mktemp("stores")
-    return make_store(folder / "relabelled", random_images(COUNT), np.zeros(COUNT, np.int64), shard_rows=25)
+    return make_store(folder / "relabeled", random_images(COUNT), np.zeros(COUNT, np.int64), shard_rows=25)
 
 
-def test_state_of_a_different_store_is_rejected_unless_other_store(store: Path, relabelled: Path) -> None:
-    with loader_of(store) as loader, loader_of(relabelled) as other, loader_of(store) as same:
+def test_state_of_a_different_store_is_rejected_unless_other_store(store: Path, relabeled: Path) -> None:
+    with loader_of(store) as loader, loader_of(relabeled) as other, loader_of(store) as same:
         batches = iter(loader)
         next(batches)
         state = loader.state_dict()
-        message = f"a different store: its rows have digest '{state['store']}', those of {relabelled} have "
+        message = f"a different store: its rows have digest '{state['store']}', those of {relabeled} have "
         with pytest.raises(ValueError, match=f"{message}'{other.state_dict()['store']}'; .* pass other_store=True"):
             other.load_state_dict(state)
         with pytest.raises(ValueError, match="seed 6, here 5"):

@@ -159,7 +159,7 @@ def test_stores_of_the_same_recipe_and_classes_are_merged(tmp_path: Path) -> Non
     weights = np.arange(9, dtype="<f4")
     first = small_store(tmp_path / "a", ["cat", "dog", "eel"], described=False, columns={"weights": weights})
     second = small_store(tmp_path / "b", ["cat", "dog", "eel"], seed=1, container="hdf5", columns={"weights": -weights})
-    for store, lines in ((first, b"x.jpg\tgrey\tkept\n"), (second, b"a.jpg\tempty file\trejected\n")):
+    for store, lines in ((first, b"x.jpg\tgray\tkept\n"), (second, b"a.jpg\tempty file\trejected\n")):
         replace_file(store, "rejects.tsv", b"source\treason\taction\n" + lines)
         resign(store, lambda facts: facts.update(decoder_crashes=2))
     convert([first, second], tmp_path / "merged", workers=2)

@@ -80,12 +80,12 @@ class Dataset:
             raise item
         return item
 
-def grey(level, height=8, width=8):
+def gray(level, height=8, width=8):
     return np.full((height, width), level, np.uint8)
 
 """
 Write = Callable[[str], Path]
-SCORED = "(grey(1), 0, {'score': 1})"
+SCORED = "(gray(1), 0, {'score': 1})"
 _numbers = count()
 
 
@@ -108,7 +108,7 @@ def source_of(write: Write, items: str, **options: object) -> DatasetSource:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    return write_folder(tmp_path / "photos/train", [*PICS, PICS[0]._replace(stem="grey", data=jpeg(50, 40, mode="L"))])
+    return write_folder(tmp_path / "photos/train", [*PICS, PICS[0]._replace(stem="gray", data=jpeg(50, 40, mode="L"))])
 
 
 def check_equal(out: Path, folder: Path, *, encoded: bool) -> None:
@@ -208,19 +208,19 @@ def test_page_builds_from_torchvision(photos: Path, tmp_path: Path, monkeypatch:
 
 def test_every_kind_of_image_becomes_its_pixels() -> None:
     rng = np.random.default_rng(0)
-    rgb, grey = rng.integers(0, 256, (5, 7, 3), np.uint8), rng.integers(0, 256, (5, 7), np.uint8)
+    rgb, gray = rng.integers(0, 256, (5, 7, 3), np.uint8), rng.integers(0, 256, (5, 7), np.uint8)
     deep = rng.integers(0, 65536, (5, 7), np.uint16)
     decoder = Decoder(Recipe(height=5, width=7))
     kinds: list[tuple[object, np.ndarray[Any, Any], str]] = [
         (rgb, rgb, ""),
         (rgb[:, ::-1], rgb[:, ::-1], ""),
-        (grey, grey, "grey"),
-        (grey[..., None], grey, "grey"),
+        (gray, gray, "gray"),
+        (gray[..., None], gray, "gray"),
         (memoryview(encoded_image(Image.fromarray(rgb), "PNG")), rgb, ""),
         (Image.fromarray(rgb), rgb, ""),
-        (Image.fromarray(grey), grey, "grey"),
+        (Image.fromarray(gray), gray, "gray"),
         (Image.fromarray(deep), deep >> 8, "16 bit"),
-        (Image.fromarray(grey).convert("1"), np.asarray(Image.fromarray(grey).convert("1").convert("L")), ""),
+        (Image.fromarray(gray).convert("1"), np.asarray(Image.fromarray(gray).convert("1").convert("L")), ""),
         *(
             (image, np.asarray(image.convert("RGB")), "")
             for image in map(Image.fromarray(rgb).convert, ("P", "RGBA", "CMYK"))
@@ -247,8 +247,8 @@ def test_other_images_are_refused() -> None:
 
 def test_index_that_cannot_become_a_row_is_a_reject_by_name(write: Write, tmp_path: Path) -> None:
     items = """[
-        (grey(1), 0), KeyError("five"), (b"", 0), (b"no image", 0), (grey(2), None), (grey(2), -1), (grey(2), 0.5),
-        grey(3), (grey(4), 0, {}, 1), (grey(4), 0, 7), FileNotFoundError(2, "gone"), (grey(5), np.int64(1))]"""
+        (gray(1), 0), KeyError("five"), (b"", 0), (b"no image", 0), (gray(2), None), (gray(2), -1), (gray(2), 0.5),
+        gray(3), (gray(4), 0, {}, 1), (gray(4), 0, 7), FileNotFoundError(2, "gone"), (gray(5), np.int64(1))]"""
     out = build_in_process(source_of(write, items), tmp_path / "out", RECIPE)
     reasons = {one.source: one.reason for one in read_rejects(out / "rejects.tsv") if one.action == "rejected"}
     expected = "expected (image, label) or (image, label, {'column': numbers}); without labels, pass --no-labels"
@@ -269,8 +269,8 @@ def test_index_that_cannot_become_a_row_is_a_reject_by_name(write: Write, tmp_pa
 
 def test_failure_of_the_file_system_or_process_stops_the_listing_and_rejects_nothing(write: Write) -> None:
     for items, error, message in (
-        ("(grey(1), 0), OSError(116, 'Stale')", Stopped, r":make\[1\]: Stale; run the same command again"),
-        ("(grey(1), 0), PermissionError(13, 'Denied')", BuildError, r":make\[1\]: Denied; change its permissions"),
+        ("(gray(1), 0), OSError(116, 'Stale')", Stopped, r":make\[1\]: Stale; run the same command again"),
+        ("(gray(1), 0), PermissionError(13, 'Denied')", BuildError, r":make\[1\]: Denied; change its permissions"),
     ):
         with pytest.raises(error, match=message):
             list(source_of(write, f"[{items}]").entries())
@@ -283,14 +283,14 @@ def test_failure_of_the_file_system_or_process_stops_the_listing_and_rejects_not
 def test_dataset_that_changes_is_noticed(write: Write, tmp_path: Path) -> None:
     module = write(f"{DATASET}def make(): return Dataset(eval(open(__file__ + '.items').read()))")
     items, recipe = Path(f"{module}.py.items"), Recipe(height=8, width=8)
-    items.write_text(f"[{SCORED}, (grey(2), 1, {{'score': 2}})]")
+    items.write_text(f"[{SCORED}, (gray(2), 1, {{'score': 2}})]")
     plan = make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", recipe)
     make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", recipe)  # nothing has changed
     for change, message in (
         (SCORED, r"changed since the plan was made \(now 1 samples; then 2 samples\)"),
-        (f"{SCORED}, (grey(9), 1, {{'score': 2}})", r"make\[1\]: differs from the sample that was listed"),
-        (f"{SCORED}, (grey(2), 0, {{'score': 2}})", r"make\[1\]: differs from the sample that was listed"),
-        (f"{SCORED}, (grey(2), 1, {{'score': 3}})", r"make\[1\]: differs from the sample that was listed"),
+        (f"{SCORED}, (gray(9), 1, {{'score': 2}})", r"make\[1\]: differs from the sample that was listed"),
+        (f"{SCORED}, (gray(2), 0, {{'score': 2}})", r"make\[1\]: differs from the sample that was listed"),
+        (f"{SCORED}, (gray(2), 1, {{'score': 3}})", r"make\[1\]: differs from the sample that was listed"),
     ):
         items.write_text(f"[{change}]")
         with pytest.raises(BuildError, match=message):
@@ -301,27 +301,27 @@ def test_dataset_that_changes_is_noticed(write: Write, tmp_path: Path) -> None:
 
 def test_flag_for_other_datasets_is_refused(write: Write) -> None:
     with pytest.raises(BuildError, match="--label-column is for Hugging Face datasets, and this is a Dataset"):
-        source_of(write, "[(grey(0), 0)]", label_column="x")
+        source_of(write, "[(gray(0), 0)]", label_column="x")
 
 
 def test_first_sample_that_can_be_read_names_the_columns(write: Write) -> None:
-    source = source_of(write, "[KeyError('gone'), (b'', 0), (grey(1), 0, {'score': 1}), (grey(2), 0, {'score': 2})]")
+    source = source_of(write, "[KeyError('gone'), (b'', 0), (gray(1), 0, {'score': 1}), (gray(2), 0, {'score': 2})]")
     found = [(entry.problem, entry.values) for entry in source.entries()]
     assert found == [("KeyError: 'gone'", ()), ("empty file", ()), ("", (1,)), ("", (2,))]
     assert list(source_of(write, "[]").entries()) == []
     with pytest.raises(BuildError, match=r":make\[0\]: KeyError: 0; expected a sample that .* among the first 8;"):
-        source_of(write, "[KeyError(n) for n in range(8)] + [(grey(1), 0)]")
+        source_of(write, "[KeyError(n) for n in range(8)] + [(gray(1), 0)]")
 
 
 def test_labels_of_any_kind_can_be_ignored(write: Write) -> None:
-    items = "[grey(1), (grey(2),), (grey(3), {'boxes': []}), (grey(4), -1), (grey(5), 'cat', {'score': 1})]"
+    items = "[gray(1), (gray(2),), (gray(3), {'boxes': []}), (gray(4), -1), (gray(5), 'cat', {'score': 1})]"
     source = source_of(write, items, no_labels=True, column=[])
     assert [(entry.label, entry.problem) for entry in source.entries()] == [(0, "")] * 5
 
 
-@pytest.mark.parametrize("more", ["'age': 7", "'mask': grey(1)"])
+@pytest.mark.parametrize("more", ["'age': 7", "'mask': gray(1)"])
 def test_column_or_mask_that_the_first_sample_lacks_is_an_error(write: Write, tmp_path: Path, more: str) -> None:
-    items = f"[{SCORED}, (grey(2), 1, {{'score': 2, {more}}})]"
+    items = f"[{SCORED}, (gray(2), 1, {{'score': 2, {more}}})]"
     name = more.split("'")[1]
     with pytest.raises(
         BuildError, match=rf"make\[1\]: has '{name}', which the first sample lacks; .* with --column NAME"
@@ -338,7 +338,7 @@ def test_column_or_mask_that_the_first_sample_lacks_is_an_error(write: Write, tm
 
 
 def test_columns_and_labels(write: Write, tmp_path: Path) -> None:
-    items = """[(grey(n), name, {"score": np.float32(n / 2), "tokens": np.array([n, n]), "other": 1})
+    items = """[(gray(n), name, {"score": np.float32(n / 2), "tokens": np.array([n, n]), "other": 1})
                 for n, name in enumerate(["cat", "dog", "cat"])]"""
     out = build_in_process(source_of(write, items), tmp_path / "out", Recipe(height=8, width=8))
     store = open_store(out)
@@ -350,7 +350,7 @@ def test_columns_and_labels(write: Write, tmp_path: Path) -> None:
     source = source_of(write, items, column=["score"], classes=["dog", "cat"])
     assert [(entry.label, entry.values) for entry in source.entries()] == [(1, (0.0,)), (0, (0.5,)), (1, (1.0,))]
     with pytest.raises(BuildError, match=r"make\[1\]: column 'score': found nothing, expected a number"):
-        list(source_of(write, "[(grey(0), 0, {'score': 1}), (grey(1), 0)]").entries())
+        list(source_of(write, "[(gray(0), 0, {'score': 1}), (gray(1), 0)]").entries())
     module = write(f"{DATASET}def make(): data = Dataset([]); data.classes = [('cat',), ('cat',)]; return data")
     with pytest.raises(BuildError, match=r"the classes of .*:make contains 'cat' twice"):
         DatasetSource(f"{module}:make")

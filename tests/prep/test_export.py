@@ -118,12 +118,12 @@ def test_exported_jpegs_are_close_to_the_rows(tmp_path: Path, quality: int, subs
         assert tar.getnames()[:3] == ["00000000.jpg", "00000000.cls", "00000000.json"]
 
 
-def test_grey_rows_become_grey_images_and_two_channels_are_refused(tmp_path: Path) -> None:
-    grey, two = (make_store(tmp_path / str(n), random_images(3, shape=(5, 4, n))) for n in (1, 2))
-    export_store(open_store(grey), tmp_path / "out", FOLDER)
+def test_gray_rows_become_gray_images_and_two_channels_are_refused(tmp_path: Path) -> None:
+    gray, two = (make_store(tmp_path / str(n), random_images(3, shape=(5, 4, n))) for n in (1, 2))
+    export_store(open_store(gray), tmp_path / "out", FOLDER)
     with Image.open(tmp_path / "out/class1/00000001_1.png") as image:
         assert image.mode == "L"
-        np.testing.assert_array_equal(np.asarray(image), open_store(grey).images[1, :, :, 0])
+        np.testing.assert_array_equal(np.asarray(image), open_store(gray).images[1, :, :, 0])
     with pytest.raises(StoreError, match="rows have 2 channels"):
         export_store(open_store(two), tmp_path / "no", FOLDER)
 

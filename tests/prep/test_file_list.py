@@ -43,7 +43,7 @@ LABELS = [(NAMES[0], "b"), (NAMES[1], "a"), (NAMES[2], "b")]
 NUMBERS = [(NAMES[0], "2"), (NAMES[1], "0"), (NAMES[2], "2")]
 
 
-def test_formats_are_recognised(root: Path) -> None:
+def test_formats_are_recognized(root: Path) -> None:
     for name, text, expected, layout in (
         ("list.txt", "cat/1.jpg\ndog/2.jpg\ncat/3, 4.jpg\n", PARENTS, "one path per line, classes from folder names"),
         (

@@ -314,7 +314,7 @@ def test_invalid_profile_is_refused() -> None:
         ('name = "n"', "scheduler is None, expected slurm or pbs"),
         (VALID.partition("launch")[0], "missing 1 required positional argument: 'launch'"),
         (VALID.replace("pbs", "lsf"), "scheduler is 'lsf', expected slurm or pbs"),
-        (VALID + "colour = 1", "unknown key 'colour'"),
+        (VALID + "color = 1", "unknown key 'color'"),
         (VALID + 'needs = ["luck"]', "unknown flag 'luck'"),
         (VALID + "[defaults]\nluck = 1", "unknown key 'luck'"),
         (VALID + "[defaults]\ntime = 3600", "time is 3600, expected str"),

@@ -27,7 +27,7 @@ NAMES = {"a": ["zebra"], "b": ["thing", "zebra", "apple"], "c": []}
 
 @pytest.fixture
 def with_boxes(tmp_path: Path) -> Path:
-    """Write grey PNGs of 96x64 with red rectangles, and annotations for twice that size."""
+    """Write gray PNGs of 96x64 with red rectangles, and annotations for twice that size."""
     for folder in ("src/thing", "xml"):
         (tmp_path / folder).mkdir(parents=True)
     for name, boxes in BOXES.items():

@@ -59,7 +59,7 @@ def png(mask: Pixels, mode: str = "L") -> bytes:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images with EXIF orientations, their masks as grey and palette PNGs, and the same images as second ones."""
+    """Images with EXIF orientations, their masks as gray and palette PNGs, and the same images as second ones."""
     root = tmp_path_factory.mktemp("paired")
     for number, (width, height) in enumerate(SIZES):
         name = f"n{number % 2:08d}/{number}.x"
@@ -189,8 +189,8 @@ def rejected(out: Path) -> list[Reject]:
     return [reject for reject in read_rejects(out / "rejects.tsv") if reject.action == "rejected"]
 
 
-def grey_png(bits: int, width: int, height: int) -> bytes:
-    """Return a PNG of zeros with 2 or 4 bits of grey, which Pillow cannot write."""
+def gray_png(bits: int, width: int, height: int) -> bytes:
+    """Return a PNG of zeros with 2 or 4 bits of gray, which Pillow cannot write."""
     lines = bytes(1 + (bits * width + 7) // 8) * height
     header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
     chunks = (b"IHDR" + header, b"IDAT" + zlib.compress(lines), b"IEND")
@@ -201,8 +201,8 @@ def test_masks_that_pillow_scales_are_rejected(copied: Path) -> None:
     sizes = [b"%d %d" % size for size in SIZES]
     for number, data in enumerate(
         (
-            grey_png(2, *SIZES[0]),
-            grey_png(4, *SIZES[1]),
+            gray_png(2, *SIZES[0]),
+            gray_png(4, *SIZES[1]),
             b"P5 %s 3\n" % sizes[2] + bytes(20 * 24),
             b"P2 %s 4\n" % sizes[3] + b"1 " * 35,
             b"P5 %s 255\n" % sizes[4] + bytes([3]) * 64 * 64,
@@ -215,7 +215,7 @@ def test_masks_that_pillow_scales_are_rejected(copied: Path) -> None:
     rejects = {reject.source[10:11]: reject.reason for reject in rejected(out)}
     assert rejects.keys() == set("0123")
     for reason in rejects.values():
-        assert reason.startswith("mask: levels of grey that do not go up to 255, which Pillow scales to 0..255; save")
+        assert reason.startswith("mask: levels of gray that do not go up to 255, which Pillow scales to 0..255; save")
 
 
 def test_tiffs_that_pillow_turns_are_rejected(copied: Path) -> None:
@@ -276,7 +276,7 @@ def test_mask_that_changes_is_noticed(copied: Path) -> None:
 def test_settings_that_cannot_be_combined_are_refused(tree: Path, tmp_path: Path) -> None:
     arguments = ("build", "folder", tree / "photos", tmp_path / "out", "--size", 24)
     assert_fails(prep(*arguments, "--paired", "mask"), 2, "--paired mask: expected NAME=DIR, such as mask=masks")
-    assert_fails(prep(*arguments, "--paired", f"mask:grey={tree}"), 2, "expected a name such as mask, or target:rgb")
+    assert_fails(prep(*arguments, "--paired", f"mask:gray={tree}"), 2, "expected a name such as mask, or target:rgb")
     photos, masks = FolderSource(tree / "photos"), tree / "masks"
     mapped = replace(RECIPE, map=UserMap("maps:same", "0" * 16))
     for source, recipe, problem in (
@@ -456,7 +456,7 @@ def Tensors():
     import torch
     return Scenes(lambda path: torch.from_numpy(array(path).copy()))
 
-def Colours():
+def Colors():
     return Scenes(lambda path: np.stack([array(path)] * 3, 2))
 
 def Named():
@@ -484,12 +484,12 @@ def module(tree: Path, tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["Scenes", "Images", pytest.param("Tensors", marks=[needs_torch, pytest.mark.long]), "Colours"]
+    "name", ["Scenes", "Images", pytest.param("Tensors", marks=[needs_torch, pytest.mark.long]), "Colors"]
 )
 def test_masks_of_any_dataset(tree: Path, tmp_path: Path, module: Callable[[str], str], name: str) -> None:
     store = open_store(build_in_process(open_dataset(module(name)), tmp_path / "out", RECIPE))
     assert ([*store.columns], [*store.paired]) == (["score"], ["mask"])
-    if name == "Colours":
+    if name == "Colors":
         assert store.paired["mask"].shape == (len(SIZES), 24, 20, 3)
         return
     folder = open_store(build_in_process(paired_source(tree), tmp_path / "folder", RECIPE))

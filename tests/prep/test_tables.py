@@ -123,11 +123,11 @@ def test_column_of_a_table_or_a_tar_is_enough(tmp_path: Path) -> None:
     both = write_table(tmp_path / "c.parquet", {"image": photos, "target": [5, 2], "label": [1, 0]})
     assert [entry.label for entry in open_parquet(both, column=["target"]).entries()] == [1, 0]
     tar = write_tar(tmp_path / "a.tar", sample("0", jpeg(30, 20), json={"label": 0.5}))
-    labelled = open_webdataset(tar, column=["label"])
-    before = labelled.fingerprint()
-    assert [(entry.label, entry.values) for entry in labelled.entries()] == [(0, (0.5,))]
-    assert labelled.fingerprint() == before
-    assert [cls.name for cls in labelled.classes()] == ["unlabeled"]
+    labeled = open_webdataset(tar, column=["label"])
+    before = labeled.fingerprint()
+    assert [(entry.label, entry.values) for entry in labeled.entries()] == [(0, (0.5,))]
+    assert labeled.fingerprint() == before
+    assert [cls.name for cls in labeled.classes()] == ["unlabeled"]
 
 
 def test_list_of_paths_alone_needs_no_labels(root: Path) -> None:

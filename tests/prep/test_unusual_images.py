@@ -164,7 +164,7 @@ def raw_tiff(bits: int, *, photometric: int = 1, sample_format: int = 1, order: 
     return begin + data + struct.pack(f"{order}H", len(entries)) + b"".join(entries) + bytes(4)
 
 
-def grey_sixteen(format_: str) -> bytes:
+def gray_sixteen(format_: str) -> bytes:
     return encoded(Image.fromarray(sixteen_bits(1)[..., 0]), format_)
 
 
@@ -214,7 +214,7 @@ def flat(data: bytes, *, transform: int) -> bytes:
 PLAIN = jpeg(50, 60)
 LARGE = jpeg(200, 160)
 KEPT = {
-    "grey-jpeg": Case(lambda: jpeg(50, 60, mode="L")),
+    "gray-jpeg": Case(lambda: jpeg(50, 60, mode="L")),
     "progressive": Case(lambda: jpeg(50, 60, progressive=True)),
     "arithmetic": Case(lambda: ARITHMETIC),
     "restart-markers": Case(lambda: jpeg(50, 60, restart_marker_blocks=1)),
@@ -247,8 +247,8 @@ KEPT = {
     "png-named-jpeg": Case(lambda: encoded(make_image(50, 60), "PNG")),
     "png": Case(lambda: encoded(make_image(50, 60), "PNG"), name="x.png"),
     "png-alpha": Case(lambda: encoded(faded(), "PNG"), name="x.png", like=solid("PNG")),
-    "png-grey": Case(lambda: encoded(make_image(50, 60, mode="L"), "PNG"), name="x.png"),
-    "png-grey-alpha": Case(lambda: encoded(faded().convert("LA"), "PNG"), name="x.png"),
+    "png-gray": Case(lambda: encoded(make_image(50, 60, mode="L"), "PNG"), name="x.png"),
+    "png-gray-alpha": Case(lambda: encoded(faded().convert("LA"), "PNG"), name="x.png"),
     "png-palette": Case(lambda: encoded(make_image(50, 60).quantize(64), "PNG"), name="x.png"),
     "png-palette-alpha": Case(
         lambda: encoded(make_image(50, 60).quantize(64), "PNG", transparency=bytes(range(64))),
@@ -256,7 +256,7 @@ KEPT = {
         like=same_as(lambda: encoded(make_image(50, 60).quantize(64), "PNG")),
     ),
     "png-black-white": Case(lambda: encoded(make_image(50, 60, mode="1"), "PNG"), name="x.png"),
-    "png-grey-16": Case(lambda: grey_sixteen("PNG"), name="x.png", like=lambda: upper_bytes(1)),
+    "png-gray-16": Case(lambda: gray_sixteen("PNG"), name="x.png", like=lambda: upper_bytes(1)),
     "png-rgb-16": Case(lambda: raw_png(sixteen_bits(3), 2), name="x.png", like=lambda: upper_bytes(3)),
     "png-rgba-16": Case(lambda: raw_png(sixteen_bits(4), 6), name="x.png", like=lambda: upper_bytes(4)),
     "png-interlaced": Case(lambda: raw_png(drawn(), 2, interlaced=True), name="x.png", like=drawn),
@@ -278,11 +278,11 @@ KEPT = {
     "tiff-12": Case(lambda: raw_tiff(12), name="x.tif", like=lambda: upper_bytes(1)),
     "tiff-16-big-endian": Case(lambda: raw_tiff(16, order=">"), name="x.tif", like=lambda: upper_bytes(1)),
     "tiff-16-white": Case(lambda: raw_tiff(16, photometric=0), name="x.tif", like=lambda: 255 - upper_bytes(1)),
-    "tiff-16": Case(lambda: grey_sixteen("TIFF"), name="x.tif", like=lambda: upper_bytes(1)),
+    "tiff-16": Case(lambda: gray_sixteen("TIFF"), name="x.tif", like=lambda: upper_bytes(1)),
     "ppm": Case(lambda: encoded(make_image(32, 32), "PPM"), name="x.ppm", like=drawn),
     "pgm": Case(lambda: encoded(make_image(50, 60, mode="L"), "PPM"), name="x.pgm"),
     "pbm": Case(lambda: encoded(make_image(50, 60, mode="1"), "PPM"), name="x.pbm"),
-    "pgm-16": Case(lambda: grey_sixteen("PPM"), name="x.pgm", like=lambda: upper_bytes(1)),
+    "pgm-16": Case(lambda: gray_sixteen("PPM"), name="x.pgm", like=lambda: upper_bytes(1)),
     "png-pixel-bomb": Case(BOMBS["png-pixels"][0], name="x.png"),
     "one-pixel": Case(lambda: jpeg(1, 1)),
     "one-column": Case(lambda: jpeg(1, 5000)),
@@ -319,7 +319,7 @@ REJECTED: dict[str, Callable[[], bytes]] = {
     "lfs-pointer": lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
     "jpeg-without-image": lambda: b"\xff\xd8\xff\xd9",
     "twelve-bits": lambda: with_frame(PLAIN, kind=0xC1, bits=12),
-    "lossless-grey": lambda: lossless_jpeg(drawn()[..., :1]),
+    "lossless-gray": lambda: lossless_jpeg(drawn()[..., :1]),
     "lossless-cmyk": lambda: lossless_jpeg(sixteen_bits(4).astype(np.uint8)),
     "hierarchical": lambda: with_frame(PLAIN, kind=0xC5),
     "two-channels": lambda: bare(channels=2),

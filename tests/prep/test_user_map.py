@@ -81,7 +81,7 @@ def build_with_map(tree: Path, out: Path, function: str, max_bad: str = "0") -> 
 
 @pytest.mark.parametrize("function", ["inverted", "halved"])
 def test_map_receives_rgb_pixels_before_the_resize(module: Path, src: Path, tmp_path: Path, function: str) -> None:
-    (src / "dog/grey.jpg").write_bytes(jpeg(50, 50, mode="L"))
+    (src / "dog/gray.jpg").write_bytes(jpeg(50, 50, mode="L"))
     (src / "dog/palette.png").write_bytes(encoded(make_image(50, 50).quantize(16), "PNG"))
     store = open_store(build_with_map(src, tmp_path / "out", function))
     assert len(store) == 5

@@ -29,7 +29,7 @@ def gather_facts(store: Path) -> PageContent:
 
 
 def make_hostile_tree(root: Path) -> Path:
-    """Write folders and files with hostile names. One file is truncated, some are grey, and one begins like HTML."""
+    """Write folders and files with hostile names. One file is truncated, some are gray, and one begins like HTML."""
     for number, name in enumerate(ATTACKS):
         (root / name).mkdir(parents=True)
         (root / name / "script>.jpg").write_bytes(jpeg(60 + 40 * number, 300, seed=number))
@@ -67,7 +67,7 @@ def make_store_of_many_classes(root: Path) -> Path:
         for row, (width, height) in enumerate(sides)
     ]
     replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + sample_lines(map(astuple, samples)))
-    rejects = [Reject(f"a/{row}.jpg", ("grey", "garbled: x", "CMYK")[row % 3], "kept") for row in range(30)]
+    rejects = [Reject(f"a/{row}.jpg", ("gray", "garbled: x", "CMYK")[row % 3], "kept") for row in range(30)]
     rejects += [Reject(f"b/{number}.jpg", "truncated: y", "rejected") for number in range(10)]
     replace_file(root, "rejects.tsv", line(REJECT_COLUMNS) + b"".join(map(reject_line, rejects)))
     resign(root, lambda facts: facts["columns"][0].update(name="<script>window.attacked=8</script>"))

@@ -82,7 +82,7 @@ def test_sampled_rows_are_evenly_spaced(first: int, count: int, wanted: int) -> 
 def test_staged_part_shows_and_checks_its_own_rows(tmp_path: Path) -> None:
     images = random_images(30, shape=(4, 4, 3))
     root = make_store(tmp_path / "a", images)
-    unusual = [Reject("class0/3.jpg", "grey", "kept"), Reject("class2/11.jpg", "grey", "kept")]
+    unusual = [Reject("class0/3.jpg", "gray", "kept"), Reject("class2/11.jpg", "gray", "kept")]
     replace_file(root, "rejects.tsv", line(REJECT_COLUMNS) + b"".join(map(reject_line, unusual)))
     stage_store(open_store(root), tmp_path / "part", rows=range(10, 25))
     facts = gather_facts(tmp_path / "part")
@@ -140,7 +140,7 @@ def test_malformed_samples_file_is_reported(damaged: str, tmp_path: Path) -> Non
 
 def test_rejects_are_counted_listed_and_shown_by_kind(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(5))
-    kinds = [("grey", "kept"), ("truncated: a", "rejected"), ("truncated: b", "rejected"), ("alpha", "left out")]
+    kinds = [("gray", "kept"), ("truncated: a", "rejected"), ("truncated: b", "rejected"), ("alpha", "left out")]
     rejects = [Reject(f"{number}.jpg", *kinds[number % 4]) for number in range(2000)]
     rejects += [Reject(f"x{number}", f"kind {number}", "kept") for number in range(50)]
     replace_file(root, "rejects.tsv", line(REJECT_COLUMNS) + b"".join(map(reject_line, rejects)))
@@ -150,12 +150,12 @@ def test_rejects_are_counted_listed_and_shown_by_kind(tmp_path: Path) -> None:
     assert (gathered.unusual, gathered.rejected, len(gathered.listed)) == (550, 1500, 500)
     assert gathered.listed == rejects[:500]
     shown = Counter(reject.reason for reject in gathered.shown)
-    assert (shown["grey"], shown.total()) == (4, 24)
+    assert (shown["gray"], shown.total()) == (4, 24)
 
 
 def test_unusual_images_are_shown_by_their_rows(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(90))
-    odd = [Reject("class0/81.jpg", "grey", "kept"), Reject("class1/4.jpg", "grey", "kept"), Reject("a", "x", "kept")]
+    odd = [Reject("class0/81.jpg", "gray", "kept"), Reject("class1/4.jpg", "gray", "kept"), Reject("a", "x", "kept")]
     replace_file(root, "rejects.tsv", line(REJECT_COLUMNS) + b"".join(map(reject_line, odd)))
     facts = gather_facts(root)
     assert [(reject, shown.row) for reject, shown in facts.unusual] == [(odd[0], 81), (odd[1], 4)]

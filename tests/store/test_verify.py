@@ -62,7 +62,7 @@ def facts(report: Report) -> tuple[object, ...]:
 def rich(originals: Originals, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A store with a column and rejects in each container, and a staged part. Together they have every kind of file."""
     folder, stores = tmp_path_factory.mktemp("flips"), []
-    rejects = [Reject("train/a\tb.JPEG", "truncated: é", "rejected"), Reject("c.JPEG", "grey", "kept")]
+    rejects = [Reject("train/a\tb.JPEG", "truncated: é", "rejected"), Reject("c.JPEG", "gray", "kept")]
     for name, original in originals.items():
         store = Path(shutil.copytree(original, folder / name))
         replace_file(store, "rejects.tsv", line(REJECT_COLUMNS) + b"".join(map(reject_line, rejects)))

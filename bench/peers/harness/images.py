@@ -24,7 +24,7 @@ SAME_DECODER = "PEERS_SAME_DECODER"  # set in the environment of processes that 
 
 
 def decode(path: Path, size: int, *, stretch: bool = False) -> Row:
-    """Decode a file to (size, size, 3): resize the shorter side to `size`, bilinear, and crop the centre.
+    """Decode a file to (size, size, 3): resize the shorter side to `size`, bilinear, and crop the center.
 
     With `stretch`, resize both sides to `size`. Pillow decodes it, or simplejpeg if SAME_DECODER is set.
     """

@@ -44,7 +44,7 @@ def _format_examples(self: object, ctx: Click, formatter: Click) -> None:
                 formatter.write(f"{'':{formatter.current_indent}}{line.replace('prep ', f'{name} ', 1)}\n")
 
 
-class _Summarised:
+class _Summarized:
     """A command whose line in a list of commands is the whole first sentence of its help."""
 
     def get_short_help_str(self, limit: int = 0) -> str:
@@ -82,7 +82,7 @@ def with_options(function: Callable[..., None], options: type, more: Iterable[Pa
     return wrapped
 
 
-class Group(_Summarised, TyperGroup):
+class Group(_Summarized, TyperGroup):
     """A group of commands; those in `lazy` are created on first use."""
 
     format_epilog = _format_examples
@@ -99,7 +99,7 @@ class Group(_Summarised, TyperGroup):
         return super().get_command(ctx, name)
 
 
-class Command(_Summarised, TyperCommand):
+class Command(_Summarized, TyperCommand):
     """A command whose help ends with its examples."""
 
     format_epilog = _format_examples

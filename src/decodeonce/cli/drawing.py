@@ -76,14 +76,14 @@ def fitted(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.Image
 def with_paired(arrays: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8] | None:
     """Return an image with its masks drawn over it, and with its second images to its right; None without an image.
 
-    Each value of a mask above 0 is a colour, mixed half and half with the image.
+    Each value of a mask above 0 is a color, mixed half and half with the image.
     """
     if not arrays:
         return None
     image, *others = arrays
-    colours = np.array([[(n * step) % 256 for step in (97, 53, 193)] for n in range(256)], np.uint8)
+    colors = np.array([[(n * step) % 256 for step in (97, 53, 193)] for n in range(256)], np.uint8)
     for mask in (other for other in others if other.ndim == 2):
-        mixed = image // 2 + colours[mask] // 2
+        mixed = image // 2 + colors[mask] // 2
         image = np.where(mask[:, :, None] > 0, mixed, image)
     return np.concatenate([image, *(other for other in others if other.ndim == 3)], axis=1)
 
@@ -91,8 +91,8 @@ def with_paired(arrays: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8] | None
 def thumbnail(pixels: NDArray[np.uint8] | None, boxes: Sequence[NamedBox] = ()) -> Image.Image | None:
     """Return pixels of shape (H, W, C) as an RGB image of at most 128 pixels per side, with boxes; None for None.
 
-    Smaller images are enlarged by an integer factor. With one or two channels, the first is shown as grey; with more
-    than three, the first three are shown as colours.
+    Smaller images are enlarged by an integer factor. With one or two channels, the first is shown as gray; with more
+    than three, the first three are shown as colors.
     """
     if pixels is None:
         return None
@@ -159,10 +159,10 @@ def draw_sheet(shown: Sequence[ShownRow]) -> bytes:
             sheet.paste(one.image, (left, y))
         if one.damaged:
             draw.rectangle((left - 3, y - 3, left + width + 2, y + height + 2), outline=RED, width=3)
-        colours = [INK] * (len(caption) - 1) + [RED if one.damaged else FAINT]
-        for number, (text, colour) in enumerate(zip(caption, colours, strict=True)):
+        colors = [INK] * (len(caption) - 1) + [RED if one.damaged else FAINT]
+        for number, (text, color) in enumerate(zip(caption, colors, strict=True)):
             place = (left, top + high + 3 + number * LINE)
-            draw.text(place, fitted(text, SIDE, font), font=font, fill=colour)
+            draw.text(place, fitted(text, SIDE, font), font=font, fill=color)
     encoded = io.BytesIO()
     sheet.save(encoded, "PNG")
     return encoded.getvalue()

@@ -213,7 +213,7 @@ class Device:
             tensor.record_stream(stream)
 
     def empty(self, shape: Shape) -> Tensor:
-        """Allocate uninitialised uint8 device memory."""
+        """Allocate uninitialized uint8 device memory."""
         return torch.empty(shape, dtype=torch.uint8, device=self._device)
 
     def put(self, target: Tensor, places: Tensor, rows: Tensor) -> None:
@@ -454,7 +454,7 @@ class StreamDelivery(Delivery):
         # The tensors were allocated on the side stream. When the user drops one, the allocator would give its memory to
         # the next copy on that stream at once, while kernels on the consumer's stream may still read it. `keep` delays
         # the reuse until the consumer's stream has done the work queued by then. To use a batch on a third stream,
-        # the user must synchronise streams, as for any other tensor.
+        # the user must synchronize streams, as for any other tensor.
         for tensor in sent.batch.tensors():
             self._device.keep(tensor, stream)
         self._receipts.append(self._device.record())

@@ -405,11 +405,11 @@ def _resample(lines: Tensor, first: Tensor, length: Tensor, out: int) -> Tensor:
     reached = math.ceil(2 * max(1.0, size / out))
     scale = (length / out)[:, None]
     reach = scale.clamp(min=1)
-    centres = first[:, None] + torch.arange(0.5, out, dtype=torch.float32, device=lines.device) * scale
+    centers = first[:, None] + torch.arange(0.5, out, dtype=torch.float32, device=lines.device) * scale
     offsets = torch.arange(0.0, reached, dtype=torch.float32, device=lines.device)
-    places = (centres - reach + 0.5).floor_()[:, :, None] + offsets
+    places = (centers - reach + 0.5).floor_()[:, :, None] + offsets
     inside = (places >= first[:, None, None]) & (places < (first + length)[:, None, None])
-    distances = (places + 0.5 - centres[:, :, None]).div_(reach[:, :, None]).abs_()
+    distances = (places + 0.5 - centers[:, :, None]).div_(reach[:, :, None]).abs_()
     weights = distances.neg_().add_(1).clamp_(min=0).mul_(inside)
     weights = weights.div_(weights.sum(2, keepdim=True)).view(batch * out, reached)
     numbers = places.clamp_(0, size - 1).to(torch.int64)

@@ -130,9 +130,9 @@ class CutMix(_Mix):
         """int64 (B, 4): top, bottom, left and right, computed as in torchvision's CutMix."""
         ends = []
         for size, middle in zip((height, width), draws.uniform(4)[:, 2:].unbind(1), strict=True):
-            centre = (middle * size).to(torch.int64)
+            center = (middle * size).to(torch.int64)
             reach = self._draw(draws, chosen, _reaches(self.alpha, size, middle.device), 0)
-            ends += [(centre - reach).clamp(min=0), (centre + reach).clamp(max=size)]
+            ends += [(center - reach).clamp(min=0), (center + reach).clamp(max=size)]
         return torch.stack(ends, 1)
 
     def _mix(self, images: Tensor, others: Tensor, draws: Draws, chosen: Tensor) -> Tensor:
@@ -253,7 +253,7 @@ def _all(draws: Draws) -> Tensor:
 def _partners(draws: Draws) -> Tensor:
     """int64 (B,): for each image, the index of the image to mix it with; its own only if it is alone in the batch.
 
-    This is random and not the row before: rows ascend within a batch, and neighbours in a store often have one class.
+    This is random and not the row before: rows ascend within a batch, and neighbors in a store often have one class.
     """
     order = draws.uniform(5)[:, 4].argsort(stable=True)
     return torch.empty_like(order).scatter_(0, order, order.roll(1))

@@ -1,4 +1,4 @@
-"""Site profiles: TOML files with the settings that a computing centre needs in every job."""
+"""Site profiles: TOML files with the settings that a computing center needs in every job."""
 
 from __future__ import annotations
 

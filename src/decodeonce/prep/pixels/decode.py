@@ -43,9 +43,9 @@ FILTERS = {
 }
 SUFFIX_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".webp": "WEBP"}
 SUFFIX_FORMATS |= {".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM", ".pbm": "PPM", ".avif": "AVIF"}
-UNUSUAL_MODES = {"L": "grey", "LA": "grey with alpha", "1": "black and white", "P": "palette", "RGBA": "alpha"}
+UNUSUAL_MODES = {"L": "gray", "LA": "gray with alpha", "1": "black and white", "P": "palette", "RGBA": "alpha"}
 UNUSUAL_MODES["CMYK"] = "CMYK"
-REJECTED_MODES = {"F": "floating point pixels, of no known range", "LAB": "LAB colours, which are not converted"}
+REJECTED_MODES = {"F": "floating point pixels, of no known range", "LAB": "LAB colors, which are not converted"}
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -59,8 +59,8 @@ END_MARKER = b"\xff\xd9"
 ORIENTATION = 0x0112
 UNUSED_BITS = 3  # Gray that does not use so many upper bits is nearly black.
 PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # of TIFF
-# Raw modes of grey that Pillow scales to 0..255: 2 and 4 bits in PNG and TIFF, another maximum than 255 in PGM.
-SCALED_GREY = re.compile(r"'L;[24]I?R?'|\('L', (?!255\))\d+\)")
+# Raw modes of gray that Pillow scales to 0..255: 2 and 4 bits in PNG and TIFF, another maximum than 255 in PGM.
+SCALED_GRAY = re.compile(r"'L;[24]I?R?'|\('L', (?!255\))\d+\)")
 SCALED_DEEP = re.compile(r"\('I', (?!65535\))\d+\)")  # the same for PGM of more than 8 bits
 
 
@@ -211,13 +211,13 @@ class Decoder:
 
     def _decode_plain_jpeg(self, data: bytes, box: Box | None, turn: int) -> DecodedImage | None:
         try:
-            height, width, colours, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+            height, width, colors, _ = simplejpeg.decode_jpeg_header(data, strict=False)
         except (ValueError, KeyError):  # simplejpeg raises KeyError for a header without a color space
             return None
-        if colours not in ("YCbCr", "RGB", "Gray"):
+        if colors not in ("YCbCr", "RGB", "Gray"):
             return None
         _check_size(width, height)
-        unusual = "grey" if colours == "Gray" else ""
+        unusual = "gray" if colors == "Gray" else ""
         least = self._least_size(width, height, box, turn) if self._recipe.scaled_decode else (0, 0)
         pixels = self._jpeg_pixels(data, width, height, least)
         if isinstance(pixels, str) and pixels.startswith("Premature end"):
@@ -409,9 +409,9 @@ def _values(image: Image.Image) -> DecodedImage:
     if image.mode not in ("1", "L", "P"):
         expected = "expected one channel of 8 bits or a palette; name it NAME:rgb to keep three channels"
         raise Undecodable(f"{image.mode} pixels, {expected}")
-    if SCALED_GREY.search(str(getattr(image, "tile", ""))):
+    if SCALED_GRAY.search(str(getattr(image, "tile", ""))):
         advice = "save it with 8 bits per pixel or as a palette"
-        raise Undecodable(f"levels of grey that do not go up to 255, which Pillow scales to 0..255; {advice}")
+        raise Undecodable(f"levels of gray that do not go up to 255, which Pillow scales to 0..255; {advice}")
     values = Image.fromarray(np.asarray(image).astype(np.uint8))
     return DecodedImage(values, *image.size, str(image.format))
 

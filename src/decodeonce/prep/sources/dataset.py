@@ -24,7 +24,7 @@ from decodeonce.prep.pixels.user_map import import_function
 from decodeonce.prep.processes.child import Parent, run_workers
 from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.folder import ClassList, NoLabels, check_no_duplicates, check_unlabeled
-from decodeonce.prep.sources.labels import LabelledSource
+from decodeonce.prep.sources.labels import LabeledSource
 from decodeonce.prep.sources.parquet import class_names as names_in_schema
 from decodeonce.prep.sources.parquet import column, describe_labels, find_columns
 from decodeonce.prep.user_code import raised_text, user_code
@@ -152,7 +152,7 @@ class HuggingFaceDataset:
             yield DatasetSample(b"", text, dict(zip(self.columns, values, strict=True)))
 
 
-class DatasetSource(LabelledSource):
+class DatasetSource(LabeledSource):
     """The samples of a dataset that a function or class returns.
 
     Listing reads every sample once, in several processes, because only the samples themselves contain their labels.
@@ -257,8 +257,8 @@ class DatasetSource(LabelledSource):
         self._learn(seen)
         for first in sorted(listed):
             for index, (label, numbers, size, version, problem) in enumerate(json.loads(listed[first]), first):
-                number, unlabelled = (0, "") if problem else self._class_of(label)
-                problem = problem or unlabelled
+                number, unlabeled = (0, "") if problem else self._class_of(label)
+                problem = problem or unlabeled
                 values = () if problem else self._checked(map(numbers.get, self.column_names), f"{self._name}[{index}]")
                 yield Entry(b"%d" % index, number, size, version, problem, place=index, values=values)
 
@@ -500,7 +500,7 @@ def _encoded_mask(name: str, value: Any) -> bytes:
 
 
 def _pixels(image: Any) -> NDArray[Any]:
-    """Return the pixels of a PIL image: 8 or 16 bits of grey, or RGB."""
+    """Return the pixels of a PIL image: 8 or 16 bits of gray, or RGB."""
     from decodeonce.prep.pixels.decode import REJECTED_MODES
 
     if image.mode == "I" or image.mode in REJECTED_MODES:
@@ -510,14 +510,14 @@ def _pixels(image: Any) -> NDArray[Any]:
 
 
 def _netpbm(pixels: NDArray[Any]) -> bytes:
-    """Return 8-bit grey, 16-bit grey or RGB pixels as a PGM or PPM file."""
+    """Return 8-bit gray, 16-bit gray or RGB pixels as a PGM or PPM file."""
     kind, deep = "6" if pixels.shape[2:] == (3,) else "5", pixels.dtype != np.uint8
     header = f"P{kind}\n{pixels.shape[1]} {pixels.shape[0]}\n{65535 if deep else 255}\n"
     return header.encode() + (pixels.astype(">u2") if deep else pixels).tobytes()
 
 
 def _label_text(label: object) -> str | None:
-    """Return a label as LabelledSource takes it; raise Undecodable if it is neither a number nor a text."""
+    """Return a label as LabeledSource takes it; raise Undecodable if it is neither a number nor a text."""
     if label is None or isinstance(label, str):
         if not _is_name(label or ""):
             raise Undecodable(f"label is {label!r:.80}, which is not valid Unicode")

@@ -23,7 +23,7 @@ from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, stat_entries, system_of
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import CHUNK, HolderFile
-from decodeonce.prep.sources.labels import LabelledSource, parse_value
+from decodeonce.prep.sources.labels import LabeledSource, parse_value
 from decodeonce.prep.sources.safe_open import Links, expecting
 from decodeonce.remote import absolute, as_path, check_scheme, check_url, is_url, scheme_of, source_path
 from decodeonce.store.layout import Json
@@ -37,7 +37,7 @@ LOOKED_AT = 4096  # a binary file has a zero in its first bytes
 MAX_LINE = 1 << 20  # characters of a line; a path has at most 4096
 
 
-class ListSource(LabelledSource):
+class ListSource(LabeledSource):
     """The images that a text file lists, in its order: one path per line, or a TSV or CSV table of paths and labels.
 
     The list is read twice, first for its classes. Duplicate paths are rejected.
@@ -110,15 +110,15 @@ class ListSource(LabelledSource):
 
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}
-        labelled, layout = False, find_layout(self.file, self._columns)
+        labeled, layout = False, find_layout(self.file, self._columns)
         self._keeps_labels = layout.label in layout.others and not self._columns.label
         for number, (line, name) in enumerate(self._lines()):
             if number == 0 and not layout.header:
                 self._check_first(line, name)
-            labelled = line.label is not None
+            labeled = line.label is not None
             if label := self._label(line, name):
                 seen.setdefault(label, f"{self.file}: line {line.number}")
-        self._learn(seen, numbered=labelled)
+        self._learn(seen, numbered=labeled)
 
     def _check_first(self, line: ListLine, name: bytes) -> None:
         """Raise BuildError if the first line may be a header line with unknown names, which would add a class."""

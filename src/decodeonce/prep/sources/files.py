@@ -187,8 +187,8 @@ class RemoteFiles:
         return find_objects(pattern, suffixes, deep=deep)
 
     def walk(self, root: Path, folder: str, names: Sequence[str], links: Links) -> Iterator[Entry]:
-        def below(labelled: tuple[int, str]) -> list[Entry]:
-            label, top = labelled
+        def below(labeled: tuple[int, str]) -> list[Entry]:
+            label, top = labeled
             found = sorted((name_bytes(inner).split(b"/"), version) for inner, version in list_objects(str(root / top)))
             shown = ((parts, version) for parts, version in found if not any(part.startswith(b".") for part in parts))
             return [_sized_entry(os.path.join(name_bytes(top), *parts), label, *version) for parts, version in shown]

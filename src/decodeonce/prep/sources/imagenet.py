@@ -101,7 +101,7 @@ def _find(root: Path, split: str, links: Links) -> ImagenetSplit:
     own = "val" if os.path.basename(os.path.realpath(root)) in VAL_NAMES else "train"
     form = next(_forms_of(root, "", own, links), None)
     if form is None or split not in ("auto", form.split):
-        raise _unrecognised(root, split)
+        raise _unrecognized(root, split)
     return form
 
 
@@ -178,7 +178,7 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
         yield ImagenetTarSource(root, split=split, files=files, apart=True)
 
 
-def _unrecognised(root: Path, split: str) -> BuildError:
+def _unrecognized(root: Path, split: str) -> BuildError:
     with expecting(root, f"expected a folder with {KNOWN}; or one of these archives"):
         if not system_of(root).is_file(root):
             system_of(root).list_folder(root)
@@ -383,7 +383,7 @@ class ArchiveSource(ImagenetSplit):
         """Return what holds the images of each class; with the name "", what holds those in one folder."""
 
     @abstractmethod
-    def _entries_of(self, labelled: tuple[int, Any]) -> list[Entry]:
+    def _entries_of(self, labeled: tuple[int, Any]) -> list[Entry]:
         """Return the entries of a part with this label, in the order of a tree walk."""
 
     @property
@@ -458,8 +458,8 @@ class ImagenetTarSource(ArchiveSource):
     def read(self, entry: Entry) -> bytes:
         return self.files.read(entry.unit, entry.place, entry.size)
 
-    def _entries_of(self, labelled: tuple[int, ClassTar]) -> list[Entry]:
-        label, tar = labelled
+    def _entries_of(self, labeled: tuple[int, ClassTar]) -> list[Entry]:
+        label, tar = labeled
         members = [member for member in self._members(tar) if not self.is_flat or is_image_name(member.base_name)]
         return [self.files.entry(tar[0], member, label) for member in sort_members(members, "tar")]
 
@@ -527,6 +527,6 @@ class ImagenetZipSource(ArchiveSource):
     def _listing(self) -> ImagenetZip:
         return zip_listing(self.root, self.files.files[0])
 
-    def _entries_of(self, labelled: tuple[int, list[Member]]) -> list[Entry]:
-        label, members = labelled
+    def _entries_of(self, labeled: tuple[int, list[Member]]) -> list[Entry]:
+        label, members = labeled
         return [self.files.entry(0, member, label) for member in sort_members(members, "zip")]

@@ -57,15 +57,15 @@ class ValLabels(NamedTuple):
     def sort(self, entries: Iterable[Entry], names: list[str]) -> list[Entry]:
         """Return the entries with their labels, sorted by label and name. Those without one come last, as problems."""
         numbers = {name: number for number, name in enumerate(names)}
-        labelled, others = [], []
+        labeled, others = [], []
         for entry in entries:
             wnid = self.wnids.get(stem_of(entry.name))
             if wnid is None:
                 others.append(replace(entry, problem=entry.problem or f"no label in {self.origin}"))
             else:
-                labelled.append(replace(entry, label=numbers[wnid]))
-        labelled.sort(key=lambda entry: (entry.label, os.path.basename(entry.name)))
-        return [*labelled, *sorted(others, key=lambda entry: entry.name)]
+                labeled.append(replace(entry, label=numbers[wnid]))
+        labeled.sort(key=lambda entry: (entry.label, os.path.basename(entry.name)))
+        return [*labeled, *sorted(others, key=lambda entry: entry.name)]
 
 
 class CompanionFiles:

@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECAS
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(?:\.0*)?")  # pandas writes 5.0 if another label of the table is missing
 
 
-class LabelledSource(Source):
+class LabeledSource(Source):
     """Base of sources that learn their classes from labels in the data.
 
     `entries` of a subclass must call `_learn` with all labels before it yields, and `_class_of` for each sample.

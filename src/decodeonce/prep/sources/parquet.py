@@ -21,7 +21,7 @@ from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import Holder, HolderFile, ObjectHolder
-from decodeonce.prep.sources.labels import LabelledSource
+from decodeonce.prep.sources.labels import LabeledSource
 from decodeonce.prep.sources.patterns import matching_files
 from decodeonce.prep.sources.source_files import FileFacts, SourceFiles
 from decodeonce.store.layout import Json
@@ -66,7 +66,7 @@ class Columns(NamedTuple):
     numbers: Sequence[str] = ()
 
 
-class ParquetSource(LabelledSource):
+class ParquetSource(LabeledSource):
     """The rows of Parquet files, in their order. Made by `open_parquet`.
 
     A sample is named by its file, its row in the file and its own path. Listing reads labels and paths but no images,

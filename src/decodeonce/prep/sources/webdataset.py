@@ -28,7 +28,7 @@ from decodeonce.prep.sources.archives import list_tar
 from decodeonce.prep.sources.files import parallel_map, system_of
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream, Holder, Member, read_exactly
-from decodeonce.prep.sources.labels import LabelledSource, NumberColumn, number_columns
+from decodeonce.prep.sources.labels import LabeledSource, NumberColumn, number_columns
 from decodeonce.prep.sources.patterns import matching_files
 from decodeonce.prep.sources.safe_open import expecting
 from decodeonce.prep.sources.source_files import FileFacts, SourceFiles
@@ -46,7 +46,7 @@ _PARTS = re.compile(rb"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)
 _PARTS_AT_LAST_DOT = re.compile(rb"((?:.*/)?[^/]+)\.([^/.]+)", re.DOTALL)
 
 
-class WebdatasetSource(LabelledSource):
+class WebdatasetSource(LabeledSource):
     """The samples of WebDataset shards, in the order of shards and members. Made by `open_webdataset`.
 
     A sample is named by its shard and its image's name in it. Gzipped shards are unpacked while they are listed, and
