@@ -97,7 +97,8 @@ def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
 
 def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
     composed, decomposed = "cat/gr\u00f6\u00dfe.jpg", "dog/gro\u0308\u00dfe.jpg"
-    for name in (composed, decomposed):
+    (root / "cat/in").mkdir()
+    for name in (composed, decomposed, "cat/in/3.jpg"):
         write_list(root / name, "image")
     for path, cause in (
         ("cat/1.jpg ", "; the path ends with a blank"),
@@ -108,10 +109,21 @@ def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
         (unicodedata.normalize("NFC", decomposed), "; a file of this name in another Unicode form (NFD) exists"),
         ("cat/1", "; a file of this name with the suffix .jpg exists; pass --suffix .jpg"),
         ("cat/1.JPG", "; a file of this name with the suffix .jpg exists"),
+        ("cat/1jpg", "; a file of this name with the suffix .jpg exists; pass --suffix .jpg"),
+        ("1.jpg", f"; cat/1.jpg exists; pass --root {root}/cat"),
+        ("in/3", f"; cat/in/3.jpg exists; pass --root {root}/cat --suffix .jpg"),
         ("cat/gone", ""),
     ):
         (entry,) = listed(root, f"{path}\tpug\n").entries()
         assert entry.problem == f"No such file or directory{cause}"
+
+
+def test_columns_that_are_not_kept_are_named(root: Path) -> None:
+    text = "path,sky,note,age\ncat/1.jpg,1,old,3.5\n"
+    file = write_list(root / "tags.csv", text)
+    source = open_list(file, column=["sky"], no_labels=True)
+    assert source.warnings(1) == ["note, age of the table are not kept; --column NAME keeps a column of numbers"]
+    assert open_list(write_list(root / "plain.csv", "path,label\ncat/1.jpg,a\n")).warnings(0) == []
 
 
 def test_paths_may_begin_with_a_slash_if_the_root_is_given(root: Path) -> None:

@@ -94,10 +94,11 @@ def test_labels_that_are_fractions_are_an_error(tmp_path: Path) -> None:
 
 def test_images_next_to_class_folders_are_counted(tmp_path: Path) -> None:
     (tmp_path / "src/cat").mkdir(parents=True)
-    for name in ("cat/1.jpg", "2.JPG", "3.png", "notes.txt"):
+    for name in ("cat/1.jpg", "2.JPG", "3.png", "notes.txt", "train.csv"):
         (tmp_path / "src" / name).write_bytes(jpeg(40, 30))
     done = prep("build", "folder", tmp_path / "src", tmp_path / "out", "--size", 8)
     assert "2 images next to the class folders (first '2.JPG'), in no class; left out" in done.stderr
+    assert f"train.csv is not read; if it has the labels, run `prep build list {tmp_path}/src/train.csv" in done.stderr
     assert done.returncode == 0
 
 

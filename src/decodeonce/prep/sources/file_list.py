@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -34,6 +34,7 @@ LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "t
 EXPECTED = "expected a list of images"
 MISSING = os.strerror(errno.ENOENT)
 LOOKED_AT = 4096  # a binary file has a zero in its first bytes
+MOST_ENTRIES, MOST_FOLDERS = 1000, 16  # looked at to find out why a file is missing
 MAX_LINE = 1 << 20  # characters of a line; a path has at most 4096
 
 
@@ -107,6 +108,12 @@ class ListSource(LabeledSource):
         """Yield every sample, in the order of the list."""
         self._learn_classes()
         return map(self._with_cause, stat_entries(self.root, self._listed(), self.links))
+
+    def warnings(self, samples: int) -> list[str]:
+        if not (left := find_layout(self.file, self._columns).left):
+            return super().warnings(samples)
+        names = f"{', '.join(left):.200} of the table {'is' if len(left) == 1 else 'are'} not kept"
+        return [*super().warnings(samples), f"{names}; --column NAME keeps a column of numbers"]
 
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}
@@ -207,14 +214,34 @@ def _cause_of_missing(root: Path, name: str) -> str:
     """Return why there is probably no file of this name; "" if that is unknown."""
     if odd := _oddity(name):
         return odd
-    others = {f"in another Unicode form ({form}) exists": unicodedata.normalize(form, name) for form in ("NFC", "NFD")}
-    others |= {f"with the suffix {suffix} exists; pass --suffix {suffix}": name + suffix for suffix in IMAGE_SUFFIXES}
-    stem, suffix = os.path.splitext(name)
-    others |= {f"with the suffix {other} exists": stem + other for other in (suffix.upper(), suffix.lower())}
-    for cause, other in others.items():
-        if other != name and os.path.exists(os.path.join(os.fsencode(root), name_bytes(other))):
+    suffixes = {name + suffix: suffix for suffix in IMAGE_SUFFIXES}
+    suffixes |= {
+        name.removesuffix(suffix[1:]) + suffix: suffix for suffix in IMAGE_SUFFIXES if name.endswith(suffix[1:])
+    }
+    others = {other: f"with the suffix {suffix} exists; pass --suffix {suffix}" for other, suffix in suffixes.items()}
+    others |= {unicodedata.normalize(form, name): f"in another Unicode form ({form}) exists" for form in ("NFC", "NFD")}
+    stem, end = os.path.splitext(name)
+    others |= {stem + other: f"with the suffix {other} exists" for other in (end.upper(), end.lower())}
+    others.pop(name, None)
+    for other, cause in others.items():
+        if os.path.exists(os.path.join(os.fsencode(root), name_bytes(other))):
             return f"a file of this name {cause}"
+    for folder in _subfolders(root):
+        top = root / folder
+        for other in (name, *suffixes):
+            if os.path.exists(os.path.join(os.fsencode(top), name_bytes(other))):
+                more = f" --suffix {suffixes[other]}" if other in suffixes and other != name else ""
+                return f"{folder}/{other} exists; pass --root {quoted(top)}{more}"
     return ""
+
+
+@cache
+def _subfolders(root: Path) -> list[str]:
+    """Return the names of the first folders in `root`; none if they cannot be listed, or behind a URL."""
+    with suppress(OSError):
+        found = islice(os.scandir(root), MOST_ENTRIES)
+        return sorted(item.name for item in found if item.is_dir())[:MOST_FOLDERS]
+    return []
 
 
 def path_below(root: str, path: str) -> str | None:
@@ -323,13 +350,17 @@ class ListLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The format of a list: the separator of its columns ("" for none), and the positions of path, label and others."""
+    """The format of a list: the separator of its columns ("" for none), and the positions of path, label and others.
+
+    `left` are the names of the columns that are not read.
+    """
 
     separator: str = ""
     path: int = 0
     label: int | None = None
     header: bool = False
     others: tuple[int, ...] = ()
+    left: tuple[str, ...] = ()
     no_labels: bool = False
 
     def __str__(self) -> str:
@@ -367,7 +398,8 @@ def find_layout(file: Path, columns: Columns = Columns()) -> Layout:
         others = tuple(_position(file, fields, name, "--column", ()) or 0 for name in columns.numbers)
         first = _split(file, rows[-1][0], rows[-1][1][0], separator)[path or 0 :][:1]
         no_labels = columns.no_labels or bool(others and label is None and first and "/" not in first[0])
-        return Layout(separator, path or 0, label, header=True, others=others, no_labels=no_labels)
+        left = tuple(name for at, name in enumerate(fields) if at not in (path, label, *others))
+        return Layout(separator, path or 0, label, header=True, others=others, left=left, no_labels=no_labels)
     if columns.numbers and path is None:
         raise BuildError(
             f"{file}: no header line, but --column {columns.numbers[0]} needs one; expected a first line with "
@@ -379,7 +411,7 @@ def find_layout(file: Path, columns: Columns = Columns()) -> Layout:
         raise BuildError(
             f"{file}: columns {', '.join(fields)[:200]}; expected a path and a label, or a header line with "
             f"one of {', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}; for other names, pass "
-            "--image-column NAME and --label-column NAME, or --no-labels"
+            "--image-column NAME and --label-column NAME, or --no-labels; --column NAME keeps a column of numbers"
         )
     label = 1 if len(fields) == 2 and not columns.no_labels else None
     return Layout(separator, 0, label, no_labels=columns.no_labels)

@@ -128,6 +128,10 @@ class FolderSource(Source):
     def warnings(self, samples: int) -> list[str]:
         unused = unused_classes(self._names, self._used)
         outside = [] if self.no_labels else _images_without_class(self._listed[1])
+        tables = [name for name in self._listed[1] if name.lower().endswith((".csv", ".tsv"))]
+        if tables and not self.no_labels:
+            table = quoted(self.root / tables[0])
+            outside.append(f"{tables[0]} is not read; if it has the labels, run `prep build list {table} OUT` instead")
         return [*unused, *self._by_suffix.warnings("; --suffix reads them"), *outside]
 
     def _noted(self, entry: Entry) -> Entry:
