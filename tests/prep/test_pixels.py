@@ -109,6 +109,9 @@ def test_staged_part(half: Path, tmp_path: Path) -> None:
 def test_odd_sizes_are_refused_with_the_nearest(tree: Path, tmp_path: Path) -> None:
     done = prep("build", "folder", tree, tmp_path / "out", "--pixels", "yuv420", "--size", "33x48")
     assert_fails(done, 2, "33x48, but yuv420 needs an even height and width: use 32x48 or 34x48")
+    for width, near in ((5, "2x4 or 2x6"), (1, "2x2")):
+        with pytest.raises(ValueError, match=f"use {near}$"):
+            Recipe(height=1, width=width, pixels="yuv420")
 
 
 def test_both_sizes_are_told(rgb: Path, half: Path, tmp_path: Path) -> None:

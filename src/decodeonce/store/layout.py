@@ -77,8 +77,9 @@ def image_bytes(pixels: PixelsName, shape: tuple[int, int, int]) -> int:
     if channels != 3:
         raise ValueError(f"the images have {channels} channels, but yuv420 is made of 3")
     if height % 2 or width % 2:
-        less, more = (f"{height + sign * (height % 2)}x{width + sign * (width % 2)}" for sign in (-1, 1))
-        raise ValueError(f"size is {height}x{width}, but yuv420 needs an even height and width: use {less} or {more}")
+        near = [f"{max(2, height + sign * (height % 2))}x{max(2, width + sign * (width % 2))}" for sign in (-1, 1)]
+        advice = f"use {' or '.join(dict.fromkeys(near))}"
+        raise ValueError(f"size is {height}x{width}, but yuv420 needs an even height and width: {advice}")
     return height * width * 3 // 2
 
 
