@@ -71,6 +71,14 @@ def test_conversion_keeps_rows_resizes_and_unpacks(half: Path, tmp_path: Path) -
     np.testing.assert_array_equal(back.images[:], open_store(half).images[:])
 
 
+def test_recipe_tells_resized_planes_from_planes_of_resized_rows(rgb: Path, half: Path, tmp_path: Path) -> None:
+    conversion = Conversion(size=(16, 24), pixels="yuv420")
+    first, second = (convert_in_process([store], tmp_path / f"small-{store.name}", conversion) for store in (rgb, half))
+    assert (first / "images-00000.npy").read_bytes() != (second / "images-00000.npy").read_bytes()
+    with pytest.raises(BuildError, match="unpacked_from is yuv420, the first store says absent"):
+        convert_in_process([first, second], tmp_path / "out", Conversion())
+
+
 def test_stores_of_different_pixels_are_not_merged(rgb: Path, half: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="--pixels is yuv420, the first store says rgb"):
         convert_in_process([rgb, half], tmp_path / "out", Conversion())

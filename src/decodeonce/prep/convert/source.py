@@ -205,10 +205,10 @@ def converted_recipe(
         own |= {"resize_filter": recipe["filter"], "resized_by": by}
         if earlier := {key: base.pop(key) for key in list(base) if key.startswith("resize")}:
             own["resized_before"] = earlier
-    if pixels := recipe.get("pixels"):
-        own["pixels"] = pixels
-    elif "pixels" in base:
+    if "pixels" in base and ("resized_from" in own or "pixels" not in recipe):
         own["unpacked_from"] = base.pop("pixels")
+    if "pixels" in recipe:
+        own["pixels"] = recipe["pixels"]
     return {**base, **own}
 
 
