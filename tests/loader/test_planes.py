@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decodeonce import Loader, open_store
+from decodeonce import Batch, Loader, open_store
 from decodeonce.augment import (
     Augment,
     CenterCrop,
@@ -224,7 +224,14 @@ def test_views_of_planes(plain_store: Path, images: Tensor, keep: bool) -> None:
     assert batch.views[1].shape == (6, 3, HEIGHT, WIDTH)
 
 
+class KeepOriginals(Augment):
+    def __call__(self, batch: Batch) -> Batch:
+        return dataclasses.replace(super().__call__(batch), views=(batch.images.clone(),))
+
+
 def test_other_transforms_get_images(plain_store: Path, images: Tensor) -> None:
     loader = Loader(plain_store, batch_size=6, transform=lambda batch: dataclasses.replace(batch))
     batch = next(iter(loader))
     assert torch.equal(batch.images, images[batch.rows])
+    batch = next(iter(Loader(plain_store, batch_size=6, transform=KeepOriginals(CenterCrop(8)))))
+    assert torch.equal(batch.views[0], images[batch.rows])

@@ -198,7 +198,9 @@ class Loader:
             )
         self._table = None if weights is None else make_table(weights, opened, self._chosen, shuffle, partition)
 
-        as_stored = pixels == "stored" or isinstance(transform, (Augment, Views))  # these crop before they unpack
+        # Augment and Views crop before they unpack. A subclass can have its own __call__, which expects RGB.
+        crops_first = type(transform).__call__ in (Augment.__call__, Views.__call__)
+        as_stored = pixels == "stored" or crops_first
         on_host = target.type == "cpu" and not cache
         # What is in a slot. Copying threads unpack rows for a host; a device does this itself.
         held = replace(self._manifest, pixels="rgb") if on_host and not as_stored else self._manifest
