@@ -478,7 +478,7 @@ class Loader:
             - "reader": its `name`, `why` it was chosen, the share of the rows that it leaves in the page cache
               (`kept`), and the number of `threads` that copy.
             - "memory": `slots`, batch buffers allocated in host memory, and `cached_rows`, rows in device memory.
-            - "yielded": `batches`, `bytes` of their pixels, `seconds` spent iterating, including the work of the
+            - "yielded": `batches`, `bytes` of their stored rows, `seconds` spent iterating, including the work of the
               ``for`` body, and the rates over them, `samples_per_s` and `bytes_per_s`.
             - "waited": `batches` that were not ready when requested, `seconds` that the ``for`` loop waited for them
               (not counting those until the device had finished the work of earlier batches),
