@@ -70,6 +70,9 @@ def plain_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_unpacked_rows_are_the_images(rows: Tensor, images: Tensor) -> None:
     assert torch.equal(PLANES.unpack(rows), images)
+    for wrong in (rows[0], rows[:, 1:], rows.int(), images):
+        with pytest.raises(ValueError, match=r"expected uint8 \(rows, 594\) for images of 22x18"):
+            PLANES.unpack(wrong)
 
 
 @given(st.data())

@@ -58,7 +58,14 @@ class Planes:
 
         Returns:
             Tensor: uint8 (B, H, W, 3), the same values as ``open_store(...).images``.
+
+        Raises:
+            ValueError: If the rows have another shape or dtype.
         """
+        nbytes = self.height * self.width * 3 // 2
+        if rows.dtype != torch.uint8 or rows.dim() != 2 or rows.shape[1] != nbytes:
+            found, expected = f"{rows.dtype} {tuple(rows.shape)}", f"uint8 (rows, {nbytes})"
+            raise ValueError(f"the rows are {found}, expected {expected} for images of {self.height}x{self.width}")
         return to_rgb(self.channels(rows))
 
     def channels(self, rows: Tensor) -> Tensor:
