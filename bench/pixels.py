@@ -5,7 +5,7 @@
 SRC is a tree `train/<wnid>/*.JPEG`, whose images are linked until there are --images; without it a sample tree is
 generated in build/. All arms run in turn:
 
-- `prep build` of SRC: processor time of the command and its workers, per image.
+- `prep build` of SRC: processor time of the command and its workers, for all images.
 - Augment (a random crop resized to 224x224, a flip, Normalize) of a batch in memory, one thread, per image.
 - A Loader without a transform, one thread, from memory: what unpacking costs a CPU, per image.
 - Reading --rows random rows from a cold disk past the page cache, as for a device that unpacks them itself.
