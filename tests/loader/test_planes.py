@@ -222,7 +222,7 @@ def test_views_of_planes(plain_store: Path, images: Tensor, keep: bool) -> None:
     views = Views(Augment(CenterCrop(8)), Augment(RandomFlip(), seed=2), images=keep)
     batch = next(iter(Loader(plain_store, batch_size=6, transform=views)))
     assert batch.planes is None
-    assert torch.equal(batch.images, images[batch.rows] if keep else batch.images[:0])
+    assert torch.equal(batch.images, images[batch.rows] if keep else images[:0])
     assert torch.equal(batch.views[0].permute(0, 2, 3, 1), images[batch.rows, 7:15, 5:13])
     assert batch.views[1].shape == (6, 3, HEIGHT, WIDTH)
 

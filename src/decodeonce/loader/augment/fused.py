@@ -59,7 +59,7 @@ def either(device: torch.device, launch: Callable[[], Tensor], otherwise: Callab
     except Exception as error:  # of every kind: Triton needs a C compiler, a driver and a cache that it can write
         problem = f"{type(error).__name__}: {error}"
         _problems[device] = f"Triton's kernel failed with {problem}"
-        advice = "Augment uses torch instead, which takes longer; the images are the same within one level"
+        advice = "Augment uses torch instead, which takes longer; the images are nearly the same"
         warnings.warn(f"Triton's kernel failed on {device}, so {advice}. {problem}", stacklevel=2)
         return otherwise()
 

@@ -55,7 +55,8 @@ class Views:
         """Return the batch with its views."""
         plain = dataclasses.replace(batch, columns={})  # no boxes to move
         views = tuple(augment(plain).images for augment in self.augments)
-        images = begin(batch.images, batch.planes).done() if self.images else batch.images[:0].clone()
+        shape = batch.planes.shape if batch.planes else batch.images.shape[1:]
+        images = begin(batch.images, batch.planes).done() if self.images else batch.images.new_empty((0, *shape))
         return dataclasses.replace(batch, images=images, views=views, planes=None)
 
 
