@@ -1,11 +1,10 @@
 """Every Python block of README.md and docs/*.md runs.
 
 The blocks of a page run in order and share a namespace. They run in a folder with `imagenet/` (a tree of generated
-images), `train.store` (512 rows of 256x256, the columns "weight", "attributes" and "mask"), `val.store` (256 rows),
-`boxes.store` (its images with boxes), `scenes.store` (its images with masks) and `part`, to which train.store is
-staged. Before a block runs, its number of
-epochs becomes 1, its models become small, and if there is no GPU, its device becomes the CPU. The launcher's variables
-are set to one rank.
+images), `train.store` (512 rows of 256x256, the columns "weight" and "mask"), `val.store` (256 rows), `half.store` (its
+images as yuv420), `boxes.store` (its images with boxes), `scenes.store` (its images with masks) and `part`, to which
+train.store is staged. Before a block runs, its number of epochs becomes 1, its models become small, and if there is no
+GPU, its device becomes the CPU. The launcher's variables are set to one rank.
 """
 
 import gc
@@ -70,6 +69,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (annotations / f"{folder.name}_{number}.xml").write_text(xml(("dog", (10, 20, 90, 80 + number % 64))))
         source = open_imagenet(root / "imagenet", split=split)
         build(source, root / f"{split}.store", Recipe(shuffle_seed=0), WorkSettings(workers=1))
+    build(source, root / "half.store", Recipe(shuffle_seed=0, pixels="yuv420"), WorkSettings(workers=1))
     rules = BoxRules(keep=8)
     boxed = BoxedSource(open_imagenet(root / "imagenet", split="val"), annotations, rules)
     build(boxed, root / "boxes.store", Recipe(shuffle_seed=0, boxes=rules), WorkSettings(workers=1))
@@ -83,7 +83,6 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(scenes, root / "scenes.store", Recipe(shuffle_seed=0), WorkSettings(workers=1))
     count, rng = rows_of["train"], np.random.default_rng(0)
     add_column(root / "train.store", "weight", np.ones(count, np.float32))
-    add_column(root / "train.store", "attributes", rng.integers(0, 2, (count, 5)))  # int64, as from a table
     add_column(root / "train.store", "mask", rng.integers(0, 2, (count, 256, 256), np.uint8))
     stage_store(open_store(root / "train.store"), root / "part", rows=range(count))
     return root
@@ -92,7 +91,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which the blocks of a page run."""
-    for name in ("imagenet", "train.store", "val.store", "boxes.store", "scenes.store", "part"):
+    for name in ("imagenet", "train.store", "val.store", "half.store", "boxes.store", "scenes.store", "part"):
         (tmp_path / name).symlink_to(stores / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
