@@ -18,6 +18,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the handlers. Sphinx calls this function."""
     app.connect("include-read", rebase_included_links)
     app.connect("doctree-read", link_to_including_pages)
+    app.connect("doctree-read", mark_flags)
     app.connect("autodoc-process-signature", tidy_signature)
     return {"parallel_read_safe": True}
 
@@ -39,6 +40,13 @@ def link_to_including_pages(app: Sphinx, doctree: nodes.document) -> None:
         name = link.get("reftarget", "")
         if link.get("refdomain") == "doc" and Path(name).parent == root:
             link["reftarget"] = INCLUDED.get(Path(name).name, name)
+
+
+def mark_flags(app: Sphinx, doctree: nodes.document) -> None:
+    """Give flags such as --dry-run a class, because browsers would break lines after their hyphens."""
+    for literal in doctree.findall(nodes.literal):
+        if re.fullmatch(r"--?\w[\w-]*( [\w./:%=-]{1,12})?", literal.astext()):
+            literal["classes"].append("flag")
 
 
 # NumPy's ArrayLike is an alias, which signatures show in full.
