@@ -239,7 +239,7 @@ def open_folder(
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
     splits_as_classes: Annotated[
-        bool, "Take folders such as train and val as classes, although they contain folders."
+        bool, "Treat folders such as train and val as classes, even if they contain folders."
     ] = False,
     suffix: Annotated[
         list[str] | None, "Read files with this suffix, too, such as .dat. Repeat the flag for more suffixes.", "TEXT"
