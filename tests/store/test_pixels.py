@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from decodeonce import StoreDataset, open_store
+from decodeonce import open_store
 from decodeonce.errors import StoreError
 from decodeonce.store import hashing
 from decodeonce.store.manifest import parse_manifest, read_manifest
@@ -107,15 +107,12 @@ def test_images_are_indexed_like_an_array(store: Path, index: Any) -> None:
     np.testing.assert_array_equal(found, expected, strict=True)
 
 
-def test_other_readers_see_images(store: Path) -> None:
+def test_take_and_paired_see_images(store: Path) -> None:
     opened = open_store(store)
     out = np.empty((3, *SHAPE), np.uint8)
     assert opened.take([4, 8, 0], out=out) is out
     np.testing.assert_array_equal(out, expected_images()[[4, 8, 0]])
     np.testing.assert_array_equal(opened.paired["mask"][:], random_images(9)[..., 0])
-    image, _, mask = StoreDataset(store, columns=["mask"])[3]
-    np.testing.assert_array_equal(image, expected_images()[3])
-    np.testing.assert_array_equal(mask, random_images(9)[3, ..., 0])
 
 
 def test_code_on_format_page_reads_a_row(tmp_path: Path) -> None:
