@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decodeonce import Batch, Loader, open_store
+from decodeonce import Batch, Loader, StoreDataset, open_store
 from decodeonce.augment import (
     Augment,
     CenterCrop,
@@ -116,6 +116,12 @@ def test_stored_pixels(store: Path, rows: Tensor, masks: Tensor, images: Tensor)
         assert torch.equal(batch.images, rows[batch.rows])
         assert torch.equal(batch["mask"], masks[batch.rows])
         assert torch.equal(batch.planes.unpack(batch.images), images[batch.rows])
+
+
+def test_datasets_have_images(store: Path, images: Tensor, masks: Tensor) -> None:
+    image, _, mask = StoreDataset(store, columns=["mask"])[3]
+    assert torch.equal(image, images[3])
+    assert torch.equal(mask, masks[3])
 
 
 def test_stored_pixels_of_rgb_are_images(tmp_path: Path) -> None:
