@@ -12,11 +12,11 @@ import pytest
 
 from decodeonce.errors import BuildError
 from decodeonce.launch import launch_variables
-from decodeonce.prep.jobs.base import Chain
+from decodeonce.prep.jobs.base import Chain, Site
 from decodeonce.prep.jobs.chain import write_scripts
 from decodeonce.prep.jobs.pbs import PBS as PBSCommands
 from decodeonce.prep.jobs.pbs import current_umask
-from decodeonce.prep.jobs.site import Site, parse_site, read_site, site_names
+from decodeonce.prep.jobs.site import parse_site, read_site, site_names
 from decodeonce.prep.jobs.slurm import Slurm
 from tests.command import assert_fails, prep, write_program
 from tests.images import make_tree, tree_bytes

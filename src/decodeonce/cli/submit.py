@@ -27,8 +27,7 @@ from decodeonce.prep.jobs.schedulers import SCHEDULERS
 from decodeonce.store.layout import StorePaths
 
 if TYPE_CHECKING:
-    from decodeonce.prep.jobs.base import Chain
-    from decodeonce.prep.jobs.site import Site
+    from decodeonce.prep.jobs.base import Chain, Site
 
 BuildCommand = Annotated[
     list[str],

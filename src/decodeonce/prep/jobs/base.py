@@ -1,10 +1,10 @@
-"""The request for the jobs of a build, and a job script."""
+"""The request for the jobs of a build, a job script, and the profile of a site."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 # A block takes seconds. Slurm sends signals up to a minute early and looks at limits about every 30 s.
@@ -82,3 +82,43 @@ class Job:
 def clock(seconds: int) -> str:
     """Return seconds as H:MM:SS, which both batch systems accept."""
     return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+@dataclass(frozen=True)
+class Site:
+    """The profile of a site.
+
+    Args:
+        name: Name of the site.
+        scheduler: "slurm" or "pbs".
+        source: URL of the documentation that the profile follows.
+        queue_flag: Option of the batch system that takes the name of a queue.
+        launch: Command that starts one process per node; {nodes} and {cpus} are replaced.
+        directives: Directives for every job script.
+        setup: Shell lines that run before every command.
+        needs: Flags of `prep submit` that the site requires, without dashes.
+        advice: Sentences that `prep submit` prints.
+        defaults: Default values of flags, by name.
+        array_directives: Directives for the script of the array only.
+    """
+
+    name: str
+    scheduler: str
+    source: str
+    queue_flag: str
+    launch: str
+    directives: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    defaults: dict[str, int | str] = field(default_factory=dict)
+    array_directives: tuple[str, ...] = ()
+
+    def directives_of(self, array: bool) -> tuple[str, ...]:
+        """Return the directives of the script of the array, or of other scripts."""
+        return (*self.directives, *self.array_directives) if array else self.directives
+
+    def launch_command(self, command: str, *, nodes: int, cpus: int) -> str:
+        """Return the shell command that runs `command` once on each of `nodes` nodes."""
+        launch = self.launch.replace("{nodes}", str(nodes)).replace("{cpus}", str(cpus))
+        return f"{launch} {command}"

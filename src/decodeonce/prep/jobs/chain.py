@@ -10,9 +10,8 @@ from pathlib import Path
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.launch import launch_variables
-from decodeonce.prep.jobs.base import Chain, Job
+from decodeonce.prep.jobs.base import Chain, Job, Site
 from decodeonce.prep.jobs.schedulers import SCHEDULERS
-from decodeonce.prep.jobs.site import Site
 from decodeonce.prep.jobs.submitted import LOGS, job_states
 from decodeonce.store import StorePaths
 from decodeonce.store.files import make_folder, write_atomic

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
-from decodeonce.prep.jobs.base import Chain, Job, clock
-
-if TYPE_CHECKING:
-    from decodeonce.prep.jobs.site import Site
+from decodeonce.prep.jobs.base import Chain, Job, Site, clock
 
 MAIL_EVENTS = {"plan": "a", "finish": "ae"}  # aborted, ended
 # See qstat(1B). Q is also the state of jobs that wait for free nodes.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from decodeonce.errors import BuildError
+from decodeonce.prep.jobs.base import Site
 from decodeonce.prep.jobs.schedulers import SCHEDULERS
 from decodeonce.store.layout import Json
 
@@ -21,46 +21,6 @@ KEYS = {
     "defaults": dict,
 }
 FLAGS = {"account": str, "queue": str, "time": str, "cpus": int, "mem": str, "nodes": int, "max_running": int}
-
-
-@dataclass(frozen=True)
-class Site:
-    """The profile of a site.
-
-    Args:
-        name: Name of the site.
-        scheduler: "slurm" or "pbs".
-        source: URL of the documentation that the profile follows.
-        queue_flag: Option of the batch system that takes the name of a queue.
-        launch: Command that starts one process per node; {nodes} and {cpus} are replaced.
-        directives: Directives for every job script.
-        setup: Shell lines that run before every command.
-        needs: Flags of `prep submit` that the site requires, without dashes.
-        advice: Sentences that `prep submit` prints.
-        defaults: Default values of flags, by name.
-        array_directives: Directives for the script of the array only.
-    """
-
-    name: str
-    scheduler: str
-    source: str
-    queue_flag: str
-    launch: str
-    directives: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-    advice: tuple[str, ...] = ()
-    defaults: dict[str, int | str] = field(default_factory=dict)
-    array_directives: tuple[str, ...] = ()
-
-    def directives_of(self, array: bool) -> tuple[str, ...]:
-        """Return the directives of the script of the array, or of other scripts."""
-        return (*self.directives, *self.array_directives) if array else self.directives
-
-    def launch_command(self, command: str, *, nodes: int, cpus: int) -> str:
-        """Return the shell command that runs `command` once on each of `nodes` nodes."""
-        launch = self.launch.replace("{nodes}", str(nodes)).replace("{cpus}", str(cpus))
-        return f"{launch} {command}"
 
 
 def site_names() -> list[str]:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from decodeonce.prep.jobs.base import Chain, Job, clock
-
-if TYPE_CHECKING:
-    from decodeonce.prep.jobs.site import Site
+from decodeonce.prep.jobs.base import Chain, Job, Site, clock
 
 MAIL_TYPES = {"plan": "FAIL", "finish": "END,FAIL"}
 
