@@ -11,8 +11,8 @@ generated in build/. All arms run in turn:
 - Reading --rows random rows from a cold disk past the page cache, as for a device that unpacks them itself.
 - PSNR and SSIM of each image against its RGB row, and those of a JPEG of quality 90.
 - With --seeds N: a small network learns to tell from which image a crop comes, in N runs for each kind of image. The
-  crops of the training and those of the test are from two halves of an image. The result is the share of the test
-  crops that are told right, as the difference to RGB with the standard error of its mean.
+  crops of the training and those of the test are from two halves of an image. The result is the accuracy on
+  the test crops, as the difference to RGB with the standard error of its mean.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def ssim(expected: Images, found: Images) -> float:
 
 
 def trained_shares(images: dict[Any, Images], seeds: int) -> dict[str, list[float]]:
-    """For each kind of image, the share of crops that each run told right."""
+    """The accuracy of each run for each kind of image."""
     torch.set_num_threads(2)
     halves = {
         name: [torch.from_numpy(np.ascontiguousarray(half)) for half in np.split(found, 2, axis=2)]
@@ -156,7 +156,7 @@ def trained_shares(images: dict[Any, Images], seeds: int) -> dict[str, list[floa
 
 
 def trained_share(train: Tensor, test: Tensor, seed: int) -> float:
-    """Train on crops of some images; return the share of the other crops whose image is told right."""
+    """Train on crops of some images; return the accuracy on crops of the others."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for inputs, outputs in ((3, 32), (32, 64), (64, 128)):
@@ -212,9 +212,7 @@ def table(facts: dict[str, Any]) -> str:
         differences = np.subtract(shares, facts["training"]["rgb"]) * 100
         error = differences.std(ddof=1) / len(shares) ** 0.5 if len(shares) > 1 else float("nan")
         mean = 100 * float(np.mean(shares))
-        lines.append(
-            f"{name}: {mean:.2f}% of the crops told right, {differences.mean():+.2f} ± {error:.2f} against RGB"
-        )
+        lines.append(f"{name}: {mean:.2f}% accuracy, {differences.mean():+.2f} ± {error:.2f} against RGB")
     return "\n".join(lines)
 
 

@@ -319,8 +319,8 @@ class Delivery:
         # In one transfer, too, because the cost of these small ones does not depend on their size.
         numbers = [step.rows, labels] if step.positions is None else [step.rows, labels, step.positions]
         rows, moved_labels, *positions = self._move(np.stack(numbers))
-        batch = Batch(images, moved_labels, rows, step.valid, step.epoch, moved, *positions)
-        filled.batch = replace(batch, planes=planes)
+        where = positions[0] if positions else None
+        filled.batch = Batch(images, moved_labels, rows, step.valid, step.epoch, moved, where, planes=planes)
         if self._transform is not None:
             start = time.perf_counter()
             filled.batch = self._transformed(filled.batch, self._transform)

@@ -29,6 +29,7 @@ from decodeonce.store.checks import check_file, damaged_row_error, unreadable_sh
 from decodeonce.store.files import read_at
 from decodeonce.store.hashing import GOLDEN, first_wrong_row, mix
 from decodeonce.store.layout import verify_command
+from decodeonce.store.manifest import Manifest
 from decodeonce.store.reader import ends_early, map_rows, open_shard, runs
 
 # Reading ahead a row that is in the page cache takes 2 us, a tenth of the time to copy it. Checking 16 rows takes 40
@@ -50,11 +51,16 @@ class Span(NamedTuple):
     offset: int
 
 
-class _Packed(threading.local):
-    """Memory of a copying thread for rows that are not unpacked yet."""
+class _Scratch(threading.local):
+    """Page-aligned memory of a thread, which grows as needed."""
 
-    nbytes = 0
-    memory = np.empty(0, np.uint8)
+    _memory = np.empty(0, np.uint8)
+
+    def take(self, nbytes: int) -> Pixels:
+        """Return the first bytes of the memory. They are valid until the next call in the same thread."""
+        if self._memory.nbytes < nbytes:
+            self._memory = np.frombuffer(page_aligned(nbytes), np.uint8)
+        return self._memory[:nbytes]
 
 
 class Reader:
@@ -73,8 +79,8 @@ class Reader:
     name = "pread"
 
     def __init__(self, store: Store, threads: int, *, verify: bool = False, unpack: bool = False) -> None:
-        self._unpack = unpack
-        self._packed = _Packed()
+        self._packed = _Scratch()
+        self._unpacked = replace(store.manifest, pixels="rgb") if unpack else None  # what slots hold
         self.manifest, self.row_bytes, self.threads = store.manifest, store.manifest.row_bytes, threads
         self._root, shards = store.paths.root, self.manifest.shards
         self.paths = [self._root / shard.file for shard in shards]
@@ -119,7 +125,7 @@ class Reader:
         """One call per thread. Together the calls fill out[i] with row rows[i], and write nothing else."""
         self._prepare(rows)
         copy = self._copy if self._checksums is None else partial(self._copy_verified, self._checksums)
-        copy = partial(self._copy_unpacked, copy) if self._unpack else copy
+        copy = partial(self._copy_unpacked, self._unpacked, copy) if self._unpacked else copy
         cuts = [len(rows) * share // self.threads for share in range(self.threads + 1)]
         return [partial(copy, rows[a:b], out[a:b]) for a, b in pairwise(cuts) if a < b]
 
@@ -161,13 +167,10 @@ class Reader:
         if wrong is not None:
             raise damaged_row_error(self._root, self.manifest, int(rows[wrong]))
 
-    def _copy_unpacked(self, copy: Callable[[Rows, Pixels], None], rows: Rows, out: Pixels) -> None:
-        if self._packed.nbytes < (nbytes := len(rows) * self.row_bytes):
-            self._packed.nbytes, self._packed.memory = nbytes, np.frombuffer(page_aligned(nbytes), np.uint8)
-        packed = self._packed.memory[:nbytes].reshape(len(rows), self.row_bytes)
+    def _copy_unpacked(self, unpacked: Manifest, copy: Callable[[Rows, Pixels], None], rows: Rows, out: Pixels) -> None:
+        packed = self._packed.take(len(rows) * self.row_bytes).reshape(len(rows), self.row_bytes)
         copy(rows, packed)
-        stored = self.manifest.views(packed)
-        wanted = replace(self.manifest, pixels="rgb").views(out.reshape(len(rows), -1))
+        stored, wanted = self.manifest.views(packed), unpacked.views(out.reshape(len(rows), -1))
         self.manifest.unpack(stored.pop("images"), out=wanted["images"])
         for name, array in stored.items():
             wanted[name][...] = array
@@ -230,14 +233,13 @@ class MmapReader(Reader):
             np.take(self._mapped[number], places, axis=0, out=out[start:end], mode="clip")
 
 
-class _OfThread(threading.local):
+class _OfThread(_Scratch):
     """The queue of a thread, if the kernel has one for it, and its memory for reads that do not fit a slot."""
 
     def __init__(self) -> None:
         self.queue: ReadQueue | None = None
         with suppress(OSError):
             self.queue = ReadQueue(MOST_READS)
-        self.scratch = np.empty(0, np.uint8)
 
 
 class DirectReader(Reader):
@@ -341,9 +343,7 @@ class DirectReader(Reader):
     def _scratch(self, reads: int, nbytes: int) -> tuple[Pixels, Rows]:
         """Aligned memory of this thread for reads of up to `nbytes`, and where each begins in it."""
         stride = -(-nbytes // self._align) * self._align
-        if self._own.scratch.nbytes < reads * stride:
-            self._own.scratch = np.frombuffer(page_aligned(reads * stride), np.uint8)
-        return self._own.scratch, np.arange(reads) * stride
+        return self._own.take(reads * stride), np.arange(reads) * stride
 
 
 def _read_each(requests: NDArray[np.void], memory: Pixels, places: Rows) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -35,6 +35,7 @@ EXPECTED = "expected a list of images"
 MISSING = os.strerror(errno.ENOENT)
 LOOKED_AT = 4096  # a binary file has a zero in its first bytes
 MOST_ENTRIES, MOST_FOLDERS = 1000, 16  # looked at to find out why a file is missing
+MOST_SEARCHES = 100  # missing files that are searched for there: a search takes hundreds of calls of stat
 MAX_LINE = 1 << 20  # characters of a line; a path has at most 4096
 
 
@@ -107,7 +108,8 @@ class ListSource(LabeledSource):
     def entries(self) -> Iterator[Entry]:
         """Yield every sample, in the order of the list."""
         self._learn_classes()
-        return map(self._with_cause, stat_entries(self.root, self._listed(), self.links))
+        searches = iter(range(MOST_SEARCHES))
+        return map(partial(self._with_cause, searches), stat_entries(self.root, self._listed(), self.links))
 
     def warnings(self, samples: int) -> list[str]:
         if not (left := find_layout(self.file, self._columns).left):
@@ -135,7 +137,7 @@ class ListSource(LabeledSource):
             if not (self.root / name_text(name)).is_file():
                 advice = f"if this line is a header, pass --image-column {quoted(line.path)}"
                 advice += f" --label-column {quoted(line.label)}" if line.label else ""
-                advice = _cause_of_missing(self.root, name_text(name)) or advice
+                advice = _cause_of_missing(self.root, name_text(name), _subfolders(self.root)) or advice
                 where = f"{self.file}: line {line.number}: {line.path!r}"
                 raise BuildError(f"{where}: no such file; {advice}; otherwise correct or remove the line")
 
@@ -178,11 +180,13 @@ class ListSource(LabeledSource):
             kind, advice = f"a URL of {scheme}://" if scheme else "a local path", "list those in a file of their own"
             raise BuildError(f"{where} is {kind}, but the paths of this list start from {root}; {advice}")
 
-    def _with_cause(self, entry: Entry) -> Entry:
-        """Return the entry, with the likely cause if its file is missing."""
-        if entry.problem != MISSING or not (cause := _cause_of_missing(self.root, name_text(entry.name))):
+    def _with_cause(self, searches: Iterator[int], entry: Entry) -> Entry:
+        """Return the entry, with the likely cause if its file is missing. Each search of subfolders takes one item."""
+        if entry.problem != MISSING:
             return entry
-        return replace(entry, problem=f"{MISSING}; {cause}")
+        folders = [] if next(searches, None) is None else _subfolders(self.root)
+        cause = _cause_of_missing(self.root, name_text(entry.name), folders)
+        return replace(entry, problem=f"{MISSING}; {cause}") if cause else entry
 
     def _label(self, line: ListLine, name: bytes) -> str:
         if line.label is not None:
@@ -210,8 +214,8 @@ def _oddity(name: str) -> str:
     return ""
 
 
-def _cause_of_missing(root: Path, name: str) -> str:
-    """Return why there is probably no file of this name; "" if that is unknown."""
+def _cause_of_missing(root: Path, name: str, folders: Sequence[str]) -> str:
+    """Return why there is probably no file of this name, also in these `folders` of `root`; "" if that is unknown."""
     if odd := _oddity(name):
         return odd
     suffixes = {name + suffix: suffix for suffix in IMAGE_SUFFIXES}
@@ -226,7 +230,7 @@ def _cause_of_missing(root: Path, name: str) -> str:
     for other, cause in others.items():
         if os.path.exists(os.path.join(os.fsencode(root), name_bytes(other))):
             return f"a file of this name {cause}"
-    for folder in _subfolders(root):
+    for folder in folders:
         top = root / folder
         for other in (name, *suffixes):
             if os.path.exists(os.path.join(os.fsencode(top), name_bytes(other))):
@@ -235,7 +239,6 @@ def _cause_of_missing(root: Path, name: str) -> str:
     return ""
 
 
-@cache
 def _subfolders(root: Path) -> list[str]:
     """Return the names of the first folders in `root`; none if they cannot be listed, or behind a URL."""
     with suppress(OSError):
