@@ -1,9 +1,9 @@
 #!/bin/sh
 # Install decodeonce into /opt/decodeonce from the sources in the current folder. Dockerfile and decodeonce.def both run
-# this script. It needs python3 with venv. The extra [prep] on x86-64 also needs a C compiler and the headers of libjpeg,
+# this script. It needs python3 with venv. The extra [prep-simd] on x86-64 also needs a C compiler and the headers of libjpeg,
 # zlib, libwebp and libtiff. Set these variables:
 #   MARCH        -march for pillow-simd. "": runs on every x86-64 with SSE4; x86-64-v3: uses AVX2 and requires it
-#   EXTRAS       "[prep,parquet]"; "" for training only; "[prep-pillow]" if the base image has Pillow
+#   EXTRAS       "[prep-simd,parquet]"; "" for training only; "[prep]" if the base image has Pillow
 #   TORCH_INDEX  package index for torch; "base": use torch, numpy and Pillow of the base image
 set -eu
 pip="/opt/decodeonce/bin/python -m pip --disable-pip-version-check --no-cache-dir --no-input"

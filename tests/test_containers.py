@@ -38,7 +38,7 @@ def test_recipes_install_the_same_packages_and_all_that_pillow_simd_needs() -> N
 def test_all_packages_except_those_of_a_base_image_are_pinned_there() -> None:
     [pinned] = re.findall(r"grep -E '\^\((.+)\)==' constraints\.txt", INSTALL)
     required = [Requirement(line) for line in requires("decodeonce") or ()]
-    extras = ("", "prep", "parquet")
+    extras = ("", "prep-simd", "parquet")
     wanted = {one.name for one in required if not one.marker or any(one.marker.evaluate({"extra": e}) for e in extras)}
     assert wanted - {"jinja2", "numpy", "pillow", "torch"} <= set(pinned.split("|"))
 

@@ -13,8 +13,8 @@ from tools import lock
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-# prep-pillow is left out: it has another PIL, which cannot be in the same environment as pillow-simd.
-EXTRAS = ("prep", "parquet", "remote", "demo", "test", "dev")
+# prep is left out: it has another PIL, which cannot be in the same environment as pillow-simd.
+EXTRAS = ("prep-simd", "parquet", "remote", "demo", "test", "dev")
 OLDEST = lock.declared()[0]
 
 

@@ -20,6 +20,7 @@ from tests.command import run
 from tests.docs.test_links import BADGE
 from tests.packages import NOT_DEV
 from tests.stores import make_store, random_images
+from tools import setup_env
 
 if not find_spec("readme_renderer"):
     pytest.skip(NOT_DEV.format("readme-renderer"), allow_module_level=True)
@@ -158,8 +159,8 @@ def test_install_requires_at_most_one_pil(facts: Message, system: str, machine: 
     plain = needs(facts, "", system, machine)
     assert plain == {"numpy", "torch", "h5py", "typer", "tqdm", "xxhash", "jinja2", "bracex"}
     best = "pillow-simd" if (system, machine) == ("linux", "x86_64") else "pillow"
-    assert needs(facts, "prep", system, machine) - plain == {"simplejpeg", best}
-    assert needs(facts, "prep-pillow", system, machine) - plain == {"simplejpeg", "pillow"}
+    assert needs(facts, "prep-simd", system, machine) - plain == {"simplejpeg", best}
+    assert needs(facts, "prep", system, machine) - plain == {"simplejpeg", "pillow"}
     assert needs(facts, "parquet", system, machine) - plain == {"pyarrow"}
     assert not needs(facts, "dev", system, machine) & {"simplejpeg", "pillow-simd", "pillow"}
 
@@ -241,10 +242,12 @@ def test_example_package_adds_a_source_to_the_installed_wheel(built: Built, tmp_
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_archive_installs_with_dependencies_and_builds_store(built: Built, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "extra"), [("wheel", "prep"), ("sdist", "prep-simd")])
+def test_archive_installs_with_dependencies_and_builds_store(
+    built: Built, tmp_path: Path, kind: str, extra: str
+) -> None:
     python = new_venv(tmp_path / "venv")
-    install(python, f"decodeonce[prep,parquet] @ {getattr(built, kind).as_uri()}")
+    install(python, f"decodeonce[{extra},parquet] @ {getattr(built, kind).as_uri()}")
     check_install(python, tmp_path)
     check_types(python, tmp_path)
     prep = python.with_name("prep")
@@ -252,7 +255,7 @@ def test_archive_installs_with_dependencies_and_builds_store(built: Built, tmp_p
     run(prep, "build", "imagenet", "tree", "b.store", "--max-bad", "10%", cwd=tmp_path)
     assert '"ok": true' in run(prep, "verify", "--json", "b.store", cwd=tmp_path)
     found = run(prep, "doctor", cwd=tmp_path)
-    assert "pillow-simd" in found or sys.platform != "linux"
+    assert ("pillow-simd" in found) == (extra == "prep-simd" and setup_env.BEST_PIL == "pillow-simd")
     assert "each other" not in found
 
 

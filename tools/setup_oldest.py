@@ -40,7 +40,7 @@ def make_venv() -> None:
     VENV.mkdir(parents=True)
     run(python, "-m", "venv", VENV)
     # pip's cache is not used, because it may have a pillow-simd that was compiled for another CPU.
-    options = ("--no-cache-dir", "--no-binary", "pillow-simd", "-e", ".[test,prep]")
+    options = ("--no-cache-dir", "--no-binary", "pillow-simd", "-e", ".[test,prep-simd]")
     pip("install", *options, venv=VENV, PIP_CONSTRAINT=str(PINS), CC=shlex.join(compiler()))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from decodeonce.errors import BuildError
 from decodeonce.host import installed_version
 
-INSTALL = 'run in a checkout of decodeonce: pip install ".[prep]" (without a C compiler: ".[prep-pillow]")'
+INSTALL = 'run in a checkout of decodeonce: pip install ".[prep]"'
 DISTRIBUTIONS = ("pillow-simd", "pillow")
 
 
