@@ -17,7 +17,7 @@ demo: env-demo $(if $(IMAGENET),,$(SAMPLE).done) ## build and load a small store
 	$(RUN) examples/demo.py "$(or $(IMAGENET),$(SAMPLE))"
 
 test: env-test ## run the tests (3 minutes): each module and guarantee once
-	$(RUN) -m pytest -n 2 --dist loadgroup
+	$(RUN) -m pytest -n 2 --dist loadgroup $(TESTS)
 
 lint: env ## run ruff, mypy, relint on the documentation, zizmor
 	$(RUN) -m ruff check

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Generator, Iterable
 from itertools import groupby
 from operator import itemgetter
@@ -45,8 +46,9 @@ settings.load_profile("decodeonce")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that `make test-all SEED=...` uses."""
+    """Add the option that `make test-all SEED=...` uses, and the one that `.ci/run` uses."""
     parser.addoption("--sample", metavar="SEED", help="run a random sample of the chosen tests, for seven minutes")
+    parser.addoption("--write-skipped", metavar="FILE", help="write the names of the skipped tests; @FILE runs them")
 
 
 @pytest.hookimpl(trylast=True)  # pytest has applied -m
@@ -108,7 +110,15 @@ def processor_seconds() -> float:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """List the tests of `make test` that take more than a second of processor time. Mark or split them."""
+    """Count skipped tests by reason, and list tests of `make test` that take more than a second of processor time.
+
+    Mark or split the latter.
+    """
+    skipped = terminalreporter.stats.get("skipped", ())
+    for reason, count in Counter(skip_reason(report) for report in skipped).most_common():
+        terminalreporter.write_line(f"{count:5} skipped: {reason}")
+    if path := terminalreporter.config.getoption("write_skipped"):
+        Path(path).write_text("".join(f"{report.nodeid}\n" for report in skipped))
     taken = {
         report.nodeid: dict(report.user_properties).get("processor_seconds", 0.0)
         for report in terminalreporter.stats.get("", ())
@@ -156,10 +166,16 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
 def fail_if_skipped(report: Any) -> Any:
     """In CI, turn the report of a skipped test or module into a failure, except for two reasons."""
     if report.skipped and not hasattr(report, "wasxfail") and is_fatal(os.environ):
-        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        why = skip_reason(report)
         if "accelerator" not in why and TIME_IS_OVER not in why:
             report.outcome, report.longrepr = "failed", f"in CI, tests must not be skipped ({why})"
     return report
+
+
+def skip_reason(report: Any) -> str:
+    """Return why a test or module was skipped."""
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return reason.removeprefix("Skipped: ")
 
 
 @pytest.fixture
