@@ -33,7 +33,8 @@ CURRENT_TEST = "PYTEST_CURRENT_TEST"
 LONGEST = ("crash/test_points.py", "loader/test_killed.py", "loader/test_foreign.py", "loader/test_interrupts.py")
 
 # `make test` sets these. A test that runs make itself must see a first make, not one below another.
-for _name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
+# Users do not set the last one, with which Python writes to a closed pipe at once.
+for _name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONUNBUFFERED"):
     os.environ.pop(_name, None)
 
 # A shell starts commands in the background with SIGINT ignored, and their children inherit that.

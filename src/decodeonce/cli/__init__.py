@@ -48,6 +48,10 @@ def main() -> None:
         for number in (*STOPPING, LAST_BLOCKS):
             signal.signal(number, signal.SIG_IGN)
         log_outcome(code or 0)
+    try:
+        sys.stderr.flush()
+    except OSError:  # nobody reads it, or its disk is full; Python would fail again when it exits, with code 120
+        drop_output(sys.stderr)
     _limit_threads_of_users(code or 0)
     gc.freeze()  # otherwise Python scans all imported objects again before it exits: 50 ms
     sys.exit(code)
@@ -117,13 +121,13 @@ def _run_command() -> int | None:
     except SystemExit as ended:  # click raises it here only for a closed pipe
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
-        drop_output()  # `prep ls STORE | head` must not fail
+        drop_output(sys.stdout)  # `prep ls STORE | head` must not fail
         return None
 
 
-def drop_output() -> None:
-    """Drop what is printed from now on, because no process reads it; otherwise Python fails when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def drop_output(stream: TextIO) -> None:
+    """Drop what is written to a stream from now on, because no process reads it; otherwise Python fails at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _worker_started(arguments: list[str]) -> AbstractContextManager[None]:

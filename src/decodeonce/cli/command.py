@@ -160,7 +160,7 @@ class LoggedCommand(Command):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # click would end the command as if it were complete
-            cli.drop_output()
+            cli.drop_output(sys.stdout)
             what = "the program that read the output has ended; completed work is kept"
             raise Stopped(f"{what}; run the same command again to resume") from None
 
