@@ -561,7 +561,9 @@ OTHERS = {
     "exif-rotation": test_exif_rotation_is_applied_only_on_request,
     "tiff-orientation": test_tiff_orientation_is_applied_once,
     "webp-not-built": test_pillow_without_webp_names_the_package_to_install,
-    **dict.fromkeys(("avif", "avif-alpha", "avif-cut", "avif-not-built"), test_avif_is_read_if_pillow_reads_it),
+    **dict.fromkeys(
+        ("avif", "avif-alpha", "avif-cut", "avif-broken", "avif-not-built"), test_avif_is_read_if_pillow_reads_it
+    ),
     "tiff-not-built": test_pillow_without_libtiff_names_the_package_to_install,
     **dict.fromkeys(NAMES, test_unusual_names_survive_a_build),
 }
