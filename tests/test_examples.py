@@ -21,7 +21,10 @@ from PIL import ImageFile, UnidentifiedImageError
 from decodeonce import open_store
 from decodeonce.build import Recipe, WorkSettings, build
 from decodeonce.prep.sources.imagenet import open_imagenet
+from decodeonce.sources import FolderSource, PairedSource
 from tests.images import make_tree
+from tests.store.signing import resign
+from tests.stores import make_store, random_images
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "examples" / "train_resnet50.py"
@@ -214,3 +217,40 @@ def test_demo_fails_with_the_message_of_the_failed_command(tmp_path: Path) -> No
     assert done.returncode == 1
     assert done.stderr.startswith("prep: error: ")
     assert done.stderr.count("\n") == 1
+
+
+def export(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "examples/export.py", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_exported_images_and_masks_become_the_same_store(tmp_path: Path) -> None:
+    images, masks = random_images(12, shape=(24, 32, 3)), random_images(12, shape=(24, 32, 3), seed=1)[..., 0]
+    labels = np.arange(12) % 2 * 10  # class10 comes before class2, and most classes have no images
+    store = make_store(tmp_path / "store", images, labels, classes=11, paired={"mask": masks})
+    done = export(store, tmp_path / "files")
+    assert (done.returncode, done.stdout) == (0, ""), done
+    classes = (tmp_path / "files/classes.txt").read_text().split()
+    source = PairedSource(FolderSource(tmp_path / "files/images", classes=classes), {"mask": tmp_path / "files/mask"})
+    build(source, tmp_path / "again", Recipe(height=24, width=32, paired=source.paired), WorkSettings(workers=1))
+    again = open_store(tmp_path / "again")
+    rows = [int(Path(sample.source).stem) for sample in again.samples]
+    assert sorted(rows) == list(range(12))
+    np.testing.assert_array_equal(again.images[:], images[rows])
+    np.testing.assert_array_equal(again.paired["mask"][:], masks[rows])
+    np.testing.assert_array_equal(again.labels, labels[rows])
+    assert export(store, tmp_path / "jpegs", "--quality", 90).returncode == 0
+    suffixes = {path.parent.parent.name: path.suffix for path in (tmp_path / "jpegs").glob("*/*/*")}
+    assert suffixes == {"images": ".jpg", "mask": ".png"}
+
+
+def test_export_changes_no_folder_and_leaves_none_with_a_hostile_name(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", random_images(2), classes=1)
+    (tmp_path / "taken").mkdir()
+    done, error = export(store, tmp_path / "taken"), f"export: error: {tmp_path}/taken: already exists"
+    assert (done.returncode, done.stderr) == (1, f"{error}; choose another DEST\n")
+    resign(store, lambda facts: facts.update(classes=[{"name": "../up", "description": ""}]))
+    done = export(store, tmp_path / "out")
+    assert (done.returncode, done.stderr) == (1, "export: error: class '../up' cannot be the name of a folder\n")
+    assert sorted(os.listdir(tmp_path)) == ["store", "taken"]
+    assert export(tmp_path / "nowhere", tmp_path / "out").stderr.startswith(f"export: error: {tmp_path}/nowhere")

@@ -18,7 +18,6 @@ SUBPACKAGES = {
     "prep.building": {"prep.entry", "prep.recipe", "prep.pixels", "prep.sources", "prep.processes"},
     "prep.convert": {"prep.entry", "prep.recipe", "prep.pixels", "prep.sources", "prep.building"},
     "prep.repair": {"prep.entry", "prep.recipe", "prep.pixels", "prep.sources", "prep.convert"},
-    "prep.export": {"prep.entry", "prep.recipe", "prep.processes", "prep.convert"},
 }
 PARTS = {
     "store": {"errors", "lazy", "formatting", "host", "remote"},

@@ -1,4 +1,4 @@
-"""Build, convert, repair and export stores. The names below are imported when they are first used."""
+"""Build, convert and repair stores. The names below are imported when they are first used."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from decodeonce.prep.building.pool import work as work
     from decodeonce.prep.convert.convert import Conversion as Conversion
     from decodeonce.prep.convert.convert import convert as convert
-    from decodeonce.prep.export.export import Exported as Exported
-    from decodeonce.prep.export.export import ExportSettings as ExportSettings
-    from decodeonce.prep.export.export import export_store as export_store
     from decodeonce.prep.pixels.user_map import MapSample as MapSample
     from decodeonce.prep.pixels.user_map import find_map as find_map
     from decodeonce.prep.recipe import BoxRules as BoxRules
@@ -37,7 +34,6 @@ _NAMES = {
     "decodeonce.prep.building.plan": ("Plan",),
     "decodeonce.prep.building.pool": ("Progress", "WorkSettings", "work"),
     "decodeonce.prep.convert.convert": ("Conversion", "convert"),
-    "decodeonce.prep.export.export": ("Exported", "ExportSettings", "export_store"),
     "decodeonce.prep.pixels.user_map": ("MapSample", "find_map"),
     "decodeonce.prep.recipe": ("BoxRules", "Recipe", "UserMap"),
     "decodeonce.prep.repair.repair": ("Repair", "repair_store"),

@@ -155,7 +155,6 @@ def test_quiet_prints_only_data(tree: Path, tmp_path: Path, monkeypatch: pytest.
         ["show", "out"],
         ["convert", "out", "other", "--format", "hdf5"],
         ["stage", "out", "part", "--node-rank", "0", "--node-count", "2"],
-        ["export", "out", "images", "--as", "folder"],
     ):
         quiet = prep(*words, "-q")
         assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", ""), words

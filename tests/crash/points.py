@@ -142,19 +142,16 @@ class Crasher:
         return run_command(self.target)
 
     def _check_end(self, kind: str, call: Call, ended: Ended) -> None:
-        survives = not call.by_worker or self.target.replaces_workers
         if kind in HARMLESS:
             allowed = {0}
         elif kind in KILLS:
             lone = call.by_worker and kind not in ("SIGKILL of all", "SIGKILL of the parent")
-            allowed = {0 if survives else EXIT_STOPPED} if lone else {-signal.SIGKILL}
+            allowed = {0} if lone else {-signal.SIGKILL}  # a worker that dies is replaced
         else:
             allowed = {EXIT_STOPPED if kind.startswith("EIO") else EXIT_FAILED}
             allowed |= {0} if call.label in CLEANUP else set()
             if call.label in READS and self.target.repairs:
                 return
-        if self.is_refusal(ended):  # an earlier run completed the work
-            return
         if ended.status not in allowed:
             raise Failure(f"exit status {ended.status}, expected {allowed}; stderr: {ended.stderr!r}")
         self._check_output(kind, ended)
@@ -184,7 +181,7 @@ class Crasher:
         If `complete`, everything must be there before; at least `durable` units of work must not be lost.
         """
         ended = run_in_child(self.errors, lambda: self._check_and_resume(complete, durable))
-        if ended != Ended(0, "") and not self.is_refusal(ended):
+        if ended != Ended(0, ""):
             raise Failure(f"rerun: exit status {ended.status}, {ended.stderr!r}")
         if (found := tree_bytes(self.target.sandbox)) != self.expected:
             raise Failure(f"after the rerun {differences(found, self.expected)}")
@@ -198,11 +195,6 @@ class Crasher:
         assert not complete or not missing, f"should be complete, but {missing}"
         assert (kept := self.target.durable()) >= durable, f"{kept} blocks are kept, {durable} were done"
         return run_command(self.target)
-
-    def is_refusal(self, ended: Ended) -> bool:
-        """Return whether the command refused to run because everything was done before."""
-        refusal, lines = self.target.refusal, ended.stderr.count("\n")
-        return bool(refusal) and (ended.status, lines) == (EXIT_FAILED, 1) and refusal in ended.stderr
 
 
 def differences(found: dict[str, bytes], expected: dict[str, bytes]) -> str:

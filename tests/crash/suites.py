@@ -142,7 +142,7 @@ class Suites:
             return run_command(crasher.target)
 
         ended = run_in_child(crasher.errors, run)
-        if fault is None and ended != Ended(0, "") and not crasher.is_refusal(ended):
+        if fault is None and ended != Ended(0, ""):
             raise Failure(f"{ended}")
         return self._recorder.records()
 

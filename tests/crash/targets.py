@@ -21,8 +21,7 @@ BLOCK_BYTES = 12 << 10  # four rows of 32x32, so that images that decode in mill
 SIZE = ("--size", "32", "--shard-size", "24KiB")  # eight rows per shard
 ROW_BYTES = 32 * 32 * 3
 ALL = 1 << 30
-STORE = "store"  # the store to convert, stage and export, below `base`
-HERE = "already exists"
+STORE = "store"  # the store to convert and stage, below `base`
 DAMAGED = "damaged"  # the store to repair
 VALUES = "values.npy"  # the column to add
 
@@ -34,8 +33,6 @@ class Target(ABC):
     name: str
     sandbox: Path  # the folder that the command writes to
     arguments: tuple[str, ...]
-    replaces_workers: bool = True  # replaces a worker that dies and then completes
-    refusal: str = ""  # the error message if everything was done before, unless that is not an error
     repairs: bool = False  # repairs what it cannot read
 
     def set_up(self) -> None:
@@ -79,14 +76,6 @@ class Stage(Target):
     def check(self, expected: dict[str, bytes]) -> None:
         part = self.sandbox / "part"
         check_store(part, expected, self.sandbox, (part / "store.json").exists())
-
-
-class Export(Target):
-    """`prep export`; DEST exists once it is complete."""
-
-    def check(self, expected: dict[str, bytes]) -> None:
-        if (self.sandbox / "out").exists():
-            assert {name: data for name, data in tree_bytes(self.sandbox).items() if ".tmp-" not in name} == expected
 
 
 class Repair(Target):
@@ -179,8 +168,6 @@ def make_targets(base: Path) -> dict[str, Target]:
     store, out = str(base / STORE), str(sandbox / "out")
     tree = ("build", "imagenet", str(base / "tree"), out, *SIZE, "--max-bad", "5", "--workers", "1")
     large = ("build", "imagenet", str(base / "large"), out, *SIZE, "--max-bad", "5")
-    export = ("export", store, out, "--as")
-    two_workers = (*export, "webdataset", "--shard-rows", "3", "--workers", "2")
     targets = [
         Build("npy", sandbox, tree),
         Build("hdf5", sandbox, (*tree, "--format", "hdf5", "--pixels", "yuv420")),
@@ -188,9 +175,6 @@ def make_targets(base: Path) -> dict[str, Target]:
         Build("large", sandbox, (*large, "--workers", "2")),
         Build("convert", sandbox, ("convert", store, out, "--size", "16", "--pixels", "yuv420", "--workers", "1")),
         Stage("stage", sandbox, ("stage", store, str(sandbox / "part"), "--node-rank", "1", "--node-count", "3")),
-        Export("folder", sandbox, (*export, "folder", "--workers", "1"), refusal=HERE),
-        Export("webdataset", sandbox, (*export, "webdataset", "--shard-rows", "5", "--workers", "1"), refusal=HERE),
-        Export("workers", sandbox, two_workers, replaces_workers=False, refusal=HERE),
         AddColumn("column", sandbox, ("column", "add", out, "score", str(base / VALUES))),
         Repair("repair", sandbox, ("repair", out, "--from", str(base / "tree")), repairs=True),
     ]

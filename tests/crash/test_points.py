@@ -16,20 +16,18 @@ from tests.disks import small_disk
 ROOT = Path(__file__).parents[2]
 SAMPLE = (
     *("npy:faults:14", "npy:power:5", "npy:again:1", "hdf5:faults:3", "boxes:faults:2"),
-    *("convert:faults:3", "stage:faults:8", "folder:faults:3", "webdataset:faults:2", "repair:faults:12"),
-    *("stage:again:1", "folder:again:1", "column:faults:4"),
+    *("convert:faults:3", "stage:faults:8", "repair:faults:12"),
+    *("stage:again:1", "column:faults:4"),
 )
 # One process per line, the longest first.
 ALL = (
     ("npy:faults",),
     ("hdf5:faults", "hdf5:power:200"),
     ("npy:power", "npy:again"),
-    ("folder:faults", "folder:power:150", "folder:again:50"),
     ("convert:faults", "convert:power:100"),
     ("stage:faults", "stage:power", "stage:again"),
-    ("webdataset:faults", "webdataset:power:100", "webdataset:again:30"),
     ("repair:faults", "column:faults", "column:many"),
-    ("boxes:faults:150", "boxes:power:80", "large:many:50", "workers:many:20"),
+    ("boxes:faults:150", "boxes:power:80", "large:many:50"),
 )
 AT_LEAST = 2000
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from decodeonce.build import ExportSettings, Recipe, WorkSettings, build, export_store
+from decodeonce.build import Recipe, WorkSettings, build
 from decodeonce.prep.sources.imagenet import AnySplit
 from decodeonce.sources import open_imagenet
-from decodeonce.store import open_store
 from tests.docs.pages import ROOT
 from tests.docs.test_blocks import CLASSES
+from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
 from tests.libraries import library
 from tests.prep.test_boxes import xml
@@ -70,7 +70,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split, seed in seeds.items():
         source = open_imagenet(root / "imagenet", split=split)
         build(source, root / f"{split}.store", Recipe(shuffle_seed=seed), WorkSettings(workers=1))
-    export_store(open_store(root / "val.store"), root / "shards", ExportSettings("webdataset"))
+    samples = [sample(image.stem, image.read_bytes(), cls=CLASSES.index(image.parent.name)) for image in val]
+    write_tar(root / "shards/shard-000000.tar", [file for files in samples for file in files])
     write_parquet(root / "val.parquet", val)
     return root
 

@@ -1,4 +1,4 @@
-"""No command follows a link in a store, build, part, export or job folder to write, truncate or remove files elsewhere.
+"""No command follows a link in a store, build, part or job folder to write, truncate or remove files elsewhere.
 
 The test replaces each file and folder in turn by a link to a copy of it in a foreign folder. It then runs every command
 that writes, and checks that the foreign folder is unchanged.
@@ -6,7 +6,6 @@ that writes, and checks that the foreign folder is unchanged.
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 
 from decodeonce.build import Recipe, WorkSettings, build, make_plan, work
-from decodeonce.prep.export.export import ExportSettings, _node, export_store
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import open_store, stage
 from tests.command import Ended, prep
@@ -92,11 +90,6 @@ def cases(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cas
     (base / "column/out/.repair/left").write_bytes(b"by a kill")
     np.save(base / "score.npy", np.arange(len(store)))
     kill_at(stage, "_publish", lambda: stage.stage_store(store, base / "part/out", rows=range(2)))
-    (base / "export").mkdir()
-    export_store(store, base / "export/left", ExportSettings())
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    (base / "export/left").rename(base / f"export/out.tmp-{_node()}-{ended.pid}")
     (base / "jobs").mkdir()
     prep_line(SUBMIT, tree, base, base / "jobs")
     repair = ["repair HERE/out --from TREE", "finish HERE/out"]
@@ -111,7 +104,6 @@ def cases(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cas
             base / "column", ["column add HERE/out score BASE/score.npy", "column remove HERE/out score"], {"out"}
         ),
         "part": Case(base / "part", ["stage BASE/npy/out HERE/out --node-rank 0 --node-count 2"], {"out"}),
-        "export": Case(base / "export", ["export BASE/npy/out HERE/out --as folder"], set()),
         "jobs": Case(base / "jobs", [SUBMIT], set()),
     }
 
@@ -127,7 +119,7 @@ LONG = ("planned", "damaged npy", "column", "part", "jobs")
 
 
 @pytest.mark.parametrize(
-    "name", ["worked", "damaged hdf5", "export", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
+    "name", ["worked", "damaged hdf5", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
 )
 def test_no_command_writes_through_a_link(cases: dict[str, Case], name: str, tree: Path, tmp_path: Path) -> None:
     case = cases[name]

@@ -85,39 +85,13 @@ def test_equal_builds_of_a_name_that_nodes_have_cached(
     assert digests(served / "store") == expected
 
 
-def export_commands(mounted: list[Mount], served: Path, name: str, rows: int) -> list[list[str]]:
-    """Make a store, and return the command of each node that exports it to the same folder."""
-    make_store(served / f"{name}.store", random_images(rows))
-    return [["export", str(node.path / f"{name}.store"), str(node.path / name), "--as", "folder"] for node in mounted]
-
-
-def check_export(found: list[tuple[int, str]], command: list[str], out: Path, rows: int) -> None:
-    """Check what two equal exports printed, and the images that they wrote."""
-    # The second finds the export of the first, finished or not. The first may stop if the server does.
-    assert sorted(code for code, _ in found) in ([0, 1], [1, 75], [75, 75]), found
-    assert all(code != 1 or "already exists" in output or "was killed there" in output for code, output in found)
-    if all(code for code, _ in found):
-        assert run(command)[0][0] == 0
-    assert len(list(out.rglob("*.png"))) == rows
-
-
-@pytest.mark.parametrize("pair", range(PAIRS // 2))
-def test_exports_to_one_folder_write_every_image_once(mounted: list[Mount], served: Path, pair: int) -> None:
-    commands = export_commands(mounted, served, f"export{pair}", ROWS)
-    check_export(run(*commands), commands[0], served / f"export{pair}", ROWS)
-
-
 @pytest.mark.parametrize("seconds", range(1, 7))
 def test_server_of_two_nodes_that_stops_for_seconds(
     mounted: list[Mount], served: Path, built: tuple[Path, dict[str, str]], seconds: int
 ) -> None:
-    (tree, expected), name, rows = built, f"stopped{seconds}", 1024
-    if exports := seconds % 2 == 0:
-        commands, begun = export_commands(mounted, served, name, rows), f"{name}.tmp-*"
-    else:
-        commands, begun = [build(tree, node.path / name) for node in mounted], f"{name}/.build/journals"
-    started = [start(command) for command in commands]
-    until(lambda: list(served.glob(begun)), "nothing is begun")
+    (tree, expected), name = built, f"stopped{seconds}"
+    started = [start(build(tree, node.path / name)) for node in mounted]
+    until((served / name / ".build/journals").exists, "nothing is begun")
     for mount in mounted:
         mount.pause(stopped=True)
     with suppress(subprocess.TimeoutExpired):
@@ -125,11 +99,8 @@ def test_server_of_two_nodes_that_stops_for_seconds(
     for mount in mounted:
         mount.pause(stopped=False)
     found = ended(*started)
-    if exports:
-        check_export(found, commands[0], served / name, rows)
-    else:
-        assert sorted(code for code, _ in found) in ([0, 0], [0, 75]), found
-        assert digests(served / name) == expected
+    assert sorted(code for code, _ in found) in ([0, 0], [0, 75]), found
+    assert digests(served / name) == expected
 
 
 def test_build_whose_server_hangs_while_another_node_finishes_it(

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from decodeonce.build import ExportSettings, WorkSettings, build, export_store, make_plan, repair_store
+from decodeonce.build import WorkSettings, build, make_plan, repair_store
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.building.journal import Journal
 from decodeonce.prep.building.worker import BlockDecoder, write_block
@@ -347,26 +347,6 @@ def test_staged_part_holds_masks(tree: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(part.paired["mask"][2:5], whole.paired["mask"][2:5])
     with pytest.raises(StoreError, match=r"a staged part that holds rows 2\.\.4 of 6"):
         part.paired["mask"][0]
-
-
-def test_export_and_build_give_the_same_rows(tree: Path, tmp_path: Path) -> None:
-    source = paired_source(tree, mask="masks", target_rgb="targets")
-    store = open_store(build_in_process(source, tmp_path / "store", RECIPE))
-    export_store(store, tmp_path / "files", ExportSettings("folder"))
-    files = tmp_path / "files"
-    folders = {"mask": files / "mask", "target:rgb": files / "target"}
-    again = build_in_process(PairedSource(FolderSource(files / "images"), folders), tmp_path / "again", RECIPE)
-    export_store(store, tmp_path / "tars", ExportSettings("webdataset"))
-    suffixes = {"mask": "mask.png", "target:rgb": "target.png"}
-    from_tars = build_in_process(open_webdataset(tmp_path / "tars", paired=suffixes), tmp_path / "tarred", RECIPE)
-    rows = sorted(row_bytes(store, row) for row in range(len(store)))
-    for other in map(open_store, (again, from_tars)):
-        assert sorted(row_bytes(other, row) for row in range(len(other))) == rows
-    quality = export_store(store, tmp_path / "jpegs", ExportSettings("folder", quality=95))
-    assert quality.images == len(SIZES)
-    suffixes_of = {path.parent.parent.name: path.suffix for path in (tmp_path / "jpegs").rglob("*.*") if path.is_file()}
-    found = {name: suffixes_of[name] for name in ("images", "mask", "target")}
-    assert found == {"images": ".jpg", "mask": ".png", "target": ".jpg"}
 
 
 def write_shards(tree: Path, root: Path, suffix: str) -> Path:

@@ -134,8 +134,4 @@ def test_pictures_of_a_store_are_those_of_its_images(half: Path, tmp_path: Path)
     back = convert_in_process([half], tmp_path / "back", Conversion(pixels="rgb"))
     for store in (half, back):
         printed("show", store, "--out", tmp_path / f"{store.name}.png")
-        printed("export", store, tmp_path / f"{store.name}-images", "--as", "folder")
     assert (tmp_path / "half.png").read_bytes() == (tmp_path / "back.png").read_bytes()
-    exported = tree_bytes(tmp_path / "half-images")
-    assert exported == tree_bytes(tmp_path / "back-images")
-    assert len(exported) >= len(PICS)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.build import Recipe, finish, make_plan
-from decodeonce.errors import Stopped
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.building import pool as pool_module
 from decodeonce.prep.building.journal import Journal, Journals
 from decodeonce.prep.building.pool import BlockQueue, UnitQueue, Worker, WorkerPool, WorkSettings, work
@@ -156,11 +156,13 @@ def test_workers_that_could_only_read_twice_are_dismissed(tmp_path: Path) -> Non
 
 
 def main(arguments: list[str]) -> int:
-    """Report an order, and fail like a file system that lost its server."""
+    """Report an order, and fail like a file system that lost its server; an order that is a number is a signal."""
     with Parent(arguments) as parent:
         parent.receive()
         for path in parent.orders():
             parent.report(path)
+            if isinstance(path, int):
+                os.kill(os.getpid(), path)
             raise ConnectionAbortedError(errno.ECONNABORTED, "Software caused connection abort", path)
     return 0
 
@@ -169,6 +171,19 @@ def test_lost_file_server_is_not_mistaken_for_ended_parent() -> None:
     with pytest.raises(OSError, match="Software caused connection abort") as caught:
         run_workers(__name__, 1, {}, iter(["a.png"]), lambda report: None, "a process")
     assert (caught.value.errno, caught.value.filename) == (errno.ECONNABORTED, "a.png")
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "text"),
+    [
+        (signal.SIGSEGV, BuildError, r"a process crashed \(exit status -11\); see the messages above"),
+        (signal.SIGKILL, Stopped, r"a process was killed \(SIGKILL\); run .* more memory or fewer workers"),
+    ],
+    ids=["crash", "kill"],
+)
+def test_process_that_dies_is_an_error(number: int, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        run_workers(__name__, 1, {}, iter([number]), lambda report: None, "a process")
 
 
 def test_reports_before_a_failure_are_received() -> None:
@@ -194,9 +209,8 @@ def test_process_is_started_by_a_python_that_was_compiled_for_an_older_linux(mon
 
 
 def test_worker_ends_quietly_if_parent_ends_before_a_message(capfd: pytest.CaptureFixture[str]) -> None:
-    for module in ("building.worker", "export.export"):
-        child = Child(f"decodeonce.prep.{module}")
-        child.socket.close()
-        assert child.process.wait() == 0
-        child.end()
-        assert capfd.readouterr().err == ""
+    child = Child("decodeonce.prep.building.worker")
+    child.socket.close()
+    assert child.process.wait() == 0
+    child.end()
+    assert capfd.readouterr().err == ""

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from decodeonce.build import Recipe, build, make_plan
-from decodeonce.errors import BuildError, DecodeonceError, StoreError
+from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.building import build as building
 from decodeonce.prep.building import plan as planning
-from decodeonce.prep.export.export import ExportSettings, export_store
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import StorePaths, add_column, columns, disk, files, open_store, remove_column, sharing, writer
 from decodeonce.store.verify import verify_store
@@ -227,18 +226,3 @@ def test_second_of_two_changes_at_once_is_refused(tmp_path: Path, monkeypatch: p
     add_column(store, "other", SCORES)
     assert verify_store(store).ok
     assert not mark.parent.exists()
-
-
-def test_export_that_another_overtakes_leaves_one_complete_export(tmp_path: Path) -> None:
-    store, dest, rows = open_store(make_store(tmp_path / "s", random_images(COUNT))), tmp_path / "images", list[int]()
-
-    def overtake(row: int) -> None:
-        rows.append(row)
-        if len(rows) == 5:  # another node, which listed the folder at the same time
-            export_store(store, tmp_path / "other", ExportSettings("folder"))
-            (tmp_path / "other").rename(dest)
-
-    with pytest.raises(DecodeonceError, match="images: already exists"):
-        export_store(store, dest, ExportSettings("folder"), progress=overtake)
-    assert len(list(dest.rglob("*.png"))) == COUNT
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "s"]

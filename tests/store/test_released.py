@@ -14,11 +14,10 @@ import h5py
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
 
 import decodeonce
 from decodeonce import DecodeonceError, StoreError, open_store
-from decodeonce.build import Conversion, ExportSettings, convert, export_store
+from decodeonce.build import Conversion, convert
 from decodeonce.store import Reject, Store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.select import Selection, select_lines
@@ -164,7 +163,7 @@ def test_stage_keeps_unknown_keys_and_files(later: Path, tmp_path: Path) -> None
     assert verify_store(tmp_path / "part").ok
 
 
-def test_store_with_unknown_keys_can_be_converted_and_exported(tmp_path: Path) -> None:
+def test_store_with_unknown_keys_can_be_converted(tmp_path: Path) -> None:
     store = Path(shutil.copytree(RELEASED / "v1/npy", tmp_path / "later.store"))
     (store / "later.bin").write_bytes(b"later")
     resign(store, add_later_keys)
@@ -173,9 +172,6 @@ def test_store_with_unknown_keys_can_be_converted_and_exported(tmp_path: Path) -
     assert (sha256(converted.images[:]), sha256(converted.columns["boxes"])) == (ROWS, BOXES)
     assert list(read_rejects(converted.paths.rejects)) == REJECTS
     assert converted.manifest.recipe["from_later_version"] == {"a": [1, 2.5, None]}
-    export_store(open_store(store), tmp_path / "images", ExportSettings("folder"))
-    exported = sorted(tmp_path.glob("images/*/*.png"), key=lambda path: path.name)
-    assert sha256(np.stack([np.asarray(Image.open(path)) for path in exported])) == ROWS
 
 
 READERS: dict[str, Callable[[Path, Path], object]] = {
@@ -183,7 +179,6 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     "Loader": lambda store, out: decodeonce.Loader(store, batch_size=2),
     "stage": lambda store, out: stage_store(open_store(store), out, rows=range(4, 8)),
     "convert": lambda store, out: convert([store], out),
-    "export": lambda store, out: export_store(open_store(store), out, ExportSettings("folder")),
 }
 
 

@@ -40,8 +40,7 @@ def test_url_of_a_store_is_refused(read: Callable[[object], object]) -> None:
 def test_commands_and_parts_refuse_the_url_of_a_store(tmp_path: Path) -> None:
     for command in ("info", "show", "status", "work", "repair --from tree"):
         assert_fails(prep(*command.split(), URL, cwd=tmp_path), 1, REFUSAL)
-    for command in ("export --as folder", "convert"):
-        assert_fails(prep(*command.split(), URL, "out", cwd=tmp_path), 1, REFUSAL)
+    assert_fails(prep("convert", URL, "out", cwd=tmp_path), 1, REFUSAL)
     assert not list(tmp_path.iterdir())
     store = open_store(make_store(tmp_path / "s", random_images(4)))
     with pytest.raises(StoreError, match="a URL, expected a local folder"):

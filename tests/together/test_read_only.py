@@ -29,7 +29,6 @@ WRITING = {
     "finish DISK/worked --max-bad 2": "disk/worked/",
     "stage DISK/store DISK/new --node-rank 0 --node-count 1": "disk/new",
     "stage DISK/store DISK/empty --node-rank 0 --node-count 1": "disk/empty/.stage",
-    "export DISK/store DISK/exported --as folder": "disk/exported.tmp-",
     "convert DISK/store DISK/converted --format hdf5": "disk/converted",
     "column add DISK/store score DISK/store/labels.npy": "disk/store/.repair",
     "show DISK/store --out DISK/sheet.png": "disk/sheet.png",
@@ -51,7 +50,6 @@ READING = {
     "repair DISK/store": "13 rows intact",
     "stage DISK/store DISK/part --node-rank 0 --node-count 2": "rows 0..5 of the 13",
     "stage DISK/store HERE/part --node-rank 0 --node-count 2": "done",
-    "export DISK/store HERE/exported --as folder": "13 images",
 }
 
 

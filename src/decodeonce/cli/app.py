@@ -37,7 +37,6 @@ COMMANDS = {
     "convert": ("convert", "convert"),
     "column": ("column", "app"),
     "stage": ("stage", "stage"),
-    "export": ("export", "export"),
     "doctor": ("doctor", "doctor"),
 }
 WITHOUT_LOG = {"status", "logs", "info", "ls", "doctor"}  # commands without --quiet and --log

@@ -20,7 +20,6 @@ WithoutBox = Literal["keep", "skip"]
 OnBad = Literal["reject", "fail"]
 BoxOrigin = Literal["0", "1", "edge"]
 Sort = Literal["class", "source"]
-ExportForm = Literal["folder", "webdataset"]
 MOST_BOXES = 1000
 MOST_GRAY = 65535
 

@@ -1,6 +1,6 @@
 """The system calls that create, change or remove files, and those that read the files of a build.
 
-Builds, stores, parts and exports write only through these functions, called as `disk.NAME`. No other module of `store`
+Builds, stores and parts write only through these functions, called as `disk.NAME`. No other module of `store`
 and `prep` changes a file; a test parses the code to ensure this. Tests replace these functions to fail, to kill the
 process or to lose unflushed data at every call.
 

@@ -1,1 +1,0 @@
-"""Export the rows of a store as image files in class folders, or as WebDataset tars."""
