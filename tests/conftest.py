@@ -179,13 +179,6 @@ def skip_reason(report: Any) -> str:
     return reason.removeprefix("Skipped: ")
 
 
-@pytest.fixture
-def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `--dry-run` decode few images, and look only a moment at what else this machine does."""
-    monkeypatch.setattr("decodeonce.cli.dryrun.WORKER_ROWS", 100)
-    monkeypatch.setattr("decodeonce.cli.bench.machine.LOOK_SECONDS", 0.02)
-
-
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ImageNet tree of 15 valid images in 3 classes."""

@@ -19,7 +19,7 @@ import typer.main
 from PIL import Image
 
 from decodeonce.cli import _run
-from decodeonce.cli.bench import machine
+from decodeonce.prep.building import build, finish, pool  # noqa: F401
 from tests.crash.points import Crasher, adopt_orphans, run_command, run_in_child
 from tests.crash.suites import Suites
 from tests.crash.targets import Target, make_sources, make_stores, make_targets
@@ -54,9 +54,8 @@ def _prepared(base: Path) -> dict[str, Target]:
     targets = make_targets(base)
     typer.main.get_command = functools.cache(typer.main.get_command)  # takes half of the time of a small build
     Image.init()
-    machine.LOOK_SECONDS = 0.02  # of the dry run below, which imports what a build needs
     out, sys.stdout = sys.stdout, sys.stderr
-    sys.argv = ["prep", *targets["npy"].arguments, "--dry-run"]
+    sys.argv = ["prep", *targets["npy"].arguments, "--dry-run"]  # imports most of what a build needs
     assert not _run()
     sys.stdout = out
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"

@@ -12,7 +12,7 @@ from tests.stores import make_store, random_images
 
 SHOWN = {
     "prep bench load train.store": "docs/how-to/find-the-bottleneck.md",
-    "prep build imagenet imagenet new.store --dry-run": "docs/how-to/find-the-bottleneck.md",
+    "prep build imagenet imagenet new.store --dry-run": "docs/how-to/data/rules.md",
     "prep doctor": "docs/reference/commands.md",
 }
 ROWS = 2560

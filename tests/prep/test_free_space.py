@@ -83,7 +83,6 @@ CEPHFS = (1000, 500, 500, 8, -1)  # 16.2 through ceph-fuse
 NO_MANAGER = (0, 0, 0, 8, -1)
 
 
-@pytest.mark.usefixtures("quick_trials")
 @pytest.mark.parametrize(("figures", "free"), [(CEPHFS, 500 * 4096), (NO_MANAGER, None)])
 def test_cephfs_does_not_stop_build(figures: tuple[int, int, int, int, int], free: int | None, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src", per_class=1)

@@ -43,7 +43,6 @@ def test_levels_scale_gray(folder: Path, levels: str | None) -> None:
     assert ("levels" in open_store(folder / "out").manifest.recipe) == (levels is not None)
 
 
-@pytest.mark.usefixtures("quick_trials")
 def test_dry_run_says_that_gray_becomes_black(folder: Path) -> None:
     shown = prep("build", "folder", folder / "src", folder / "out", *FLAGS, "--dry-run").stdout
     assert "in this sample, 2 gray images were stored nearly black" in shown

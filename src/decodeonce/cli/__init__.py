@@ -158,7 +158,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
     for later in STOPPING:
         signal.signal(later, signal.SIG_DFL)
     _call_imported("prep.processes.child", "kill_children")
-    _call_imported("cli.dryrun", "remove_scratch")
     name = signal.Signals(number).name
     message = f"prep: stopped: {name}; run the same command again; builds and staging then resume"
     log_outcome(EXIT_STOPPED, message)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +18,6 @@ from decodeonce.cli.kinds import BuildRequest, OnBadOption, kinds_app
 from decodeonce.cli.options import DEFAULT_MAX_BAD, MaxBad, Workers, option
 from decodeonce.cli.output import advice_on, build_progress, rejects_text, say
 from decodeonce.formatting import counted, duration_text, quoted, size_text
-from decodeonce.host import usable_cores
 from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
 from decodeonce.store.layout import StorePaths
 
@@ -109,19 +106,14 @@ def say_storage(out: Path) -> None:
         say(sentence)
 
 
-def say_dry_run(request: BuildRequest, time: Callable[[int, float], str] | None = None) -> None:
-    """Print the bytes, files, space and time of a build, and what limits it.
-
-    `time` describes the time of jobs, for which a single worker is measured. By default, it is the time on this
-    machine, with the build's workers.
-    """
-    from decodeonce.cli.dryrun import dry_run, time_here
+def say_dry_run(request: BuildRequest) -> None:
+    """Print the bytes, files and space of a build, and what a look at a few images shows."""
+    from decodeonce.cli.dryrun import dry_run
     from decodeonce.prep.building.output_dir import is_built
 
     if is_built(request.source, request.out, request.recipe, request.expect):
         return say_built(request.out)
-    workers = request.work.workers or usable_cores()
-    for line in dry_run(request, time or partial(time_here, workers), workers=1 if time else workers):
+    for line in dry_run(request):
         say(line)
 
 

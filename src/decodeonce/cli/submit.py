@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -171,10 +170,8 @@ def _write(request: BuildRequest, words: Sequence[str], site: Site, chain: Chain
     from decodeonce.prep.jobs.chain import write_scripts
 
     if request.dry_run:
-        from decodeonce.cli.dryrun import time_in_jobs
-
         say_found(request)
-        return say_dry_run(request, partial(time_in_jobs, chain, request.work.workers or chain.cpus))
+        return say_dry_run(request)
     script = write_scripts(request.out, site, chain, _commands(request, words, chain), Path.cwd())
     say_storage(request.out)
     for sentence in site.advice:

@@ -237,7 +237,7 @@ class Source(ABC):
         return (entry for entry in self.entries() if entry.name in names)
 
     def holder(self, entry: Entry) -> bytes:
-        """Return the path of the file that holds the sample's bytes, for `--dry-run`; default one of `files`, if any.
+        """Return the path of the file that holds the sample's bytes, for messages; default one of `files`, if any.
 
         The default without `files` is `root` / `entry.name`.
         """
