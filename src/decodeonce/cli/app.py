@@ -24,7 +24,6 @@ COMMANDS = {
     "work": ("build", "work"),
     "finish": ("build", "finish"),
     "submit": ("submit", "app"),
-    "bench": ("bench", "app"),
     "status": ("inspect", "status"),
     "logs": ("inspect", "logs"),
     "cancel": ("cancel", "cancel"),

@@ -39,8 +39,6 @@ prep column remove train.store score
 prep stage train.store /local/part --node-rank 0 --node-count 4
 srun --ntasks-per-node=1 prep stage train.store /local/part
 prep stage s3://bucket/train.store /local/part
-prep bench load train.store
-prep bench load train.store --device cuda --gpu-rate 2500
 prep doctor /scratch/me --json
 """.strip().splitlines()
 
