@@ -23,7 +23,7 @@ PARTS = {
     "store": {"errors", "lazy", "formatting", "host", "remote"},
     "loader": {"errors", "host", "launch", "store"},
     "prep": {"errors", "formatting", "host", "launch", "remote", "store"},
-    "cli": {"errors", "formatting", "host", "remote", "launch", "store", "prep", "loader"},
+    "cli": {"errors", "formatting", "host", "remote", "launch", "store", "prep"},
 }
 # Modules that only export the names of parts.
 PUBLIC = {"__init__", "augment", "build", "sources"}

@@ -1,10 +1,8 @@
-"""`prep doctor`: check this machine. To add a check, write a function that returns a Finding and add it to a table."""
+"""`prep doctor`: check this machine. To add a check, write a function that returns a Finding and add it to CHECKS."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import mmap
 import os
 import platform
 import resource
@@ -16,8 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -26,11 +23,6 @@ from decodeonce.cli.options import JsonFlag
 from decodeonce.cli.output import print_json, say
 from decodeonce.formatting import counted, size_text
 from decodeonce.host import available_memory, cgroup_cores, cgroup_memory, installed_version, usable_cores
-from decodeonce.loader.choose_reader import KEPT_MEMORY, choose_reader
-from decodeonce.store import disk
-
-if TYPE_CHECKING:
-    from decodeonce.prep.building.free_space import Quota, Storage
 
 # Errors that importing a package can raise if it is incomplete, or built for another Python, NumPy or machine.
 IMPORT_ERRORS = (
@@ -54,11 +46,6 @@ FEW_CORES = 4
 LITTLE_MEMORY, WORKER_MEMORY = 1 << 30, 100 << 20
 NO_LIMIT = 1 << 60  # cgroup v1 reports a number just below 2**63 if there is no limit
 LITTLE_ROOM, FEW_FILES = 10**9, 1000
-# Mount options of NFS and Lustre with which a lock excludes only processes of the same node, or is refused.
-LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=flock", "localflock", "noflock"}
-# FUSE file systems that leave locks to the kernel of each node.
-WITHOUT_LOCKS = {"fuse.sshfs", "fuse.rclone", "fuse.s3fs", "fuse.gcsfuse"}
-LOCKS_ADVICE = "do not run two commands on one store from several nodes at once, except `prep build` and `prep work`"
 
 
 @dataclass(frozen=True)
@@ -195,79 +182,22 @@ def task() -> Finding:
         return Finding("unknown", f"pass --task I --tasks N to prep work: {error}", bad=rank().bad)
 
 
-def file_system(storage: Storage) -> Finding:
+def file_system(path: Path) -> Finding:
     """Report the kind of file system, and the free bytes and files of the disk and of every quota."""
-    from decodeonce.prep.building.free_space import describe_storage
+    from decodeonce.prep.building.free_space import Quota, Storage, describe_storage, find_storage
 
+    try:
+        storage = find_storage(path)
+    except OSError as error:
+        return Finding(f"{path}: {error.strerror or error}", "choose another path, or fix this", bad=True)
     limits: list[Storage | Quota] = [storage, *storage.quotas]
     room = min((limit.free_bytes for limit in limits if limit.free_bytes is not None), default=LITTLE_ROOM)
     files = min((limit.free_files for limit in limits if limit.free_files is not None), default=FEW_FILES)
+    found = "; ".join(describe_storage(storage))
+    if not os.access(storage.place, os.W_OK):
+        return Finding(f"{found}; not writable", "stores in it can only be read")
     little = room < LITTLE_ROOM or files < FEW_FILES
-    return Finding("; ".join(describe_storage(storage)), "free some space, or choose another folder" if little else "")
-
-
-def abilities(storage: Storage) -> Finding:
-    """Check on a file without a name whether files can be written, mapped and reserved."""
-    there = storage.place
-    try:
-        with TemporaryFile(dir=there) as file:
-            disk.pwrite(file.fileno(), bytes(mmap.PAGESIZE), 0)
-            maps = _works(lambda: mmap.mmap(file.fileno(), mmap.PAGESIZE, prot=mmap.PROT_READ).close())
-            reserves = _works(lambda: disk.fallocate(file.fileno(), 0, 2 * mmap.PAGESIZE))
-            direct = _works(lambda: fcntl.fcntl(file.fileno(), fcntl.F_SETFL, os.O_DIRECT))
-    except OSError as error:
-        return Finding(f"{there}: cannot be written: {error.strerror}", "stores in it can only be read")
-    able = {"mmap": maps, "fallocate": reserves, "direct reads": direct}
-    words = {name: "yes" if works else "no" for name, works in able.items()}
-    found = f"{there}: {', '.join(f'{name} {works}' for name, works in words.items())}"
-    if not maps:
-        return Finding(found, 'read stores in it with Loader(..., reader="pread")')
-    full = "space cannot be reserved: make sure that the file system does not fill up during a build"
-    return Finding(found, "" if reserves else full)
-
-
-def reader(storage: Storage) -> Finding:
-    """Say how a Loader would read stores that are small and large compared with the available memory."""
-    small, large = (choose_reader(storage.place, nbytes) for nbytes in (0, 1 << 60))
-    if small.name == large.name:
-        return Finding(f"{small.name}: {small.why}")
-    memory = available_memory() or 0
-    found = f"{small.name}, or {large.name} for stores of more than {size_text(memory // 2)}"
-    kept = f", which keeps {size_text(int(KEPT_MEMORY * memory))} of their rows in memory"
-    return Finding(found + (kept if large.name == "direct" else ""))
-
-
-def _works(ability: Callable[[], object]) -> bool:
-    try:
-        ability()
-    except OSError:
-        return False
-    return True
-
-
-def locks(storage: Storage, mountinfo: Path = Path("/proc/self/mountinfo")) -> Finding:
-    """Check whether locks exclude the processes of other nodes, as far as the mount options tell."""
-    place = storage.place
-    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pass
-    except OSError as error:
-        return Finding(f"{place}: no locks: {error.strerror}", LOCKS_ADVICE)
-    finally:
-        os.close(fd)
-    device = os.stat(place).st_dev
-    for line in reversed(mountinfo.read_text(errors="surrogateescape").splitlines()):
-        before, _, after = line.partition(" - ")
-        if before.split()[2] == f"{os.major(device)}:{os.minor(device)}":
-            kind, *_, options = after.split()
-            why = sorted(LOCAL_LOCKS & {*options.split(","), *before.split()[5].split(",")})
-            if why or kind in WITHOUT_LOCKS:
-                how = f" mounted with {why[0]}" if why else ""
-                return Finding(f"{place}: {kind}{how}: locks do not exclude other nodes", LOCKS_ADVICE)
-            return Finding(f"{place}: {kind}: no mount option restricts locks to this node")
-    return Finding(f"{place}: locks work on this node; its mount is not known")
+    return Finding(found, "free some space, or choose another folder" if little else "")
 
 
 CHECKS: dict[str, Callable[[], Finding]] = {
@@ -282,13 +212,6 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "rank": rank,
     "task": task,
 }
-# Checks of each PATH, which may not exist yet.
-PATH_CHECKS: dict[str, Callable[[Storage], Finding]] = {
-    "file system": file_system,
-    "abilities": abilities,
-    "reader": reader,
-    "locks": locks,
-}
 
 
 def doctor(
@@ -298,13 +221,12 @@ def doctor(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check what building and training need on this machine: software, cores, memory, limits, ranks, file systems.
+    """Check what building and training need on this machine: software, cores, memory, ranks, file systems.
 
     Each line is ok, warn or bad, and says what to do. The exit code is 1 if something is bad.
     """
     findings = [(name, _run_check(check)) for name, check in CHECKS.items()]
-    for path in paths or [Path(".")]:
-        findings += [(name, _run_check(partial(_check_path, check, path))) for name, check in PATH_CHECKS.items()]
+    findings += [("file system", _run_check(partial(file_system, path))) for path in paths or [Path(".")]]
     levels = Counter(finding.level for _, finding in findings)
     if as_json:
         checks = [
@@ -321,15 +243,6 @@ def doctor(
         say(f"{levels['ok']} ok, {counted(levels['warn'], 'warning')}, {levels['bad']} bad")
     if levels["bad"]:
         raise typer.Exit(1)
-
-
-def _check_path(check: Callable[[Storage], Finding], path: Path) -> Finding:
-    from decodeonce.prep.building.free_space import find_storage
-
-    try:
-        return check(find_storage(path))
-    except OSError as error:
-        return Finding(f"{path}: {error.strerror or error}", "choose another path, or fix this", bad=True)
 
 
 def _run_check(check: Callable[[], Finding]) -> Finding:
