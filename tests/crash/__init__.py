@@ -21,10 +21,10 @@ the journal must still be done, and once a command has returned 0, everything mu
 command that was killed and run again: the second run must flush what the first left only in memory.
 
 The commands (targets.py) are `prep build` to npy and HDF5, with kept boxes, and a larger one with two workers;
-`convert`, `stage`, `column add` and `repair`. They run their command line in a fork of a
-process that has imported everything (points.py). A point takes 0.1 s of processor time; starting a build would take six
-times that. Workers are forks, too (forking.py); only exec(2) is missing. Blocks are small (12 KiB), so that tiny images
-fill several blocks and three shards. The last shard is removed once four bad images have left their holes.
+`convert`, `stage`, `column add` and `repair`. They run their command line in a fork of a process that has imported
+everything (points.py). A point takes 0.1 s of processor time; starting a build would take six times that. Workers are
+forks, too (forking.py); only exec(2) is missing. Blocks are small (12 KiB), so that tiny images fill several blocks and
+three shards. The last shard is removed once four bad images have left their holes.
 
 `python -m tests.crash npy:faults npy:power:30 stage:again` tests these suites, completely or with a limit of random
 points, and prints the number of points and the failures. --ignore fsync shows the failures on a disk that ignores

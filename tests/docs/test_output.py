@@ -10,7 +10,7 @@ from tests.docs.pages import ROOT, blocks
 from tests.images import make_tree
 
 SHOWN = {
-    "prep build imagenet imagenet new.store --dry-run": "docs/how-to/data/rules.md",
+    "prep build imagenet imagenet new.store --dry-run": "docs/how-to/size-and-fit.md",
     "prep doctor": "docs/reference/commands.md",
 }
 
