@@ -17,7 +17,7 @@ from decodeonce.build import Recipe, WorkSettings, build
 from decodeonce.host import IMAGE_BYTES, SPARE_BYTES, can_allocate, limited_memory
 from decodeonce.prep.building import pool
 from decodeonce.prep.entry import Entry, Row, Undecodable
-from decodeonce.prep.pixels import decode as decode_module
+from decodeonce.prep.pixels import unusual
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
@@ -73,7 +73,7 @@ def test_image_over_the_memory_limit_is_rejected(
     large = encoded(Image.new("RGB", (8000, 8000)), progressive=progressive, subsampling=0)
     decoder, entry = Decoder(Recipe(height=32, width=32)), Entry(b"x", 0, len(large), 0)
     monkeypatch.setattr(host, "SPARE_BYTES", 8 * MIB)
-    monkeypatch.setattr(decode_module, "IMAGE_BYTES", mebibytes * MIB)
+    monkeypatch.setattr(unusual, "IMAGE_BYTES", mebibytes * MIB)
     with limited_memory(mebibytes * MIB):
         with pytest.raises(Undecodable, match=r"takes more than \d GiB of memory to decode"):
             decoder.row(large, entry)

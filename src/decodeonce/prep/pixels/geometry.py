@@ -1,4 +1,4 @@
-"""Geometry of resizing, cropping, padding and boxes, from sizes alone."""
+"""Geometry of resizing, cropping, padding and boxes, and the limit of sizes, from sizes alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from decodeonce.prep.entry import Box
+from decodeonce.prep.entry import Box, Undecodable
 
 PixelBox = tuple[int, int, int, int]
+MAX_PIXELS = 178_956_970  # Pillow's limit for a decompression bomb
 _ALMOST = 1e-6  # 0.29 * 100 is 28.999999999999996
 
 
@@ -23,6 +24,14 @@ class Placement:
     height: int
     left: int
     top: int
+
+
+def check_size(width: int, height: int) -> None:
+    """Raise Undecodable if an image of this size has no pixels, or more than MAX_PIXELS."""
+    if not 0 < width * height <= MAX_PIXELS:
+        if width < 1 or height < 1:
+            raise Undecodable(f"{width}x{height} pixels")
+        raise Undecodable(f"decompression bomb: {width}x{height} pixels, more than {MAX_PIXELS}")
 
 
 @lru_cache(maxsize=4096)

@@ -501,7 +501,7 @@ def _encoded_mask(name: str, value: Any) -> bytes:
 
 def _pixels(image: Any) -> NDArray[Any]:
     """Return the pixels of a PIL image: 8 or 16 bits of gray, or RGB."""
-    from decodeonce.prep.pixels.decode import REJECTED_MODES
+    from decodeonce.prep.pixels.unusual import REJECTED_MODES
 
     if image.mode == "I" or image.mode in REJECTED_MODES:
         raise Undecodable(REJECTED_MODES.get(image.mode, "32-bit pixels, of no known range"))

@@ -1,0 +1,289 @@
+"""Decode images that are no plain JPEGs, and say in words for rejects.tsv what is unusual about an image.
+
+Pillow decodes them: other formats, CMYK, gray of more than 8 bits, and JPEGs for which libjpeg-turbo gives a warning.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFile
+
+from decodeonce.host import IMAGE_BYTES, can_allocate
+from decodeonce.prep.entry import Undecodable
+from decodeonce.prep.pixels import geometry
+from decodeonce.prep.pixels.failure_reasons import BAD_CONTENT, has_single_scan, is_lossless, reads_avif, reason
+from decodeonce.prep.pixels.geometry import PixelBox, check_size, upright
+from decodeonce.prep.recipe import gray_range
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+PIXEL_BYTES = 16  # maximum memory for decoding, per pixel
+SUFFIX_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".webp": "WEBP"}
+SUFFIX_FORMATS |= {".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM", ".pbm": "PPM", ".avif": "AVIF"}
+UNUSUAL_MODES = {"L": "gray", "LA": "gray with alpha", "1": "black and white", "P": "palette", "RGBA": "alpha"}
+UNUSUAL_MODES["CMYK"] = "CMYK"
+REJECTED_MODES = {"F": "floating point pixels, of no known range", "LAB": "LAB colors, which are not converted"}
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+END_MARKER = b"\xff\xd9"
+ORIENTATION = 0x0112
+UNUSED_BITS = 3  # Gray that does not use so many upper bits is nearly black.
+PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # of TIFF
+# Raw modes of gray that Pillow scales to 0..255: 2 and 4 bits in PNG and TIFF, another maximum than 255 in PGM.
+SCALED_GRAY = re.compile(r"'L;[24]I?R?'|\('L', (?!255\))\d+\)")
+SCALED_DEEP = re.compile(r"\('I', (?!65535\))\d+\)")  # the same for PGM of more than 8 bits
+
+
+@dataclass(frozen=True)
+class DecodedImage:
+    """A decoded image.
+
+    Args:
+        image: The pixels; may be smaller than the source (scaled decode).
+        width: Width of the source in pixels, as stored.
+        height: Height of the source in pixels, as stored.
+        format: Pillow's name of the format.
+        unusual: What is unusual about the image; "" for nothing.
+        box: The part that was cut out, in pixels of the source; None for the whole image.
+        turn: EXIF orientation that was then applied; 1 for none.
+    """
+
+    image: Image.Image
+    width: int
+    height: int
+    format: str
+    unusual: str = ""
+    box: PixelBox | None = None
+    turn: int = 1
+
+    @property
+    def shown_size(self) -> tuple[int, int]:
+        """(width, height) of what `image` shows, in pixels of the source."""
+        left, top, right, bottom = self.box or (0, 0, self.width, self.height)
+        return upright((right - left, bottom - top), self.turn)
+
+
+def decode(data: bytes, levels: str | None, *, truncated: bool = False) -> DecodedImage:
+    """Decode an image with Pillow to RGB, with `levels` as in `Recipe`; raise Undecodable with the reason.
+
+    With `truncated`, the missing part of a truncated image has one color.
+    """
+    try:
+        with _opened(data, truncated=truncated) as image:
+            return _converted(image, levels)
+    except BAD_CONTENT as error:
+        raise Undecodable(reason(data, error)) from None
+
+
+def decode_mask(data: bytes) -> DecodedImage:
+    """Decode an image of one channel of up to 8 bits to its values in mode L; of a palette, to the indexes."""
+    try:
+        with _opened(data) as image:
+            return _values(image)
+    except BAD_CONTENT as error:
+        raise Undecodable(reason(data, error)) from None
+
+
+def decode_damaged_jpeg(data: bytes, complaint: str, *, reject: bool) -> tuple[Image.Image, str]:
+    """Decode a JPEG that libjpeg-turbo complained about with Pillow; return the image and the damage.
+
+    simplejpeg reports only the first warning, so Pillow decides whether garbled data are truncated, too.
+    simplejpeg's strict=False would not help: it ignores a fatal error after a warning and returns the buffer with
+    the previous image.
+
+    Raises:
+        Undecodable: The data are truncated or cannot be decoded, or `reject` is set.
+    """
+    if "memory" in complaint:
+        raise MemoryError(complaint)
+    try:
+        with _opened(data) as opened:
+            image = opened.convert("RGBX")
+    except BAD_CONTENT as error:
+        short = "truncated" in str(error)
+        raise Undecodable(f"truncated: {error}" if short else reason(data, ValueError(complaint))) from None
+    damage = f"garbled: {complaint}"
+    if reject:
+        raise Undecodable(damage)
+    return image, damage
+
+
+def with_end_marker(data: bytes) -> bytes | None:
+    """Return a JPEG with the end marker that it lacks, perhaps followed by zeros; None if more may be missing.
+
+    Other bytes than zeros could be taken for pixels, and scans that are missing would not be noticed.
+    """
+    if not has_single_scan(data):
+        return None
+    ended = data.rstrip(b"\0")
+    return ended + (b"\0" if ended.endswith(b"\xff") else b"") + END_MARKER  # a zero after 0xff belongs to the pixels
+
+
+@contextmanager
+def _opened(data: bytes, *, check: bool = True, truncated: bool = False) -> Iterator[Image.Image]:
+    """Open an image with Pillow, without its warnings, and check its size and kind unless only the header is read.
+
+    With `truncated`, the block can load a truncated image, whatever a user's code has set for its own images.
+    """
+    with warnings.catch_warnings(), _truncated_images_load(truncated):
+        warnings.simplefilter("ignore")
+        is_avif = data[4:8] == b"ftyp" and reads_avif()
+        image: Image.Image = Image.open(io.BytesIO(data), formats=_with_avif() if is_avif else FORMATS)
+        if check:
+            check_size(*image.size)
+            if image.format == "JPEG" and is_lossless(data):
+                # libjpeg-turbo 3 reads some of these and 2 none: a store must not depend on Pillow's
+                raise OSError("lossless, of which only RGB is read")
+        yield image
+
+
+def _with_avif() -> tuple[str, ...]:
+    """Return the formats and AVIF. Let Pillow decode AVIF in one thread, because each core has a worker."""
+    from PIL import AvifImagePlugin  # older ones lack it
+
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    return (*FORMATS, "AVIF")
+
+
+@contextmanager
+def _truncated_images_load(load: bool) -> Iterator[None]:
+    """Let Pillow load truncated images, or not, in a block."""
+    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, load
+    try:
+        yield
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
+def _converted(image: Image.Image, levels: str | None) -> DecodedImage:
+    """Convert an opened image to RGB. Channels of 12 and 16 bits keep the upper 8, or gray is scaled as in `Recipe`."""
+    format_ = "JPEG" if image.format == "MPO" else str(image.format)  # MPO is a JPEG followed by more images
+    raw = str(getattr(image, "tile", ""))  # Pillow's name for the stored pixels; load() clears it
+    deep = next((bits for bits in (12, 16) if f";{bits}" in raw), 0)  # Pillow itself converts 16-bit colors to 8 bits
+    # Pillow inverts a TIFF of 8 bits in which white is 0, but no TIFF of 16 bits.
+    is_negative = format_ == "TIFF" and getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO
+    image.load()
+    width, height = image.size
+    if image.mode == "I" and format_ == "TIFF":
+        raise Undecodable(f"{'signed 16-bit' if deep else '32-bit'} pixels, of no known range")
+    if image.mode in REJECTED_MODES:
+        raise Undecodable(REJECTED_MODES[image.mode])
+    if image.mode.startswith("I"):
+        if levels is not None and SCALED_DEEP.search(raw):
+            raise Undecodable("PGM whose values Pillow scales to 65535, which --levels does not expect; save it as PNG")
+        values, unusual = _eight_bits(image, deep or 16, levels)
+        gray = Image.fromarray(255 - values if is_negative else values)
+        return DecodedImage(gray.convert("RGB"), width, height, format_, unusual)
+    unusual = joined(UNUSUAL_MODES.get(image.mode, ""), f"{deep} bit" if deep else "")
+    return DecodedImage(image.convert("RGB"), width, height, format_, unusual)
+
+
+def _values(image: Image.Image) -> DecodedImage:
+    """Return the values of an opened image of one channel of up to 8 bits; of a palette, the indexes."""
+    if image.mode not in ("1", "L", "P"):
+        expected = "expected one channel of 8 bits or a palette; name it NAME:rgb to keep three channels"
+        raise Undecodable(f"{image.mode} pixels, {expected}")
+    if SCALED_GRAY.search(str(getattr(image, "tile", ""))):
+        advice = "save it with 8 bits per pixel or as a palette"
+        raise Undecodable(f"levels of gray that do not go up to 255, which Pillow scales to 0..255; {advice}")
+    values = Image.fromarray(np.asarray(image).astype(np.uint8))
+    return DecodedImage(values, *image.size, str(image.format))
+
+
+def _eight_bits(image: Image.Image, bits: int, levels: str | None) -> tuple[NDArray[np.uint8], str]:
+    """Return deep gray as 8 bits, and what is unusual about it; Pillow's own conversion clips to white."""
+    height, lines = image.height, max(1, (1 << 20) // image.width)  # some lines at a time, to bound the memory
+
+    def parts() -> Iterator[tuple[int, NDArray[np.int64]]]:
+        for top in range(0, height, lines):
+            part = image.crop((0, top, image.width, min(top + lines, height)))
+            yield top, np.asarray(part).astype(np.int64)
+
+    low, high = (0, 1) if levels is None else gray_range(levels) or _least_and_most(parts())
+    gray, most = np.empty((height, image.width), np.uint8), 0
+    for top, values in parts():
+        most = max(most, int(values.max()))
+        eight = values >> (bits - 8) if levels is None else ((values - low) * 510 + (high - low)) // (2 * (high - low))
+        gray[top : top + lines] = eight.clip(0, 255)
+    used = max(most, 1).bit_length()
+    is_dark = levels is None and used <= bits - UNUSED_BITS
+    return gray, f"{bits} bit, values of {used} bits" if is_dark else f"{bits} bit"
+
+
+def _least_and_most(parts: Iterable[tuple[int, NDArray[np.int64]]]) -> tuple[int, int]:
+    """Return the least value of an image, and the greatest, which is at least 1 more."""
+    ends = [(int(values.min()), int(values.max())) for _, values in parts]
+    least, most = min(low for low, _ in ends), max(high for _, high in ends)
+    return least, max(most, least + 1)
+
+
+def orientation(data: bytes, *, tiff: bool = False) -> int:
+    """Return the EXIF orientation that is still to be applied, or with `tiff` the one that Pillow applies itself."""
+    try:
+        with _opened(data, check=False) as image:
+            # In TIFF the orientation belongs to the format, and Pillow applies it when it decodes.
+            return int(image.getexif().get(ORIENTATION, 1)) if (image.format == "TIFF") == tiff else 1
+    except BAD_CONTENT:
+        return 1
+
+
+def ignored_rotation(data: bytes) -> str:
+    """Return as text the EXIF orientation of an image to which none is applied; "" for none."""
+    turn = orientation(data)
+    return f"EXIF rotation {turn}, not applied" if turn in TURNS else ""
+
+
+def check_unturned(data: bytes) -> None:
+    """Refuse a TIFF that Pillow turns, because the image that it is paired with would not turn with it."""
+    if data[:2] in (b"II", b"MM") and (turn := orientation(data, tiff=True)) in TURNS:
+        advice = "save the TIFF upright, without an orientation"
+        raise Undecodable(f"TIFF with orientation {turn}, which its pair would not follow; {advice}")
+
+
+def misnamed(found: str, name: str) -> str:
+    """Return as text that the suffix of the name is that of another format than the one found; "" otherwise."""
+    suffix = os.path.splitext(name)[1]
+    return f"{found} named {suffix}" if SUFFIX_FORMATS.get(suffix.lower(), found) != found else ""
+
+
+def joined(*notes: str) -> str:
+    """Join what is unusual about an image to one text."""
+    return ", ".join(filter(None, notes))
+
+
+def real_error(error: MemoryError | Undecodable, data: bytes) -> MemoryError | Undecodable:
+    """Return the error to raise for one raised by decoding, which depends on the memory that is left.
+
+    An image that needs more than IMAGE_BYTES is undecodable, even if the machine has more. An image that fails because
+    the machine has less is not.
+    """
+    if isinstance(error, MemoryError):
+        is_bomb = can_allocate(IMAGE_BYTES)
+        return Undecodable(f"takes more than {IMAGE_BYTES >> 30} GiB of memory to decode") if is_bomb else error
+    if not can_allocate(PIXEL_BYTES * _pixels(data)):  # several libraries report a lack of memory as damage
+        return MemoryError()
+    return error
+
+
+def _pixels(data: bytes) -> int:
+    """Return the number of pixels in an image's header, at most MAX_PIXELS; 0 if the header cannot be read."""
+    try:
+        with _opened(data, check=False) as image:
+            return min(image.width * image.height, geometry.MAX_PIXELS)
+    except BAD_CONTENT:
+        return 0
