@@ -1,7 +1,9 @@
 """Turn the encoded bytes of an image into the bytes of its row: decode, resize, crop, pack.
 
-simplejpeg (libjpeg-turbo) decodes a plain JPEG to RGBX, which Pillow-SIMD then resizes without a copy. `unusual.py`
-decodes everything else with Pillow. Formats are recognized by content, never by name.
+`Decoder.row` first tries the plain way, which most images take: simplejpeg (libjpeg-turbo) decodes a JPEG of three
+channels to RGBX, which Pillow-SIMD then resizes without a copy. The general way, from `_any_row` on, takes the same
+steps for any image, and does what a recipe may ask for in addition. `unusual.py` decodes what libjpeg-turbo does not,
+with Pillow. Formats are recognized by content, never by name.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ FILTERS = {
     "box": Image.Resampling.BOX,
 }
 JPEG_START = b"\xff\xd8\xff"
+OTHER_SUFFIXES = tuple(suffix.encode() for suffix, name in unusual.SUFFIX_FORMATS.items() if name != "JPEG")
 
 
 class Decoder:
@@ -51,6 +54,8 @@ class Decoder:
         self._buffer = np.empty(0, np.uint8)
         self._map = LoadedMap(recipe.map) if recipe.map else None
         self._class_names = class_names
+        asks_for_more = recipe.exif == "apply" or recipe.scaled_decode or recipe.map or recipe.paired
+        self._is_plain = not asks_for_more
 
     def row(self, data: bytes, entry: Entry, *paired: bytes) -> Row:
         """Decode, cut out, map, resize, crop and pack one image, followed by what the recipe pairs with it.
@@ -59,9 +64,32 @@ class Decoder:
         set by the user, has too little. A map may raise LeftOut or Stopped.
         """
         try:
-            return self._any_row(data, entry, paired)
+            return self._plain_row(data, entry) or self._any_row(data, entry, paired)
         except (MemoryError, Undecodable) as error:
             raise unusual.real_error(error, data) from None
+
+    def _plain_row(self, data: bytes, entry: Entry) -> Row | None:
+        """Return the row of a plain JPEG; None if the image is unusual, or if the recipe asks for more."""
+        size = self._plain_size(data, entry) if self._is_plain else None
+        if size is None:
+            return None
+        fit = fit_to(self._recipe.fit, size, self._row)
+        pixels = self._jpeg_pixels(data, *size)
+        if isinstance(pixels, str) or fit.width * fit.height > MAX_RESIZED_PIXELS:
+            return None
+        image = Image.frombuffer("RGBX", size, pixels, "raw", "RGBX", 0, 1)
+        packed = self._pack(self._resize(image, fit, self._filter))
+        return Row(packed, *size, "", xxhash.xxh3_64_intdigest(data))
+
+    def _plain_size(self, data: bytes, entry: Entry) -> tuple[int, int] | None:
+        """Return (width, height) of a whole JPEG of three channels that needs no note; None for all others."""
+        header = _jpeg_header(data)
+        if header is None or header[2] == "Gray" or _may_have_exif(data):
+            return None
+        if "box" in entry.planned or entry.name.lower().endswith(OTHER_SUFFIXES):
+            return None
+        check_size(*header[:2])
+        return header[:2]
 
     def _jpeg_pixels(
         self, data: bytes, width: int, height: int, least: tuple[int, int] = (0, 0)
