@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from decodeonce.prep.building.plan import Block, plan_content, read_plan, scan, 
 from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.entry import Entry
+from decodeonce.prep.listing import Listing
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source
@@ -62,23 +64,23 @@ class SyntheticSource(Source):
         super().__init__(Path("/nowhere"))
         self._count, self._classes = count, classes
 
-    def facts(self) -> dict[str, Any]:
-        """Return the facts of a folder with one class. No file is ever read."""
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of a folder with one class. No file is ever read."""
         return {"classes": ["n00000000"]}
 
-    def classes(self) -> tuple[ImageClass, ...]:
-        """Return classes with wnids as names."""
-        return tuple(ImageClass(f"n{label:08d}", "a thing, or another") for label in range(self._classes))
+    def listing(self) -> Listing:
+        """Return all samples, class by class. The names of the classes are wnids."""
+        classes = tuple(ImageClass(f"n{label:08d}", "a thing, or another") for label in range(self._classes))
+        return replace(Listing.of(self._entries()), classes=classes)
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield all samples, class by class."""
+    def _entries(self) -> Iterator[Entry]:
         for label in range(self._classes):
             first, last = (self._count * k // self._classes for k in (label, label + 1))
             for number in range(last - first):
                 name = b"train/n%08d/n%08d_%d.JPEG" % (label, label, number)
                 yield Entry(name, label, 20_000 + number * 97 % 180_000, 1_339_000_000_123_456_789 + number)
 
-    def read(self, entry: Entry) -> bytes:
+    def read(self, entry: Entry) -> list[bytes]:
         """Fail, because no sample is read."""
         raise AssertionError(entry.text)
 

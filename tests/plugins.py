@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep.sources import plugins
+from decodeonce.prep.sources.plugins import plugins
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "lmdb_source"
 

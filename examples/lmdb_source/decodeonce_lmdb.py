@@ -18,6 +18,7 @@ from decodeonce import BuildError
 from decodeonce.sources import (
     Entry,
     Links,
+    Listing,
     Registered,
     Source,
     SourceFiles,
@@ -26,7 +27,6 @@ from decodeonce.sources import (
     size_problem,
     source_file,
 )
-from decodeonce.store import ImageClass
 
 # The entry point in pyproject.toml names this.
 REGISTERED = Registered(f"{__name__}:LmdbSource", f"{__name__}:open_lmdb")
@@ -50,11 +50,11 @@ class LmdbSource(Source):
         self._split, self._names, self.files = split, list(classes), SourceFiles(root, files)
         self._open: tuple[int, Any] | None = None  # the database that was read last, and a transaction
 
-    def facts(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {"split": self._split, "classes": self._names, "files": self.files.facts()}
 
     def fingerprint(self) -> Any:
-        return self.facts()
+        return self.arguments()
 
     def options(self) -> dict[str, Any]:
         return {"split": self._split}
@@ -63,23 +63,23 @@ class LmdbSource(Source):
     def keeps_order(self) -> bool:
         return self._split != "train"
 
-    def classes(self) -> tuple[ImageClass, ...]:
-        return tuple(map(ImageClass, self._names))
+    def listing(self) -> Listing:
+        return Listing.of(self._entries(), classes=self._names)
 
-    def entries(self) -> Iterator[Entry]:
+    def _entries(self) -> Iterator[Entry]:
         for number, name in enumerate(self._names):
-            mtime_ns = self.files.files[number].mtime_ns
+            version = self.files.files[number].mtime_ns
             with _lmdb_errors(self._path(number)), self._transaction(number).cursor() as cursor:
                 for key, value in cursor:
                     problem = size_problem(len(value))
-                    yield Entry(name.encode() + b"/" + bytes(key), number, len(value), mtime_ns, problem, unit=number)
+                    yield Entry(name.encode() + b"/" + bytes(key), number, len(value), version, problem, unit=number)
 
-    def read(self, entry: Entry) -> bytes:
+    def read(self, entry: Entry) -> list[bytes]:
         with _lmdb_errors(self._path(entry.unit)):
             value = self._transaction(entry.unit).get(entry.name.partition(b"/")[2])
         if value is None:
             raise BuildError(f"{self._path(entry.unit)}: has no {entry.text}; copy the database again")
-        return bytes(value)
+        return [bytes(value)]
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
         numbers = {name.encode(): number for number, name in enumerate(self._names)}

@@ -113,13 +113,13 @@ def test_sample_is_random(tmp_path: Path) -> None:
     names = [entry.text for entry in sample_of(listing, by_unit=False)]
     assert (len(set(names)), names) == (IMAGES, sorted(names))
     assert {name[:9] for name in names} == {"n00000000", "n00000001", "n00000002"}
-    assert names != [entry.text for entry in listing.samples.entries(0, IMAGES)]
+    assert names != [entry.text for entry in listing.entries(0, IMAGES)]
 
 
 def test_sample_of_read_units_is_the_first_images_of_a_few(tmp_path: Path) -> None:
     listing = scan(PLAIN_FORMS["webdataset-gzip"].make(tmp_path, PICS * 10))
-    units = listing.samples.rows["unit"]
-    places = [listing.samples.entries(0, len(listing)).index(entry) for entry in sample_of(listing, by_unit=True)]
+    units = listing.rows["unit"]
+    places = [listing.entries(0, len(listing)).index(entry) for entry in sample_of(listing, by_unit=True)]
     assert len(set(units.tolist())) > UNITS
     starts = [place for place in places if place - 1 not in places]
     assert len(starts) <= UNITS

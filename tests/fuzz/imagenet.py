@@ -41,15 +41,14 @@ def TestOneInput(data: bytes) -> None:
     try:
         source = open_imagenet(file)
         assert source.found
-        entries = list(source.entries())
+        entries = list(source.listing())
     except BuildError:
         return
     for entry in entries:
-        assert entry.problem or 0 <= entry.label < len(source.classes()), entry
+        assert entry.problem or 0 <= entry.label < len(source.listing().classes), entry
         if entry.problem or entry.size > MAX_READ_BYTES:
             continue
         try:
-            assert len(source.read(entry)) == entry.size
+            assert len(source.read(entry)[0]) == entry.size
         except (Stopped, Undecodable):
             continue
-    source.warnings(len(entries))

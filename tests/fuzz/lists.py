@@ -31,10 +31,10 @@ def TestOneInput(data: bytes) -> None:
     try:
         source = open_list(file)
         assert source.found
-        entries = list(source.entries())
+        entries = list(source.listing())
     except BuildError:
         return
-    top, classes = os.fsencode(FOLDER), source.classes()
+    top, classes = os.fsencode(FOLDER), source.listing().classes
     for entry in entries:
         path = os.path.normpath(os.path.join(top, entry.name))
         assert path.startswith(top + b"/"), entry
@@ -44,4 +44,3 @@ def TestOneInput(data: bytes) -> None:
                 source.read(entry)
             except Stopped:
                 continue
-    source.warnings(len(entries))

@@ -59,8 +59,8 @@ def _list() -> None:
     try:
         source = open_parquet(FILE)
         assert source.found
-        entries = list(source.entries())
-        classes = source.classes()
+        entries = list(source.listing())
+        classes = source.listing().classes
     except (BuildError, Stopped):
         return
     for entry in entries:

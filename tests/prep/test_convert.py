@@ -292,7 +292,7 @@ def test_row_range_spans_stores(tmp_path: Path) -> None:
     for rows in ((None, None), (3, 14), (10, 12), (None, 9), (-9, None)):
         source, _ = open_conversion(stores, tmp_path / "out", Conversion(selection=Selection(rows=rows)))
         assert list(source.selected_rows()) == all_rows[slice(*rows)]
-        assert [(entry.unit, entry.place) for entry in source.entries()] == all_rows[slice(*rows)]
+        assert [(entry.unit, entry.place) for entry in source.listing()] == all_rows[slice(*rows)]
 
 
 def test_rows_are_sorted_or_shuffled(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_store_replaced_after_the_plan_is_refused(tmp_path: Path) -> None:
     shutil.rmtree(store)
     small_store(store, ["a", "b", "c"], seed=1)
     with pytest.raises(BuildError, match="a: the store was replaced"):
-        plan.source().classes()
+        plan.source().listing()
     with pytest.raises(BuildError, match="the source changed since the plan: 9 changed"):
         convert([store], out)
 

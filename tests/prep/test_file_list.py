@@ -33,9 +33,9 @@ def listed(root: Path, text: str, name: str = "list.txt", classes: list[str] | N
 
 
 def labels(source: ListSource) -> list[tuple[bytes, str]]:
-    entries = list(source.entries())
+    entries = list(source.listing())
     assert [entry.problem for entry in entries] == [""] * len(entries)
-    return [(entry.name, source.classes()[entry.label].name) for entry in entries]
+    return [(entry.name, source.listing().classes[entry.label].name) for entry in entries]
 
 
 PARENTS = [(NAMES[0], "cat"), (NAMES[1], "dog"), (NAMES[2], "cat")]
@@ -68,23 +68,23 @@ def test_formats_are_recognized(root: Path) -> None:
 
 def test_numeric_labels_are_class_numbers(root: Path) -> None:
     source = listed(root, "cat/1.jpg\t3\ndog/2.jpg\t01\n")
-    assert [entry.label for entry in source.entries()] == [3, 1]
-    assert [cls.name for cls in source.classes()] == ["0", "1", "2", "3"]
-    assert source.warnings(1000) == ["2 of 4 classes have no images (first 0, '0')"]
+    assert [entry.label for entry in source.listing()] == [3, 1]
+    assert [cls.name for cls in source.listing().classes] == ["0", "1", "2", "3"]
+    assert source.listing().warnings[0] == "2 of 4 classes have no images (first 0, '0')"
     for name in ("10/a.jpg", "9/b.jpg"):
         write_list(root / name, "image")
     numbered = listed(root, "9/b.jpg\n10/a.jpg\n")  # names of folders are names, also if they are numbers
     assert labels(numbered) == [(b"9/b.jpg", "9"), (b"10/a.jpg", "10")]
-    assert [cls.name for cls in numbered.classes()] == ["10", "9"]
-    assert list(listed(root, "\n").entries()) == []
+    assert [cls.name for cls in numbered.listing().classes] == ["10", "9"]
+    assert list(listed(root, "\n").listing()) == []
     named = listed(root, "cat/1.jpg\t1\ndog/2.jpg\t0\n", classes=["b", "a"])
     assert labels(named) == [(b"cat/1.jpg", "a"), (b"dog/2.jpg", "b")]
-    assert named.warnings(1000) == []
+    assert named.listing().warnings == []
 
 
 def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
     text = "cat/1.jpg\ta\ndog/gone.jpg\ta\ncat/1.jpg\tb\ndog/2.jpg\t\ncat\tb\n"
-    assert [(entry.name, entry.problem) for entry in listed(root, text).entries()] == [
+    assert [(entry.name, entry.problem) for entry in listed(root, text).listing()] == [
         (b"cat/1.jpg", ""),
         (b"dog/gone.jpg", "No such file or directory"),
         (b"cat/1.jpg", "twice in the list"),
@@ -92,7 +92,7 @@ def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
         (b"cat", "a directory"),
     ]
     numbered = listed(root, "cat/1.jpg\t0\ndog/2.jpg\t-1\n")
-    assert [entry.problem for entry in numbered.entries()] == ["", "label -1, expected 0 or more"]
+    assert [entry.problem for entry in numbered.listing()] == ["", "label -1, expected 0 or more"]
 
 
 def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
@@ -114,7 +114,7 @@ def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
         ("in/3", f"; cat/in/3.jpg exists; pass --root {root}/cat --suffix .jpg"),
         ("cat/gone", ""),
     ):
-        (entry,) = listed(root, f"{path}\tpug\n").entries()
+        (entry,) = listed(root, f"{path}\tpug\n").listing()
         assert entry.problem == f"No such file or directory{cause}"
 
 
@@ -122,8 +122,8 @@ def test_columns_that_are_not_kept_are_named(root: Path) -> None:
     text = "path,sky,note,age\ncat/1.jpg,1,old,3.5\n"
     file = write_list(root / "tags.csv", text)
     source = open_list(file, column=["sky"], no_labels=True)
-    assert source.warnings(1) == ["note, age of the table are not kept; --column NAME keeps a column of numbers"]
-    assert open_list(write_list(root / "plain.csv", "path,label\ncat/1.jpg,a\n")).warnings(0) == []
+    assert source.listing().warnings == ["note, age of the table are not kept; --column NAME keeps a column of numbers"]
+    assert open_list(write_list(root / "plain.csv", "path,label\ncat/1.jpg,a\n")).listing().warnings == []
 
 
 def test_paths_may_begin_with_a_slash_if_the_root_is_given(root: Path) -> None:
@@ -131,8 +131,8 @@ def test_paths_may_begin_with_a_slash_if_the_root_is_given(root: Path) -> None:
     with pytest.raises(
         BuildError, match=r"line 1: '/cat/1\.jpg' is not below .*; pass a folder that holds all paths as"
     ):
-        list(open_list(file).entries())
-    entries = list(open_list(file, root=root).entries())
+        list(open_list(file).listing())
+    entries = list(open_list(file, root=root).listing())
     assert [(entry.name, entry.label, entry.problem) for entry in entries] == [(NAMES[0], 0, ""), (NAMES[1], 1, "")]
     (root / "inner/cat").mkdir(parents=True)
     path = f"{root}/cat/1.jpg"
@@ -141,9 +141,9 @@ def test_paths_may_begin_with_a_slash_if_the_root_is_given(root: Path) -> None:
         "line 1: .* exists and is not below .*inner; pass --root / to read it; to read another file below DIR, rem"
     )
     with pytest.raises(BuildError, match=message):
-        list(open_list(write_list(root / "list.txt", path), root=root / "inner").entries())
+        list(open_list(write_list(root / "list.txt", path), root=root / "inner").listing())
     with pytest.raises(BuildError, match="line 1: '/' "):
-        list(open_list(write_list(root / "list.txt", "/"), root=root).entries())
+        list(open_list(write_list(root / "list.txt", "/"), root=root).listing())
 
 
 def test_invalid_list_is_an_error_that_names_the_line(root: Path) -> None:
@@ -163,19 +163,19 @@ def test_invalid_list_is_an_error_that_names_the_line(root: Path) -> None:
         ("cat/1.jpg\t20240131\n", "line 1: label 20240131, expected 0 to 1048575; class numbers start at 0"),
     ):
         with pytest.raises(BuildError, match="list.txt: " + message.format(root=root)):
-            list(listed(root, text.format(root=root)).entries())
+            list(listed(root, text.format(root=root)).listing())
 
 
 def test_errors_name_the_file_of_the_class_list(root: Path) -> None:
     text = "cat/1.jpg\t0\ndog/2.jpg\t2\n"
     with pytest.raises(BuildError, match=r"line 2: label 2, .*; order\.txt has 2 names"):
-        listed(root, text, classes=ClassList(["a", "b"], "order.txt")).entries()
+        listed(root, text, classes=ClassList(["a", "b"], "order.txt")).listing()
     with pytest.raises(BuildError, match=r"list\.txt: line 2: class 'dog' is not in order\.txt; add it there"):
-        listed(root, "cat/1.jpg\ndog/2.jpg\n", classes=ClassList(["cat"], "order.txt")).entries()
+        listed(root, "cat/1.jpg\ndog/2.jpg\n", classes=ClassList(["cat"], "order.txt")).listing()
     with pytest.raises(BuildError, match=r"order\.txt contains 'cat' twice"):
-        listed(root, "cat/1.jpg\n", classes=ClassList(["cat", "cat"], "order.txt")).entries()
+        listed(root, "cat/1.jpg\n", classes=ClassList(["cat", "cat"], "order.txt")).listing()
     with pytest.raises(BuildError, match=r"dog: this class folder is not in order\.txt"):
-        FolderSource(root, classes=ClassList(["cat"], "order.txt")).entries()
+        FolderSource(root, classes=ClassList(["cat"], "order.txt")).listing()
     assert json.loads(json.dumps(ClassList(["cat"], "order.txt"))) == ["cat"]
 
 
@@ -205,7 +205,7 @@ def test_many_labels_cause_no_warning_with_class_list(root: Path) -> None:
         (["a", "b"], []),
     ):
         source = listed(root, text, classes=classes)
-        assert source.warnings(len(list(source.entries()))) == warnings
+        assert source.listing().warnings == warnings
 
 
 def test_comma_in_path_is_not_csv(root: Path) -> None:
@@ -223,7 +223,7 @@ def test_comma_in_path_is_not_csv(root: Path) -> None:
 
 def test_missing_list_or_root_is_named(root: Path) -> None:
     with pytest.raises(BuildError, match=r"gone\.txt: No such file or directory; expected a list"):
-        open_list(root / "gone.txt").entries()
+        open_list(root / "gone.txt").listing()
     with pytest.raises(BuildError, match="nowhere: no such folder; expected the folder that the paths"):
         open_list(root / "list.txt", root=root / "nowhere")
 
@@ -237,10 +237,10 @@ def test_any_file_name_can_be_listed(tmp_path: Path) -> None:
             file.write(name)
     (tmp_path / "list").write_bytes(b"\n".join(names))
     source = open_list(tmp_path / "list")
-    entries = list(source.entries())
+    entries = list(source.listing())
     assert [entry.name for entry in entries] == names
-    restored = open_source(source.kind, source.root, source.facts())
-    assert [restored.read(entry) for entry in entries] == names
+    restored = open_source(source.kind, source.root, source.arguments())
+    assert [restored.read(entry) for entry in entries] == [[name] for name in names]
 
 
 def test_paths_become_relative_to_root() -> None:
@@ -261,16 +261,16 @@ def test_mix_of_names_and_numbers_is_an_error(root: Path) -> None:
     text = "cat/1.jpg\t10\ndog/2.jpg\t2\ncat/3, 4.jpg\ta photo of a cat\n"
     message = "line 3.*label 'a photo of a cat' is not a whole number, but 2 of 3 different labels are; .* --classes"
     with pytest.raises(BuildError, match=message):
-        list(listed(root, text).entries())
+        list(listed(root, text).listing())
     named = listed(root, text, classes=["2", "10", "a photo of a cat"])
-    assert [entry.label for entry in named.entries()] == [1, 0, 2]
+    assert [entry.label for entry in named.listing()] == [1, 0, 2]
 
 
 def test_names_are_sorted_by_their_bytes(root: Path) -> None:
     (root / "list.tsv").write_bytes("cat/1.jpg\t\N{GRINNING FACE}\n".encode() + b"dog/2.jpg\t\xfcber\n")
     source = open_list(root / "list.tsv")
-    list(source.entries())
-    assert [cls.name for cls in source.classes()] == ["\N{GRINNING FACE}", "\udcfcber"]
+    list(source.listing())
+    assert [cls.name for cls in source.listing().classes] == ["\N{GRINNING FACE}", "\udcfcber"]
 
 
 def test_absolute_paths_are_found_in_every_locale(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_absolute_paths_are_found_in_every_locale(tmp_path: Path) -> None:
     script = (
         "import os, sys; from pathlib import Path; from decodeonce.prep.sources.file_list import open_list; "
         "root = Path(os.fsdecode(os.environb[b'ROOT'])); "
-        "print([entry.problem for entry in open_list(root.parent / 'list.txt', root=root).entries()])"
+        "print([entry.problem for entry in open_list(root.parent / 'list.txt', root=root).listing()])"
     )
     env = {**os.environ, "ROOT": str(tmp_path / "größe"), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)

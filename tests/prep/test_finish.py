@@ -1,6 +1,5 @@
 """Check every row that finish writes: rejects leave holes, which rows from the end of the store fill."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ from hypothesis import strategies as st
 from decodeonce.build import Recipe, finish
 from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums, journal_line, summed_lines
 from decodeonce.prep.building.plan import Plan, plan_content, read_plan, scan, write_plan
+from decodeonce.prep.listing import Listing
 from decodeonce.sources import Entry, Source, open_imagenet
-from decodeonce.store import ImageClass, StorePaths, disk, open_store, verify_store
+from decodeonce.store import StorePaths, disk, open_store, verify_store
 from decodeonce.store.hashing import row_checksum
 from tests.images import make_tree
 from tests.prep.building import build_in_process
@@ -27,18 +27,13 @@ class _Listed(Source):
 
     kind = "folder"
 
-    def facts(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {"classes": ["plain"]}
 
-    def classes(self) -> tuple[ImageClass, ...]:
-        return (ImageClass("plain"), ImageClass("tab\tname"), ImageClass("unused"))
-
-    def entries(self) -> Iterator[Entry]:
+    def listing(self) -> Listing:
         ends = (b".jpg", b"\\\n.jpg", b"\xff\t.jpg", "ü.jpg".encode())
-        return (Entry(b"%d" % k + ends[k % 4], k % 2, k, k) for k in range(COUNT))
-
-    def read(self, entry: Entry) -> bytes:
-        raise AssertionError("only listed")
+        entries = (Entry(b"%d" % k + ends[k % 4], k % 2, k, k) for k in range(COUNT))
+        return Listing.of(entries, classes=["plain", "tab\tname", "unused"])
 
 
 def decode_all(out: Path, rejects: set[int]) -> Plan:

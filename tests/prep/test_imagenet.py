@@ -39,16 +39,16 @@ def train_tree(pics: list[Pic] = PICS) -> Files:
 
 def labels(source: Source) -> dict[str, str]:
     """Return the class of each image by its name without folders."""
-    names = [cls.name for cls in source.classes()]
-    return {os.path.basename(e.text): names[e.label] for e in source.entries() if not e.problem}
+    names = [cls.name for cls in source.listing().classes]
+    return {os.path.basename(e.text): names[e.label] for e in source.listing() if not e.problem}
 
 
 def problems(source: Source) -> dict[str, str]:
-    return {entry.text: entry.problem for entry in source.entries() if entry.problem}
+    return {entry.text: entry.problem for entry in source.listing() if entry.problem}
 
 
 def warnings(source: Source) -> list[str]:
-    return source.warnings(len(list(source.entries())))
+    return source.listing().warnings
 
 
 EXPECTED = {f"{pic.stem}.JPEG": pic.wnid for pic in VAL}
@@ -85,8 +85,8 @@ def test_kaggle_layout_is_found_from_any_of_its_folders(tmp_path: Path) -> None:
         write(tmp_path, forms.kaggle(PICS, "train") | forms.kaggle(PICS, "val"))
         source = open_imagenet(tmp_path / src)
         assert source.found == found.format(root=tmp_path)
-        assert [cls.description for cls in source.classes()] == [f"word of {wnid}, another" for wnid in WNIDS]
-        assert len(list(source.entries())) == len(PICS)
+        assert [cls.description for cls in source.listing().classes] == [f"word of {wnid}, another" for wnid in WNIDS]
+        assert len(list(source.listing())) == len(PICS)
 
 
 def test_zip_may_be_src_or_in_src(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_zip_may_be_src_or_in_src(tmp_path: Path) -> None:
         train, val = open_imagenet(root), open_imagenet(root, split="val")
         assert train.found == f"train in {ZIP}, 3 classes"
         assert val.found == f"val in {ZIP}, labels from LOC_val_solution.csv, 3 classes"
-        assert next(train.entries()).text == f"{prefix}{CLS_LOC}/train/n01440764/n01440764_0.JPEG"
+        assert next(iter(train.listing())).text == f"{prefix}{CLS_LOC}/train/n01440764/n01440764_0.JPEG"
         assert train.top == val.top == tmp_path / ZIP
         assert labels(val) == EXPECTED
     write(tmp_path, {"copy.zip": zip_bytes(both)})
@@ -106,8 +106,8 @@ def test_zip_may_be_src_or_in_src(tmp_path: Path) -> None:
 
 def test_member_names_are_paths(tmp_path: Path) -> None:
     write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS))})
-    assert next(open_imagenet(tmp_path).entries()).text == f"{TRAIN_TAR}/n01440764.tar/n01440764_0.JPEG"
-    assert next(open_imagenet(tmp_path / TRAIN_TAR).entries()).text == "n01440764.tar/n01440764_0.JPEG"
+    assert next(iter(open_imagenet(tmp_path).listing())).text == f"{TRAIN_TAR}/n01440764.tar/n01440764_0.JPEG"
+    assert next(iter(open_imagenet(tmp_path / TRAIN_TAR).listing())).text == "n01440764.tar/n01440764_0.JPEG"
 
 
 TRAIN_TARS, FLAT = forms.class_tars(PICS), forms.flat(PICS)
@@ -145,7 +145,7 @@ UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
 def test_unusable_src_is_an_error(tmp_path: Path, contents: Files, src: str, split: AnySplit, message: str) -> None:
     write(tmp_path, contents)
     with pytest.raises(BuildError, match=message.replace("{root}", str(tmp_path))):
-        list(open_imagenet(tmp_path / src, split=split).entries())
+        list(open_imagenet(tmp_path / src, split=split).listing())
 
 
 def test_half_unpacked_class_tars_are_an_error(tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ def test_val_has_the_labels_of_train(tmp_path: Path) -> None:
     write(tmp_path, train_tree() | {f"val/{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in val})
     for root in (tmp_path, tmp_path / "val"):
         source = open_imagenet(root, split="val")
-        assert [cls.name for cls in source.classes()] == WNIDS
-        assert {entry.label for entry in source.entries()} == {0, 2}
+        assert [cls.name for cls in source.listing().classes] == WNIDS
+        assert {entry.label for entry in source.listing()} == {0, 2}
         assert warnings(source) == ["val has 2 of the 3 classes of train (first missing n01443537)"]
     assert warnings(open_imagenet(tmp_path)) == []
 
@@ -179,7 +179,7 @@ def test_class_of_val_that_train_lacks_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"2 classes that train lacks \(n01440764, n01484850\); pass --classes FILE"):
         open_imagenet(tmp_path, split="val")
     given = open_imagenet(tmp_path, split="val", classes=WNIDS[::-1])
-    assert ([cls.name for cls in given.classes()], labels(given)) == (WNIDS[::-1], EXPECTED)
+    assert ([cls.name for cls in given.listing().classes], labels(given)) == (WNIDS[::-1], EXPECTED)
     with pytest.raises(BuildError, match="n01484850: this class folder is not in the class list"):
         open_imagenet(tmp_path, split="val", classes=WNIDS[:2])
 
@@ -193,17 +193,19 @@ def test_missing_classes_of_train_cause_a_warning(tmp_path: Path) -> None:
         "labels follow the classes present; pass --classes FILE to define the label order"
     )
     assert warnings(source) == [message]
-    assert [(cls.name, cls.description) for cls in source.classes()] == [(w, f"word of {w}, another") for w in WNIDS]
+    assert [(cls.name, cls.description) for cls in source.listing().classes] == [
+        (w, f"word of {w}, another") for w in WNIDS
+    ]
     settled = open_imagenet(tmp_path, classes=sorted(wnids))
     assert warnings(settled) == []
-    assert {entry.label for entry in settled.entries()} == {0, 2, 3}
+    assert {entry.label for entry in settled.listing()} == {0, 2, 3}
 
 
 def test_val_without_train_has_labels_of_list(tmp_path: Path) -> None:
     val = {f"val/{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in PICS if pic.wnid != "n01440764"}
     write(tmp_path, val | {"LOC_synset_mapping.txt": forms.mapping(WNIDS)})
     source = open_imagenet(tmp_path)
-    assert {entry.label for entry in source.entries()} == {1, 2}
+    assert {entry.label for entry in source.listing()} == {1, 2}
     assert warnings(source) == [
         "the 2 classes present are not the 3 of LOC_synset_mapping.txt (first difference: n01440764); "
         "labels follow LOC_synset_mapping.txt"
@@ -222,7 +224,7 @@ def test_missing_images_cause_a_warning() -> None:
     ):
         wnids = [f"n{k:08d}" for k in range(classes)]
         source = imagenet_forms.ImagenetTarSource(Path("/"), split=split, files=[], classes=wnids)
-        assert source.warnings(samples) == expected
+        assert source._warnings_about(samples) == expected
 
 
 # ---- labels of val
@@ -233,7 +235,7 @@ def test_development_kit_is_found_in_all_its_places(tmp_path: Path, where: str) 
     write(tmp_path, forms.flat(PICS) | {os.path.join(where, Path(k).name): v for k, v in forms.devkit(PICS).items()})
     source = open_imagenet(tmp_path)
     assert labels(source) == EXPECTED
-    assert [(cls.name, cls.description) for cls in source.classes()] == sorted(ilsvrc2012().items())
+    assert [(cls.name, cls.description) for cls in source.listing().classes] == sorted(ilsvrc2012().items())
     assert warnings(source) == [
         "the 3 classes present are not the 1000 of ILSVRC2012 (first difference: n01491361); labels follow ILSVRC2012",
         "9 of the 50,000 images of ILSVRC2012 val are present",
@@ -243,7 +245,7 @@ def test_development_kit_is_found_in_all_its_places(tmp_path: Path, where: str) 
 def test_train_has_descriptions_if_development_kit_is_present(tmp_path: Path) -> None:
     write(tmp_path, train_tree() | {f"{DEVKIT}.tar.gz": b"an incomplete download, which is not read"})
     source = open_imagenet(tmp_path)
-    assert [cls.description for cls in source.classes()] == [ilsvrc2012()[wnid] for wnid in WNIDS]
+    assert [cls.description for cls in source.listing().classes] == [ilsvrc2012()[wnid] for wnid in WNIDS]
     assert warnings(source) == [
         "the 3 classes present are not the 1000 of ILSVRC2012 (first difference: n01491361); labels follow the classes "
         "present; pass --classes FILE to define the label order"
@@ -305,7 +307,7 @@ def test_listing_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return data
 
     monkeypatch.setattr(os, "pread", counted)
-    assert len(list(source.entries())) == 100
+    assert len(list(source.listing())) == 100
     assert len(read) < 100 + 5 * 4 + 4  # one round trip per image, and a few per tar
     assert sum(read) <= 513 * len(read)
 
@@ -369,10 +371,10 @@ def test_truncated_or_invalid_tar_is_an_error(tmp_path: Path) -> None:
 def test_threads_on_network_file_system_give_same_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS))})
     source = open_imagenet(tmp_path)
-    expected = list(source.entries())
+    expected = list(source.listing())
     monkeypatch.setattr(files, "network_file_system", lambda top: "NFS")
     monkeypatch.setattr(imagenet_forms, "TARS_AT_ONCE", 2)
-    assert list(source.entries()) == expected
+    assert list(source.listing()) == expected
 
 
 # ---- zips
@@ -388,7 +390,7 @@ def test_zip_written_to_pipe_and_zip64_are_read(tmp_path: Path, method: int, zip
             with archive_.open(name, "w", force_zip64=zip64) as member:
                 member.write(content)
     source = open_imagenet(write(tmp_path, {"x.zip": pipe.getvalue()}))
-    assert [source.read(entry) for entry in source.entries()] == list(data.values())
+    assert [source.read(entry)[0] for entry in source.listing()] == list(data.values())
     damaged = bytearray(pipe.getvalue())
     damaged[len(damaged) // 2] ^= 1
     write(tmp_path / "damaged", {"x.zip": bytes(damaged)})
@@ -398,7 +400,7 @@ def test_zip_written_to_pipe_and_zip64_are_read(tmp_path: Path, method: int, zip
 def undecodable(source: Source) -> dict[str, str]:
     """Return the entries that cannot be read, with the reason."""
     found = {}
-    for entry in source.entries():
+    for entry in source.listing():
         try:
             source.read(entry)
         except Undecodable as reason:
@@ -438,7 +440,7 @@ def test_members_that_cannot_be_rows_have_a_reason(tmp_path: Path) -> None:
     data = bytearray(out.getvalue())
     data[data.rindex(b"PK\x01\x02") + 8] |= 1  # the last one, encrypted
     source = open_imagenet(write(tmp_path, {"x.zip": bytes(data)}))
-    entries = {(entry.text.rpartition("/")[2], entry.problem) for entry in source.entries()}
+    entries = {(entry.text.rpartition("/")[2], entry.problem) for entry in source.listing()}
     assert entries == {
         ("0.JPEG", "twice in the zip: the later one counts"),
         ("0.JPEG", ""),
@@ -447,7 +449,7 @@ def test_members_that_cannot_be_rows_have_a_reason(tmp_path: Path) -> None:
         ("4.JPEG", "a link in the zip"),
         ("ü.JPEG", "encrypted in the zip"),
     }
-    assert [source.read(entry) for entry in source.entries() if not entry.problem] == [b"later"]
+    assert [source.read(entry)[0] for entry in source.listing() if not entry.problem] == [b"later"]
 
 
 def test_unreadable_list_in_zip_is_an_error(tmp_path: Path) -> None:
@@ -480,7 +482,7 @@ def test_classes_are_sorted_by_bytes(tmp_path: Path) -> None:
     wnids = [os.fsdecode(name) for name in ("\N{GRINNING FACE}".encode(), b"\xfcber", b"zebra")]
     pics = [Pic(wnid, f"{number}", jpeg(20, 20, seed=number)) for number, wnid in enumerate(reversed(wnids))]
     write(tmp_path / "tar", {TRAIN_TAR: tar_bytes(forms.class_tars(pics))})
-    names = [cls.name for cls in open_imagenet(tmp_path / "tar").classes()]
+    names = [cls.name for cls in open_imagenet(tmp_path / "tar").listing().classes]
     assert names == sorted(wnids, key=os.fsencode) != sorted(wnids)
 
 
@@ -490,4 +492,4 @@ def test_zip_member_with_large_extra_field_is_read(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / ZIP, "w") as archive:
         archive.writestr(info, b"data", zipfile.ZIP_DEFLATED)
     source = open_imagenet(tmp_path)
-    assert [source.read(entry) for entry in source.entries()] == [b"data"]
+    assert [source.read(entry)[0] for entry in source.listing()] == [b"data"]

@@ -265,7 +265,7 @@ def test_mask_that_changes_is_noticed(copied: Path) -> None:
     name = f"n{number % 2:08d}/{number}.x"
     mask_path(copied, number).write_bytes(png(mask_of(*SIZES[number], seed=99)))
     with pytest.raises(BuildError, match=rf"masks/{name}\.png: changed since the plan was made"):
-        [plan.source().read_all(plan.samples.entry(row)) for row in range(plan.count)]
+        [plan.source().read(plan.samples.entry(row)) for row in range(plan.count)]
     with pytest.raises(BuildError, match="the source changed since the plan"):
         make_plan(source, copied / "out", RECIPE)
     flip_row(store, 2, 0)
@@ -374,7 +374,7 @@ def test_masks_of_webdataset_are_members(tree: Path, tmp_path: Path, suffix: str
     rows = {sample.digest: row_bytes(folder, sample.row) for sample in folder.samples}
     assert {sample.digest: row_bytes(store, sample.row) for sample in store.samples} == rows
     source = open_webdataset(shards, paired={"mask": "mask.png"})
-    assert source.warnings(len(list(source.entries()))) == []  # masks do not count as images that were not read
+    assert source.listing().warnings == []  # masks do not count as images that were not read
     assert "already finished" in prep(*arguments, "--paired", "mask=mask.png").stdout
     other = prep(*arguments)
     assert (other.returncode, "--paired is absent, the store says ['mask']" in other.stderr) == (1, True)
@@ -390,7 +390,7 @@ def test_sample_of_a_shard_has_one_mask_of_each_name(tmp_path: Path) -> None:
     files += [("2.jpg", image), ("2.cls", b"0"), ("2.mask.png", b"")]
     write_tar(tmp_path / "a.tar", files)
     source = open_webdataset(tmp_path, paired={"mask": "mask.png"})
-    assert [one.problem for one in source.entries()] == ["", "mask.png: missing in the sample", "mask.png: empty file"]
+    assert [one.problem for one in source.listing()] == ["", "mask.png: missing in the sample", "mask.png: empty file"]
     for suffix in ("mask.png", ".MASK.png"):
         with pytest.raises(BuildError, match=r"the suffix mask\.png is given twice, expected another suffix"):
             open_webdataset(tmp_path, paired={"a": "mask.png", "b": suffix})
@@ -403,7 +403,7 @@ def test_mask_is_not_read_outside_its_folder_nor_by_a_name_that_no_file_can_have
     table = write_table(tmp_path / "a.parquet", {"image": images([(jpeg(30, 20), "a\0b.jpg")]), "label": [0]})
     for inner in (open_webdataset(tar), open_parquet(table)):
         source = PairedSource(inner, {"mask": tmp_path / "masks"}, follow_links=True)
-        assert [entry.problem[:8] for entry in source.entries()] == ["no mask:"]
+        assert [entry.problem[:8] for entry in source.listing()] == ["no mask:"]
 
 
 MODULE = """

@@ -125,7 +125,7 @@ def test_class_folders_that_look_like_splits_are_refused(tmp_path: Path) -> None
         root = folders(tmp_path / f"a {number}", *images)
         with pytest.raises(BuildError, match=re.escape(expected)):
             FolderSource(root)
-        classes = FolderSource(root, splits_as_classes=True).classes()
+        classes = FolderSource(root, splits_as_classes=True).listing().classes
         assert len(classes) == len({image.split("/")[0] for image in images})
 
 
@@ -135,15 +135,15 @@ def test_other_class_folders_are_accepted(tmp_path: Path) -> None:
         ("b", "train/steam/1.jpg", "bus/2.jpg", "car/3.jpg"),
         ("c", "cat/indoors/1.jpg", "dog/2.jpg"),
     ):
-        assert len(list(FolderSource(folders(tmp_path / name, *images)).entries())) == len(images)
+        assert len(list(FolderSource(folders(tmp_path / name, *images)).listing())) == len(images)
     root = folders(tmp_path / "src", "train/cat/1.jpg", "val/cat/1.jpg")
-    assert len(list(FolderSource(root, classes=["val", "train", "test"]).entries())) == 2
+    assert len(list(FolderSource(root, classes=["val", "train", "test"]).listing())) == 2
 
 
 def test_link_that_leads_out_is_not_checked_for_splits(tmp_path: Path) -> None:
     folders(tmp_path, "elsewhere/cat/1.jpg", "src/val/1.jpg")
     os.symlink(tmp_path / "elsewhere", tmp_path / "src/train")
-    assert len(FolderSource(tmp_path / "src").classes()) == 2
+    assert len(FolderSource(tmp_path / "src").listing().classes) == 2
     with pytest.raises(BuildError, match="contains splits"):
         FolderSource(tmp_path / "src", follow_links=True)
 

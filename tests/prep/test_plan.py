@@ -4,7 +4,7 @@ import mmap
 import os
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,11 @@ from decodeonce.prep.building.plan import (
     shuffled,
     write_plan,
 )
+from decodeonce.prep.listing import Listing
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.sources import files
 from decodeonce.sources import Entry, FolderSource, Links, Source, file_entry, open_imagenet
-from decodeonce.store import ImageClass, StorePaths
+from decodeonce.store import StorePaths
 from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
 
@@ -62,7 +63,7 @@ def test_shuffle_never_changes() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2**40])
 def test_rows_are_in_the_order_of_the_seed(tree: Path, tmp_path: Path, seed: int) -> None:
     plan = make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=16, width=16, shuffle_seed=seed))
-    listed = [entry.name for entry in open_imagenet(tree).entries()]
+    listed = [entry.name for entry in open_imagenet(tree).listing()]
     rows = [plan.samples.entry(row).name for row in range(len(listed))]
     assert rows == [listed[place] for place in shuffled(len(listed), seed).tolist()]
 
@@ -138,14 +139,14 @@ def test_leftovers_of_killed_plan_are_removed(tree: Path, tmp_path: Path) -> Non
 
 def test_files_that_appear_in_out_during_listing_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out"
-    entries = source.entries
+    listing = source.listing
 
-    def entries_while_a_store_is_copied_to_out() -> Iterator[Entry]:
+    def listing_while_a_store_is_copied_to_out() -> Listing:
         out.mkdir(exist_ok=True)
         (out / "images-00000.npy").write_bytes(b"mine")
-        yield from entries()
+        return listing()
 
-    monkeypatch.setattr(source, "entries", entries_while_a_store_is_copied_to_out)
+    monkeypatch.setattr(source, "listing", listing_while_a_store_is_copied_to_out)
     with pytest.raises(BuildError, match="not an unfinished build: it is not empty"):
         make_plan(source, out, SMALL)
     assert tree_bytes(out) == {"images-00000.npy": b"mine"}
@@ -220,7 +221,7 @@ def test_threads_on_network_file_system_list_the_same(tmp_path: Path, monkeypatc
     (tree / "train/n00000001/dir.JPEG").mkdir()
     (tree / "train/n00000002/gone.JPEG").symlink_to("nowhere")
     (tree / "train/n00000002/n00000002_11.JPEG").write_bytes(b"")
-    expected = list(open_imagenet(tree).entries())
+    expected = list(open_imagenet(tree).listing())
     threads = set()
 
     def recorded(root: Path, name: bytes, label: int, links: Links) -> Entry:
@@ -231,7 +232,7 @@ def test_threads_on_network_file_system_list_the_same(tmp_path: Path, monkeypatc
     monkeypatch.setattr(files, "network_file_system", lambda top: "NFS")
     for at_once in (3, 4096):
         monkeypatch.setattr(files, "STATS_AT_ONCE", at_once)
-        assert list(open_imagenet(tree).entries()) == expected
+        assert list(open_imagenet(tree).listing()) == expected
     assert sum(bool(entry.problem) for entry in expected) == 3
     assert threading.main_thread() not in threads
 
@@ -263,17 +264,12 @@ class _Synthetic(Source):
         super().__init__(Path("/"))
         self._count = count
 
-    def facts(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {}
 
-    def classes(self) -> tuple[ImageClass, ...]:
-        return (ImageClass("n01440764"),)
-
-    def entries(self) -> Iterator[Entry]:
-        return (Entry(b"train/n01440764/n01440764_%d.JPEG" % k, 0, 110_000, 1) for k in range(self._count))
-
-    def read(self, entry: Entry) -> bytes:
-        raise AssertionError("only listed")
+    def listing(self) -> Listing:
+        entries = (Entry(b"train/n01440764/n01440764_%d.JPEG" % k, 0, 110_000, 1) for k in range(self._count))
+        return Listing.of(entries, classes=["n01440764"])
 
 
 @pytest.mark.long
@@ -295,7 +291,7 @@ def test_summarizing_changes_takes_less_than_200_bytes_per_sample(tmp_path: Path
     write_plan(paths, listing, plan_content(_Synthetic(count), listing, SMALL, {}))
     plan = read_plan(paths)
     tracemalloc.start()
-    summary = plan.samples.changes_in(more.samples)
+    summary = plan.samples.changes_in(more)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert summary == f"2 new (first train/n01440764/n01440764_{count}.JPEG)"
@@ -317,15 +313,10 @@ def test_plan_time_rejects_are_part_of_the_digest(tree: Path, tmp_path: Path) ->
     empty.rmdir()
     empty.touch()
     assert scan(open_imagenet(tree)).digest == with_problem
-    listed = list(open_imagenet(tree).entries())
+    listed = list(open_imagenet(tree).listing())
     (number,) = [number for number, entry in enumerate(listed) if entry.problem]
     listed[number] = replace(listed[number], problem="")
-
-    class Same(_Synthetic):
-        def entries(self) -> Iterator[Entry]:
-            return iter(listed)
-
-    assert scan(Same(0)).digest != with_problem
+    assert Listing.of(listed).digest != with_problem
 
 
 def test_decoder_versions_include_format_libraries() -> None:

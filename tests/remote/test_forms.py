@@ -63,14 +63,14 @@ def test_source_at_url_equals_local_one(tmp_path: Path, s3: Any, monkeypatch: py
     local = PLAIN_FORMS[form].make(tmp_path, PICS)
     upload(s3, tmp_path)
     remote = calls[-1]()
-    here, there = list(local.entries()), list(remote.entries())
-    assert [replace(entry, mtime_ns=0) for entry in there] == [replace(entry, mtime_ns=0) for entry in here]
-    assert (remote.classes(), remote.warnings(len(PICS)), remote.found) == (
-        local.classes(),
-        local.warnings(len(PICS)),
+    here, there = list(local.listing()), list(remote.listing())
+    assert [replace(entry, version=0) for entry in there] == [replace(entry, version=0) for entry in here]
+    assert (remote.listing().classes, remote.listing().warnings, remote.found) == (
+        local.listing().classes,
+        local.listing().warnings,
         local.found.replace(str(tmp_path), "s3://images"),
     )
-    worker = open_source(remote.kind, remote.root, remote.facts())
+    worker = open_source(remote.kind, remote.root, remote.arguments())
     assert [worker.read(entry) for entry in there] == [local.read(entry) for entry in here]
     assert remote.fingerprint() == calls[-1]().fingerprint()
     wanted = {entry.name for entry in here[::5]}
@@ -114,9 +114,9 @@ def test_tree_is_read_from_a_web_server_that_lists_folders(tmp_path: Path) -> No
     Apache.root = tmp_path
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Apache)) as address:
         source = open_imagenet(f"{address}/imagenet")
-        here, there = list(local.entries()), list(source.entries())
-        assert [replace(entry, mtime_ns=0) for entry in there] == [replace(entry, mtime_ns=0) for entry in here]
-        worker = open_source(source.kind, source.root, source.facts())
+        here, there = list(local.listing()), list(source.listing())
+        assert [replace(entry, version=0) for entry in there] == [replace(entry, version=0) for entry in here]
+        worker = open_source(source.kind, source.root, source.arguments())
         assert [worker.read(entry) for entry in there] == [local.read(entry) for entry in here]
 
 
@@ -126,10 +126,10 @@ def test_tree_is_listed_with_few_requests(tmp_path: Path, s3: Any, proxy: Proxy)
     s3.put_object(Bucket="images", Key="set/n01440764/", Body=b"")  # as consoles do for a new folder
     s3.put_object(Bucket="images", Key="set/.hidden/a.jpg", Body=b"a")
     source = open_folder("s3://images/set")
-    assert len(list(source.entries())) == len(PICS)
-    assert len(proxy.requests) <= 3 + len(source.classes())
+    assert len(list(source.listing())) == len(PICS)
+    assert len(proxy.requests) <= 3 + len(source.listing().classes)
     proxy.requests.clear()
-    source.read(next(source.entries()))
+    source.read(next(iter(source.listing())))
     assert [path.partition("?")[0] for path, _ in proxy.requests if "JPEG" in path] == [
         "/images/set/n01440764/n01440764_0.JPEG"
     ]
@@ -138,8 +138,8 @@ def test_tree_is_listed_with_few_requests(tmp_path: Path, s3: Any, proxy: Proxy)
 def test_image_of_a_tree_that_changes_is_noticed(tmp_path: Path, s3: Any) -> None:
     write_folder(tmp_path / "set", PICS)
     upload(s3, tmp_path)
-    first, *_ = (source := open_folder("s3://images/set")).entries()
-    s3.put_object(Bucket="images", Key=f"set/{first.text}", Body=source.read(first)[:-1] + b"x")
+    first, *_ = (source := open_folder("s3://images/set")).listing()
+    s3.put_object(Bucket="images", Key=f"set/{first.text}", Body=source.read(first)[0][:-1] + b"x")
     with pytest.raises(BuildError, match=r"s3://images/set/n01440764/.*: changed since the plan was made"):
         source.read(first)
 
@@ -202,12 +202,12 @@ def test_list_of_local_paths_and_urls_is_refused(tmp_path: Path) -> None:
             f"list.txt: line 2: {found}, but the paths of this list start from {root}; list those in a file of the"
         )
         with pytest.raises(BuildError, match=re.escape(message)):
-            open_list(tmp_path / "list.txt").entries()
+            open_list(tmp_path / "list.txt").listing()
 
 
 def test_list_of_urls_with_queries_is_refused(tmp_path: Path) -> None:
     for url in ("https://host/cat/1.jpg", "https://host/a cat/1.jpg"):
         (tmp_path / "list.txt").write_text(f"{url}?signature=hush\n")
         with pytest.raises(BuildError, match=f"^{url}: the URL also has a password or a query") as failed:
-            list(open_list(tmp_path / "list.txt").entries())
+            list(open_list(tmp_path / "list.txt").listing())
         assert "hush" not in str(failed.value)

@@ -73,7 +73,8 @@ def convert(
     if dry_run:
         from decodeonce.cli.dryrun import planned_text
 
-        planned = planned_text(made_of, recipe, sum(1 for _ in made_of.selected_rows()))
+        classes = len(made_of.inputs[0].manifest.classes)
+        planned = planned_text(made_of, recipe, sum(1 for _ in made_of.selected_rows()), classes)
         return say(f"{planned}; nothing was written")
     was_finished = StorePaths(out).manifest.exists()
     with build_progress() as progress:

@@ -25,7 +25,6 @@ from decodeonce.prep.building.output_dir import check_output_dir
 from decodeonce.prep.building.plan import (
     Block,
     Blocks,
-    Listing,
     Plan,
     allowed_rejects,
     check_matches_plan,
@@ -35,6 +34,7 @@ from decodeonce.prep.building.plan import (
 )
 from decodeonce.prep.building.worker import BlockDecoder
 from decodeonce.prep.entry import Entry, name_bytes
+from decodeonce.prep.listing import Listing
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import Child, Parent, death, wait_for
 from decodeonce.prep.recipe import Recipe
@@ -55,7 +55,7 @@ def dry_run(request: BuildRequest) -> Iterator[str]:
     plan = Plan(paths, plan_content(source, listing, recipe, decoder_versions(recipe.container)))
     if started := paths.plan.exists():
         check_matches_plan(read_plan(paths), listing, plan.content)
-    planned = planned_text(source, recipe, len(listing))
+    planned = planned_text(source, recipe, len(listing), len(listing.classes))
     yield f"{planned}; {counted(len(listing.rejects), 'file')} rejected; nothing was written"
     needed = space_needed(plan)
     rows = needed.rows * recipe.row_bytes
@@ -70,15 +70,15 @@ def dry_run(request: BuildRequest) -> Iterator[str]:
     check_free_space(out, storage, needed)
 
 
-def planned_text(source: Source, recipe: Recipe, rows: int) -> str:
+def planned_text(source: Source, recipe: Recipe, rows: int, classes: int) -> str:
     """Describe the store that `rows` rows of a source would become."""
     row_bytes = recipe.row_bytes
     blocks = Blocks.of(rows, row_bytes, recipe.shard_size, source.block_rows(rows, row_bytes))
     return (
         f"{counted(rows, 'row')} of {recipe.height}x{recipe.width}x3 in "
-        f"{counted(len(source.classes()), 'class', 'classes')}, "
+        f"{counted(classes, 'class', 'classes')}, "
         f"{both_sizes_text(rows * row_bytes, rows, recipe.pixels, recipe.shape)} in "
-        f"{counted(-(-rows // blocks.shard_rows), f'{recipe.container} shard')}"
+        f"{counted(blocks.shards, f'{recipe.container} shard')}"
     )
 
 
@@ -89,7 +89,7 @@ def _sample_lines(request: BuildRequest, plan: Plan, listing: Listing) -> Iterat
         BuildError: If none of the images can be decoded.
     """
     source, max_bad = request.source, request.work.max_bad
-    sample = sample_of(listing, by_unit=bool(source.read_unit))
+    sample = sample_of(listing, by_unit=bool(source.unit_name))
     found = look_at(plan, sample)
     rejects = [one for one in found if one.action == "rejected"]
     if len(rejects) == len(sample):
@@ -112,12 +112,12 @@ def sample_of(listing: Listing, *, by_unit: bool) -> list[Entry]:
     """Return up to IMAGES random samples; `by_unit`: the first ones of up to UNITS random read units."""
     random = np.random.default_rng(0)
     if by_unit:
-        starts = np.flatnonzero(np.diff(listing.samples.rows["unit"], prepend=-1))
+        starts = np.flatnonzero(np.diff(listing.rows["unit"], prepend=-1))
         starts = random.permutation(starts)[:UNITS]
         rows = np.unique(starts[:, None] + np.arange(IMAGES // len(starts)))
     else:
         rows = np.sort(random.permutation(len(listing))[:IMAGES])
-    return [listing.samples.entry(row) for row in rows[rows < len(listing)].tolist()]
+    return [listing.entry(row) for row in rows[rows < len(listing)].tolist()]
 
 
 def look_at(plan: Plan, sample: Sequence[Entry]) -> list[Reject]:

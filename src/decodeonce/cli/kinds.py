@@ -17,7 +17,7 @@ from decodeonce.cli.command import Click, Command, Group, LoggedCommand, make_co
 from decodeonce.cli.options import DEFAULT_MAX_BAD, DryRun, MaxBad, Out, Size, Src, Workers, option
 from decodeonce.errors import BuildError
 from decodeonce.prep.recipe import BoxOrigin, BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
-from decodeonce.prep.sources import KINDS, find_opener, plugin_errors, plugins
+from decodeonce.prep.sources import KINDS, find_opener
 from decodeonce.store.layout import ContainerName, PixelsName
 
 if TYPE_CHECKING:
@@ -241,11 +241,13 @@ def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Com
         lazy: ClassVar = {kind: partial(_kind_command, kind, run, cls) for kind in KINDS}
 
         def list_commands(self, ctx: Any) -> list[str]:
+            from decodeonce.prep.sources.plugins import plugins
+
             return [*self.lazy, *sorted(plugins())]
 
         def get_command(self, ctx: Any, name: str) -> Any:
-            if name not in self.lazy and name in plugins():  # only an unknown name costs the time to find plugins
-                self.commands.setdefault(name, _plugin_command(name, run, cls))
+            if name not in self.lazy and (command := _plugin_command(name, run, cls)):  # finding it takes time
+                self.commands.setdefault(name, command)
             return super().get_command(ctx, name)
 
     app = new_app(cls=Kinds, help=help_text, subcommand_metavar="KIND SRC OUT [FLAGS]")
@@ -254,7 +256,14 @@ def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Com
 
 
 def _plugin_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Click:
-    """Return the command of a kind that another package adds. If that fails, only running this command is an error."""
+    """Return the command of a kind that another package adds; None if none does.
+
+    If creating the command fails, only running it is an error.
+    """
+    from decodeonce.prep.sources.plugins import plugin_errors, plugins
+
+    if kind not in plugins():
+        return None
     try:
         with plugin_errors(kind):
             return _kind_command(kind, run, cls)

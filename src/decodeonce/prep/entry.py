@@ -20,13 +20,13 @@ class Undecodable(Exception):
     Example:
         >>> class JpegFolder(FolderSource):
         ...     def read(self, entry):
-        ...         data = super().read(entry)
+        ...         [data] = super().read(entry)
         ...         if data[:2] != bytes([0xFF, 0xD8]):
         ...             raise Undecodable("not a JPEG")
-        ...         return data
+        ...         return [data]
         >>> source = JpegFolder(Path("imagenet/val"))
-        >>> len(source.read(next(source.entries()))) > 0
-        True
+        >>> len(source.read(source.listing().entry(0)))
+        1
     """
 
 
@@ -42,17 +42,19 @@ class Entry:
         name: Path relative to SRC, as bytes.
         label: Class index.
         size: Bytes of the encoded image; 0 if unknown until it is read.
-        mtime_ns: Modification time of the file that holds the image, in nanoseconds.
+        version: A number that changes with the content: the modification time in nanoseconds of the file that holds
+            the image, or a hash.
         problem: Why the sample cannot become a row; "" if it can.
         unit: For the source's own use: the index of the file or row group that holds the sample.
         place: For the source's own use: the position of the sample within `unit`.
         values: One value per name in the source's `column_names`; may be empty if there is a problem.
-        planned: Further lists of numbers by name, with the same names and lengths for every entry without a problem.
-            The plan keeps them for the source's `column_values`. "box" is the part of the image that becomes the row.
-        digested: What the digest of the listing covers instead of `planned`.
+        planned: Further lists of numbers by name, with the same names and lengths for every entry without a problem,
+            which the plan keeps. "box" is the part of the image that becomes the row. "paired NAME" says where a mask
+            or second image is; the second number is its size in bytes.
+        digested: What the digest of the listing covers instead of `planned`, besides the sizes of masks.
 
     Example:
-        >>> entry = Entry(b"cat/1.jpg", label=0, size=1024, mtime_ns=0)
+        >>> entry = Entry(b"cat/1.jpg", label=0, size=1024, version=0)
         >>> entry.text, entry.problem
         ('cat/1.jpg', '')
     """
@@ -60,7 +62,7 @@ class Entry:
     name: bytes
     label: int
     size: int
-    mtime_ns: int
+    version: int
     problem: str = ""
     unit: int = 0
     place: int = 0
@@ -117,7 +119,7 @@ class RowMaker(Protocol):
     """Turns the bytes that a source reads into rows."""
 
     def row(self, data: bytes, entry: Entry, *paired: bytes) -> Row:
-        """Return the row of one sample, from what `Source.read_all` returned.
+        """Return the row of one sample, from what `Source.read` returned.
 
         Raises:
             Undecodable: The sample cannot become a row; the text is the reason.

@@ -15,7 +15,6 @@ from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.free_space import check_free_space, find_storage, space_needed
 from decodeonce.prep.building.output_dir import check_output_dir, clear_leftovers, is_built, reserve_shards, with_paired
 from decodeonce.prep.building.plan import (
-    Listing,
     Plan,
     check_expected,
     check_matches_plan,
@@ -26,6 +25,7 @@ from decodeonce.prep.building.plan import (
     write_plan,
 )
 from decodeonce.prep.building.pool import Progress, WorkSettings, work
+from decodeonce.prep.listing import Listing
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source
@@ -66,7 +66,8 @@ def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expec
     if paths.plan.exists():
         sync_folder(paths.build)  # the process that wrote the plan may have been killed before this
         if (plan := _stamped_plan(paths, source, recipe.facts(decoders))) is not None:
-            check_expected(source, plan.candidates, expect)
+            if expect is not None:
+                check_expected(source, plan.candidates, len(plan.classes), expect)
             return plan
     listing = scan(source, expect)
     content = plan_content(source, listing, recipe, decoders)
@@ -79,7 +80,7 @@ def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expec
             _write_new_plan(paths, listing, content)
         plan = read_plan(paths)
         check_matches_plan(plan, listing, content)  # also a new one: without locks, another node may have written it
-        if all(plan.content["source"][key] == content["source"][key] for key in ("root", "facts")):
+        if all(plan.content["source"][key] == content["source"][key] for key in ("root", "arguments")):
             return plan
         return move_plan(plan, content)
 

@@ -28,7 +28,7 @@ from decodeonce.store.files import remove_file, remove_tree, sync_folder
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
-from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, line, reject_line, sample_lines
+from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Reject, line, reject_line, sample_lines
 from decodeonce.store.writer import seal_store, trim_shards, write_array, write_small
 
 CHUNK_ROWS = 1 << 13
@@ -175,9 +175,9 @@ class _Finisher:
         for chunk in self._chunks():
             places = self._planned[chunk]
             if column in plan.columns:
-                yield samples.planned[column.file][places]
+                yield samples.numbers[column.file][places]
             else:
-                planned = {name: values[places] for name, values in samples.planned.items()}
+                planned = {name: values[places] for name, values in samples.numbers.items()}
                 rows = DecodedRows(plan.recipe, samples.rows[places], self._facts[chunk], planned)
                 yield self._source.column_values(column, rows)
 
@@ -186,9 +186,9 @@ class _Finisher:
         yield line(SAMPLE_COLUMNS)
         names = [cls.name for cls in self._plan.classes]
         for chunk in self._chunks():
-            values, planned = self._plan.samples.values(chunk.start, chunk.stop), self._planned[chunk]
+            values, planned = self._plan.samples.facts(chunk.start, chunk.stop), self._planned[chunk]
             for hole in np.flatnonzero(planned != np.arange(chunk.start, chunk.stop)):
-                values[hole] = self._plan.samples.values(planned[hole], planned[hole] + 1)[0]
+                values[hole] = self._plan.samples.facts(planned[hole], planned[hole] + 1)[0]
             facts = self._facts[chunk][["width", "height", "digest"]].tolist()
             rows = zip(itertools.count(chunk.start), planned.tolist(), values, facts, strict=False)
             yield sample_lines(
@@ -197,7 +197,7 @@ class _Finisher:
             )
 
     def _reject_lines(self) -> Iterator[bytes]:
-        found = [*self._listed, *self._source.carried_rejects()]
+        found = [*self._listed, *(Reject(**carried) for carried in self._plan.content["carried"])]
         yield line(REJECT_COLUMNS)
         yield b"".join(map(reject_line, sorted(found, key=lambda r: (name_bytes(r.source), r.action, r.reason))))
 
@@ -219,7 +219,7 @@ class _Finisher:
             source=manifest["source"],
             columns=tuple(self._columns),
             files={},
-            box_classes=None if (names := manifest.get("box_classes")) is None else tuple(names),
+            box_classes=None if (names := plan.content["box_classes"]) is None else tuple(names),
             decoder_crashes=self._crashes,
             paired=plan.recipe.paired,
             pixels=plan.recipe.pixels,

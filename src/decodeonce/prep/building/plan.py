@@ -1,7 +1,7 @@
 """The plan: which sample goes to which row. It does not change once decoding starts.
 
-`scan` lists a source as one table, with a record per sample. A plan is the same table in row order, as files in
-OUT/.build/plan-X, where X is different for each process that plans:
+A plan is a listing of the source in row order, as files in OUT/.build/plan-X, where X is different for each process
+that plans:
 
 - rows.npy: one record per row.
 - names.bin: the names of the samples, concatenated.
@@ -20,8 +20,7 @@ import logging
 import math
 import os
 import re
-import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,14 +32,12 @@ from numpy.typing import NDArray
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.journal import BlockRecord
-from decodeonce.prep.entry import Entry, name_text
+from decodeonce.prep.listing import CHUNK, ROW, Listing
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.labels import NumberColumn
 from decodeonce.remote import absolute, as_path
 from decodeonce.store import Column, ImageClass, Reject, StorePaths
-from decodeonce.store.columns import column_file
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import make_folder, publish, remove_tree, write_atomic
 from decodeonce.store.hashing import GOLDEN, digest_of, mix, sign
@@ -49,25 +46,9 @@ from decodeonce.store.manifest import DATA_OFFSET, check_column
 from decodeonce.store.shard_file import PAGE
 from decodeonce.store.writer import write_array
 
-PLAN_VERSION = 9
-ROW = np.dtype(
-    [
-        ("label", "<i4"),
-        ("name_bytes", "<i4"),
-        ("name_start", "<i8"),
-        ("size", "<i8"),
-        ("mtime_ns", "<i8"),
-        ("unit", "<i4"),
-        ("place", "<i8"),
-    ]
-)
-PACKED = struct.Struct("<iiqqqiq")  # a record of dtype ROW
+PLAN_VERSION = 10
 AS_BYTES = np.dtype(f"V{ROW.itemsize}")  # how rows.npy stores it
 ROWS, NAMES, COLUMN = "rows.npy", "names.bin", "column-{}.npy"
-CHUNK = 1 << 13
-# Listings are compared by hashes of 16 bytes per sample. Python objects would take 700 bytes, 10 GB for 14 million.
-HASHES = np.dtype([("name", "<u8"), ("facts", "<u8")])
-hash_of = xxhash.xxh3_64_intdigest
 
 
 # The rows per block: see `block_rows_for`.
@@ -139,145 +120,21 @@ class Blocks:
         return range(task * len(self) // tasks, (task + 1) * len(self) // tasks)
 
 
-@dataclass(frozen=True)
-class PlannedSamples:
-    """A table of samples, in the source's order or in row order.
-
-    Attributes:
-        rows: One record of dtype ROW per sample.
-        names: The bytes of all names, in the order of the samples.
-        planned: The values of `Entry.planned` by name and of the source's columns by file name, each (samples, ...).
-    """
-
-    rows: NDArray[np.void]
-    names: NDArray[np.uint8]
-    planned: Mapping[str, np.ndarray]
-
-    def entry(self, row: int) -> Entry:
-        """Return one sample."""
-        return self.entries(row, row + 1)[0]
-
-    def entries(self, first: int, last: int) -> list[Entry]:
-        """Return the samples [first, last)."""
-        places = self.rows[first:last][["unit", "place"]].tolist()
-        lists = [values[first:last].tolist() for values in self.planned.values()]
-        held = zip(*lists, strict=True) if lists else [()] * len(places)
-        return [
-            Entry(*value, unit=unit, place=place, planned=dict(zip(self.planned, numbers, strict=True)))
-            for value, (unit, place), numbers in zip(self.values(first, last), places, held, strict=True)
-        ]
-
-    def values(self, first: int, last: int) -> list[tuple[bytes, int, int, int]]:
-        """Return (name, label, size, mtime_ns) of samples [first, last): faster than `entries` for millions of rows."""
-        records = self.rows[first:last].tolist()
-        start, end = records[0][2], records[-1][2] + records[-1][1]
-        names = self.names[start:end].tobytes()
-        return [
-            (names[at - start : at - start + length], label, size, mtime_ns)
-            for label, length, at, size, mtime_ns, _, _ in records
-        ]
-
-    def _names_and_hashes(self) -> Iterator[tuple[bytes, int, int]]:
-        """Yield the name of each sample, its hash, and a hash of what may change under this name."""
-        for first in range(0, len(self.rows), CHUNK):
-            for name, _, size, mtime_ns in self.values(first, min(first + CHUNK, len(self.rows))):
-                yield name, hash_of(name), hash_of(b"%d %d" % (size, mtime_ns))
-
-    def changes_in(self, found: PlannedSamples) -> str:
-        """Summarize how other samples differ from these, with the first change of each kind."""
-        planned, now = self._hashes(), found._hashes()
-        _, here, there = np.intersect1d(planned["name"], now["name"], assume_unique=True, return_indices=True)
-        parts = [
-            found._count("new", np.setdiff1d(now["name"], planned["name"], assume_unique=True)),
-            self._count("gone", np.setdiff1d(planned["name"], now["name"], assume_unique=True)),
-            self._count("changed", planned["name"][here[planned["facts"][here] != now["facts"][there]]]),
-        ]
-        return "; ".join(filter(None, parts)) or "the same images with other classes, boxes, values, places or rejects"
-
-    def _hashes(self) -> NDArray[np.void]:
-        """Return one record of dtype HASHES per name, sorted: an image with several boxes has several samples."""
-        hashes = np.fromiter((each[1:] for each in self._names_and_hashes()), HASHES, len(self.rows))
-        return hashes[np.unique(hashes["name"], return_index=True)[1]]
-
-    def _count(self, kind: str, names: NDArray[np.uint64]) -> str:
-        if not len(names):
-            return ""
-        wanted = set(names.tolist())
-        first = min(name for name, hashed, _ in self._names_and_hashes() if hashed in wanted)
-        return f"{len(names)} {kind} (first {name_text(first)})"
-
-
-@dataclass(frozen=True)
-class Listing:
-    """A scanned source: its samples in its own order, and those that cannot become rows.
-
-    Attributes:
-        samples: The samples that can become rows.
-        columns: The columns in the source's `column_names`.
-        rejects: Samples that cannot become rows.
-        digest: Covers class, size, name, boxes and values of every candidate, and whether it can become a row.
-        digest_with_times: Covers the same and the modification times and places.
-    """
-
-    samples: PlannedSamples
-    columns: tuple[Column, ...]
-    rejects: tuple[Reject, ...]
-    digest: str
-    digest_with_times: str
-
-    def __len__(self) -> int:
-        return len(self.samples.rows)
-
-    @property
-    def candidates(self) -> int:
-        """Number of samples and plan-time rejects together: the total for --max-bad."""
-        return len(self) + len(self.rejects)
-
-
 def scan(source: Source, expect: int | None = None) -> Listing:
-    """List a source once, and log its warnings. Memory per sample is 44 bytes, the name, and 8 bytes for each number.
+    """List a source once, and log its warnings.
 
     Raise BuildError if it does not list `expect` images (None: any number), or none that can become a row.
     """
-    rows, names, rejects = bytearray(), bytearray(), []
-    own = [column_file(name) for name in source.column_names]
-    numbers = {file: NumberColumn(name) for file, name in zip(own, source.column_names, strict=True)}
-    digest, digest_with_times = xxhash.xxh3_64(), xxhash.xxh3_64()
-    for entry in source.entries():
-        fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _digested(entry))
-        digest.update(fact)
-        digest_with_times.update(b"%d\t%d\t%d\t%s" % (entry.mtime_ns, entry.unit, entry.place, fact))
-        if entry.planned:  # may hold times and places, too
-            digest_with_times.update(repr(entry.planned).encode())
-        if entry.problem:
-            rejects.append(Reject(entry.text, entry.problem, "rejected"))
-            continue
-        place = (entry.size, entry.mtime_ns, entry.unit, entry.place)
-        rows += PACKED.pack(entry.label, len(entry.name), len(names), *place)
-        names += entry.name
-        for name, value in (*zip(own, entry.values, strict=True), *entry.planned.items()):
-            numbers.setdefault(name, NumberColumn(name)).append(value)
-    for warning in source.warnings(len(rows) // PACKED.size):
+    listing = source.listing()
+    for warning in listing.warnings:
         logging.getLogger("decodeonce").warning("%s: %s", source.root, warning)
-    planned = {name: column.to_array() for name, column in numbers.items()}
-    samples = PlannedSamples(np.frombuffer(rows, ROW), np.frombuffer(names, np.uint8), planned)
-    columns = tuple(numbers[file].to_column()[0] for file in own)
-    listing = Listing(samples, columns, tuple(rejects), digest.hexdigest(), digest_with_times.hexdigest())
-    check_expected(source, listing.candidates, expect)
+    if expect is not None:
+        check_expected(source, listing.candidates, len(listing.classes), expect)
     if not len(listing):
+        rejects = listing.rejects
         tried = f"; all {listing.candidates} candidates are rejects, first {rejects[0]}" if rejects else ""
         raise BuildError(f"{source.root}: no images found{tried}; read as {source.found}")
     return listing
-
-
-def _digested(entry: Entry) -> bytes:
-    """Return the entry's texts and values for the digest, or a mark if it has a problem.
-
-    The problem's text is not part of the digest, because operating systems word errors differently.
-    """
-    if entry.problem:
-        return b"\t!"
-    return "".join(f"\t{fact}" for fact in (*entry.digested, *entry.values)).encode()
 
 
 def allowed_rejects(max_bad: str, candidates: int) -> int:
@@ -300,10 +157,10 @@ def reject_error(reject: object) -> BuildError:
     return BuildError(f"{reject}; repair or remove the image, or pass --on-bad reject")
 
 
-def check_expected(source: Source, found: int, expect: int | None) -> None:
+def check_expected(source: Source, found: int, classes: int, expect: int) -> None:
     """Raise BuildError unless a source lists the expected number of images."""
-    if expect is not None and found != expect:
-        what = f"{counted(found, 'image')} found in {counted(len(source.classes()), 'class', 'classes')}"
+    if found != expect:
+        what = f"{counted(found, 'image')} found in {counted(classes, 'class', 'classes')}"
         raise BuildError(
             f"{source.root}: {what}, but --expect is {expect}; look for missing or new files (an unreachable file "
             "server hides its files), or pass the right number"
@@ -343,7 +200,7 @@ class Plan:
         self.columns = [Column(**{**column, "shape": tuple(column["shape"])}) for column in content["columns"]]
 
     @cached_property
-    def samples(self) -> PlannedSamples:
+    def samples(self) -> Listing:
         """The samples in row order, memory-mapped."""
         folder = self.paths.build / self.content["folder"]
         rows, names_file = self._mapped(folder / ROWS).view(ROW), folder / NAMES
@@ -353,7 +210,8 @@ class Plan:
         # All names may be empty, and an empty file cannot be mapped.
         names = np.memmap(names_file, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
         planned = enumerate(self.content["planned"])
-        return PlannedSamples(rows, names, {name: self._mapped(folder / COLUMN.format(k)) for k, (name, _) in planned})
+        numbers = {name: self._mapped(folder / COLUMN.format(k)) for k, (name, _) in planned}
+        return Listing(rows, names, numbers, tuple(self.columns))
 
     def _mapped(self, path: Path) -> np.ndarray:
         try:
@@ -397,7 +255,7 @@ class Plan:
     def source(self) -> Source:
         """Open the source that this plan was made from."""
         content = self.content["source"]
-        return open_source(content["kind"], as_path(content["root"]), content["facts"])
+        return open_source(content["kind"], as_path(content["root"]), content["arguments"])
 
 
 def read_plan(paths: StorePaths) -> Plan:
@@ -439,16 +297,18 @@ def plan_content(source: Source, listing: Listing, recipe: Recipe, decoders: dic
         "block_rows": blocks.block_rows,
         "shard_rows": blocks.shard_rows,
         "columns": [asdict(column) for column in listing.columns],
-        "planned": [[name, values[:1].nbytes] for name, values in listing.samples.planned.items()],
-        "classes": [{"name": c.name, "description": c.description} for c in source.classes()],
+        "planned": [[name, values[:1].nbytes] for name, values in listing.numbers.items()],
+        "classes": [{"name": c.name, "description": c.description} for c in listing.classes],
+        "box_classes": listing.box_classes,
+        "carried": [asdict(reject) for reject in listing.carried],
         "recipe": recipe.facts(decoders),
         "manifest": source.manifest_facts(recipe.facts(decoders), listing.digest),
         "source": {
             "kind": source.kind,
             "root": absolute(source.root),
-            "facts": source.facts(),
+            "arguments": source.arguments(),
             "fingerprint": source.fingerprint(),
-            "read_unit": source.read_unit,
+            "unit_name": source.unit_name,
             "digest_with_times": listing.digest_with_times,
         },
     }
@@ -456,14 +316,14 @@ def plan_content(source: Source, listing: Listing, recipe: Recipe, decoders: dic
 
 def write_plan(paths: StorePaths, listing: Listing, content: Json) -> None:
     """Write the files of a plan, plan.json last. If another process has written its own first, that is the plan."""
-    seed, by_unit = content["recipe"]["shuffle_seed"], bool(content["source"]["read_unit"])
+    seed, by_unit = content["recipe"]["shuffle_seed"], bool(content["source"]["unit_name"])
     order = row_order(listing, seed, by_unit=by_unit)
     chunks = [order[first : first + CHUNK] for first in range(0, len(order), CHUNK)]
     folder = paths.build / f"plan-{os.urandom(4).hex()}"
     make_folder(folder)
     write_atomic(folder / NAMES, (_names(listing, chunk) for chunk in chunks))
     write_array(folder / ROWS, order.shape, AS_BYTES, _rows(listing, chunks))
-    for number, values in enumerate(listing.samples.planned.values()):
+    for number, values in enumerate(listing.numbers.values()):
         write_array(folder / COLUMN.format(number), values.shape, values.dtype, map(values.__getitem__, chunks))
     if not publish(paths.plan, sign({**content, "folder": folder.name})):
         remove_tree(folder)
@@ -478,8 +338,8 @@ def move_plan(plan: Plan, content: Json) -> Plan:
 
 def _names(listing: Listing, chunk: NDArray[np.int64]) -> bytes:
     """Return the names of the samples at these positions of the source's order, concatenated."""
-    names = listing.samples.names.data
-    spans = listing.samples.rows[chunk][["name_start", "name_bytes"]].tolist()
+    names = listing.names.data
+    spans = listing.rows[chunk][["name_start", "name_bytes"]].tolist()
     return b"".join(names[start : start + length] for start, length in spans)
 
 
@@ -487,7 +347,7 @@ def _rows(listing: Listing, chunks: list[NDArray[np.int64]]) -> Iterator[NDArray
     """Yield the records of the samples at these positions, with the starts of names that follow each other."""
     start = 0
     for chunk in chunks:
-        rows = listing.samples.rows[chunk]
+        rows = listing.rows[chunk]
         ends = start + np.cumsum(rows["name_bytes"], dtype=np.int64)
         rows["name_start"] = ends - rows["name_bytes"]
         start = int(ends[-1])
@@ -511,10 +371,10 @@ def shuffled(count: int, seed: int | None) -> NDArray[np.int64]:
 
 
 def row_order(listing: Listing, seed: int | None, *, by_unit: bool) -> NDArray[np.int64]:
-    """Return the source positions in row order; `by_unit` permutes whole read units and keeps the order within one."""
+    """Return the source positions in row order; `by_unit` permutes whole units and keeps the order within one."""
     if seed is None or not by_unit or not len(listing):
         return shuffled(len(listing), seed)
-    units = listing.samples.rows["unit"]
+    units = listing.rows["unit"]
     ranks = np.argsort(shuffled(int(units.max()) + 1, seed))
     return np.argsort(ranks[units], kind="stable")
 
@@ -531,6 +391,6 @@ def check_matches_plan(plan: Plan, listing: Listing, content: Json) -> None:
     same = planned["kind"] == found["kind"] and plan.content["classes"] == content["classes"]
     if not same or planned["digest_with_times"] != found["digest_with_times"]:
         then, now = (f"{some['root']} ({some['kind']})" for some in (planned, found))
-        what = f"{out}: the source changed since the plan: {plan.samples.changes_in(listing.samples)}"
+        what = f"{out}: the source changed since the plan: {plan.samples.changes_in(listing)}"
         advice = "pass the planned SRC unchanged, or remove OUT and build again"
         raise BuildError(f"{what}; planned from {then}, SRC is {now}; {advice}")

@@ -185,7 +185,7 @@ def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], 
         query = os.environ.get(QUERY, "")  # a worker may have been started before it was known
         message = {"out": str(plan.paths.root), "journal": str(journal.path), "on_bad": how.on_bad, "query": query}
         warned = False
-        by_unit = plan.content["source"]["read_unit"]
+        by_unit = plan.content["source"]["unit_name"]
         queue: Queue = UnitQueue(todo, block_spans(plan, todo)) if by_unit else BlockQueue(todo)
         pool = WorkerPool(message, how.workers or usable_cores(), queue, journal)
         for done in pool.run():

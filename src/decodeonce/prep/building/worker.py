@@ -26,6 +26,7 @@ from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.processes.child import Heartbeat, Parent
 from decodeonce.prep.sources.base import Source
+from decodeonce.prep.sources.files import system_of
 from decodeonce.remote import take_over
 from decodeonce.store import StorePaths
 from decodeonce.store.hashing import row_checksum
@@ -38,7 +39,7 @@ MOST_READS = 128  # at once: with 1.5 ms per image, enough for a latency of 80 m
 MOST_BYTES = 64 << 20  # of images that are read ahead; a larger image is read alone
 ROWS_AHEAD = 512  # in which the next read unit is looked for: 1 s of decoding
 Data = TypeVar("Data")
-Read = tuple[Entry, Callable[[], list[bytes]]]  # the function returns the encoded bytes, as `Source.read_all`
+Read = tuple[Entry, Callable[[], list[bytes]]]  # the function returns the encoded bytes, as `Source.read`
 
 
 class BlockDecoder:
@@ -54,9 +55,9 @@ class BlockDecoder:
     def reads(self, entries: Iterable[Entry]) -> Iterator[Read]:
         """Yield the entries, each with the function that returns its encoded bytes."""
         source = self._source
-        if source.reads_ahead:
-            return read_units_ahead(source, entries) if source.read_unit else read_ahead(source.read_all, entries)
-        return ((entry, partial(source.read_all, entry)) for entry in entries)
+        if system_of(source.root).reads_ahead:
+            return read_units_ahead(source, entries) if source.unit_name else read_ahead(source.read, entries)
+        return ((entry, partial(source.read, entry)) for entry in entries)
 
     def decode(self, block: Block, poison: dict[int, str], buffer: memoryview, reads: Iterable[Read]) -> BlockRecord:
         """Fill `buffer` with the block's rows and return the block's record; the bytes of rejects stay unchanged.
@@ -131,7 +132,7 @@ def read_units_ahead(source: Source, entries: Iterable[Entry]) -> Iterator[Read]
     left, held = iter(entries), deque[Entry]()
 
     def read(entry: Entry, after: Entry) -> list[bytes]:
-        data = source.read_all(entry)
+        data = source.read(entry)
         if after.unit != entry.unit:
             source.read_soon(after)
         return data

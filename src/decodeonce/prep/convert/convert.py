@@ -124,7 +124,7 @@ def open_conversion(
         sort=conversion.sort,
         size=size,
     )
-    labels_of(selection.classes, source.classes())  # raises ValueError if a selected class does not exist
+    labels_of(selection.classes, first.classes)  # raises ValueError if a selected class does not exist
     # Settings that the conversion leaves open come from the first store, which another writer may have made.
     height, width = size or first.shape[:2]
     stored_filter, shard_size = first.recipe.get("filter", ""), first.recipe.get("shard_size")

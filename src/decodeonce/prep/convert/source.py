@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.building.plan import block_rows_for
 from decodeonce.prep.convert.rows import StoreRows, converted
 from decodeonce.prep.entry import Entry, Row, RowMaker, name_bytes
+from decodeonce.prep.listing import Listing
 from decodeonce.prep.pixels.versions import DISTRIBUTIONS
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import DecodedRows, Source
 from decodeonce.store.hashing import canonical, hexdigest
 from decodeonce.store.layout import Json, Paired
-from decodeonce.store.manifest import Column, ImageClass, Manifest, overlap
+from decodeonce.store.manifest import Column, Manifest, overlap
 from decodeonce.store.select import Selection, labels_of, matching_lines
 from decodeonce.store.table import Reject, read_rejects
 
@@ -28,7 +30,7 @@ InputRow = tuple[int, int]  # the index of a store, and a row of it
 class StoreSource(Source):
     """The rows of finished stores, one store after the other unless they are sorted.
 
-    An entry's unit is the index of its store, and its place is the row in that store. Its mtime_ns is the digest of
+    An entry's unit is the index of its store, and its place is the row in that store. Its version is the digest of
     the store, so a store that was replaced counts as a changed source.
 
     Args:
@@ -52,7 +54,7 @@ class StoreSource(Source):
         size: Sequence[int] | None = None,
     ) -> None:
         super().__init__(root)
-        self._facts: Json = {"stores": stores, "selection": selection, "sort": sort, "size": size}
+        self._arguments: Json = {"stores": stores, "selection": selection, "sort": sort, "size": size}
         self._stores, self._selection, self._sort, self._size = stores, Selection(**selection), sort, size
 
     @property
@@ -73,17 +75,12 @@ class StoreSource(Source):
     def _numbers(self) -> range:
         return self._selection.numbers(self._count)
 
-    def facts(self) -> dict[str, object]:
-        """Return the keyword arguments from which `open_source` makes this source again."""
-        return self._facts
-
-    def classes(self) -> tuple[ImageClass, ...]:
-        """Return the classes of the stores, also those without selected rows, so that labels keep their meaning."""
-        return self.inputs[0].manifest.classes
+    def arguments(self) -> Json:
+        return self._arguments
 
     def selected_rows(self) -> Iterator[InputRow]:
         """Yield the selected rows in the order of their numbers."""
-        labels, first = labels_of(self._selection.classes, self.classes()), 0
+        labels, first = labels_of(self._selection.classes, self.inputs[0].manifest.classes), 0
         for unit, rows in enumerate(self.inputs):
             held = overlap(self._numbers, range(first, first + len(rows.store)))
             its_rows = range(held.start - first, held.stop - first)
@@ -102,19 +99,27 @@ class StoreSource(Source):
         }
         return {name: value for name, value in facts.items() if value is not None}
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield the selected rows in their order; raise BuildError if there are none."""
+    def listing(self) -> Listing:
+        """Return the selected rows in their order; raise BuildError if there are none.
+
+        The classes are also those without selected rows, so that labels keep their meaning.
+        """
         for rows in self.inputs:
             rows.check_files()
-        found = False
+        found = Listing.of(self._entries())
+        if not len(found):
+            raise BuildError(f"{self.root}: no row is selected; `prep ls` lists rows, classes and sources")
+        first = self.inputs[0].manifest
+        box_classes = None if first.box_classes is None else tuple(first.box_classes)
+        return replace(found, classes=first.classes, box_classes=box_classes, carried=self._carried(found))
+
+    def _entries(self) -> Iterator[Entry]:
         for unit, place in sorted(self.selected_rows(), key=self._sort_key) if self._sort else self.selected_rows():
-            rows, found = self.inputs[unit], True
+            rows = self.inputs[unit]
             sample = rows.sample(place)
-            stamp = int(rows.manifest.digest, 16) >> 1  # below 2^63, the limit of mtime_ns
+            stamp = int(rows.manifest.digest, 16) >> 1  # below 2^63, the limit of a version
             size = rows.manifest.row_bytes
             yield Entry(name_bytes(sample.source), sample.label, size, stamp, unit=unit, place=place)
-        if not found:
-            raise BuildError(f"{self.root}: no row is selected; `prep ls` lists rows, classes and sources")
 
     def _sort_key(self, input_row: InputRow) -> int | bytes:
         unit, row = input_row
@@ -122,9 +127,9 @@ class StoreSource(Source):
             return int(self.inputs[unit].store.labels[row])
         return name_bytes(self.inputs[unit].sample(row).source)
 
-    def read(self, entry: Entry) -> bytes:
+    def read(self, entry: Entry) -> list[bytes]:
         """Return the bytes of a row; raise StoreError if they do not match its checksum."""
-        return self.inputs[entry.unit].read(entry.place)
+        return [self.inputs[entry.unit].read(entry.place)]
 
     def row_maker(self, recipe: Recipe) -> RowMaker:
         """Return this source: it knows the original size, digest and box of each row."""
@@ -159,19 +164,18 @@ class StoreSource(Source):
             "recipe": converted_recipe([m.recipe for m in manifests], manifests[0].shape, recipe, selected),
             "source": converted_source(manifests, selected),
             "decoder_crashes": sum(manifest.decoder_crashes for manifest in manifests),
-            **({} if manifests[0].box_classes is None else {"box_classes": list(manifests[0].box_classes)}),
         }
 
-    def carried_rejects(self) -> Iterator[Reject]:
+    def _carried(self, found: Listing) -> list[Reject]:
         """Return the lines of the inputs' rejects.tsv; with a selection, only the "kept" lines of selected rows."""
         listed = [
             (unit, reject) for unit, rows in enumerate(self.inputs) for reject in read_rejects(rows.store.paths.rejects)
         ]
         if self._selected(None).keys() - {"sort"}:
             kept = {(unit, reject.source) for unit, reject in listed if reject.action == "kept"}
-            selected = {(entry.unit, entry.text) for entry in self.entries()} & kept if kept else set()
+            selected = {(entry.unit, entry.text) for entry in found} & kept if kept else set()
             listed = [(unit, reject) for unit, reject in listed if (unit, reject.source) in selected]
-        return (reject for _, reject in listed)
+        return [reject for _, reject in listed]
 
     def block_rows(self, count: int, row_bytes: int) -> int | None:
         """Return the block size of a single input of `count` such rows, or None to leave the choice to the build.

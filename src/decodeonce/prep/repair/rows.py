@@ -110,9 +110,9 @@ class FromImages:
                     problems[name] = entry.problem
                     continue
                 try:
-                    data = self._source.read_all(entry)
+                    data = self._source.read(entry)
                 except Undecodable as error:
-                    problems[name] = f"{os.fsdecode(self._source.holder(entry))}: {error}"
+                    problems[name] = f"{os.path.join(self._source.root, entry.text)}: {error}"
                     continue
                 digest = hexdigest(data[0])
                 fitting = [sample for sample in left[name] if sample.digest == digest]

@@ -1,24 +1,15 @@
-"""The kinds of input that a build can read. A plan names a source by kind, root and facts.
-
-A package that declares the entry point `KIND = "module:NAME"` in the group `decodeonce.sources`, where NAME is a
-`Registered`, adds a kind. It is imported only when its kind is used or when a help lists all kinds.
-"""
+"""The kinds of input that a build can read. A plan names a source by kind, root and arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from decodeonce.errors import BuildError
 from decodeonce.store.layout import Json
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
     from decodeonce.prep.sources.base import Source
 
 
@@ -26,7 +17,7 @@ class Registered(NamedTuple):
     """The "module:name" paths of a source's class and opener. Modules are imported when they are needed.
 
     Attributes:
-        source: The class, a subclass of `Source`. Workers make an instance from the kind, root and facts of a plan.
+        source: The class, a subclass of `Source`. Workers make an instance from the kind, root and arguments of a plan.
         opener: The function that `prep build KIND SRC OUT` calls as `opener(SRC, classes=..., follow_links=..., ...)`;
             default "" if the source has no command. A keyword-only parameter `root: Annotated[Path, "help text"]`
             becomes the flag --root of this kind. The first paragraph of the opener's docstring is the help text of
@@ -62,76 +53,33 @@ SOURCES = {
     "store": Registered("decodeonce.prep.convert.source:StoreSource"),
 }
 KINDS = tuple(kind for kind, registered in SOURCES.items() if registered.opener)  # those that have a command
-PLUGINS = "decodeonce.sources"  # the group of entry points
-
-
-@cache
-def plugins() -> dict[str, list[EntryPoint]]:
-    """Return the entry points of other packages by kind, which should be one each.
-
-    Finding them takes milliseconds, and imports no package.
-    """
-    from importlib.metadata import entry_points
-
-    found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=PLUGINS):
-        if point.name not in SOURCES:
-            found.setdefault(point.name, []).append(point)
-    return found
-
-
-def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else point.value
-
-
-@contextmanager
-def plugin_errors(kind: str) -> Iterator[None]:
-    """Turn any error of a package that adds a kind into BuildError, so that it affects only this kind."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:  # code of another package may raise anything
-        if kind not in plugins() or isinstance(error, BuildError):
-            raise
-        name, what = _package(plugins()[kind][0]), f"{type(error).__name__}: {error}"
-        problem = f"the package {name}, which adds this kind of source, cannot be used: {what}"
-        raise BuildError(f"{kind}: {problem}; update or uninstall it") from error
 
 
 def find_registered(kind: str) -> Registered:
-    """Return the registration of a kind, which may be that of another package.
-
-    Raises:
-        BuildError: If no package adds this kind, or the package that does cannot be imported.
-    """
+    """Return the registration of a kind, which may be that of another package; raises as `find_plugin`."""
     if kind in SOURCES:
         return SOURCES[kind]
-    if kind not in plugins():
-        raise BuildError(f"no package adds the kind of source {kind!r}; install the one that was used for the build")
-    point, *others = plugins()[kind]
-    if others:
-        places = sorted(f"{_package(one)} ({one.value})" for one in (point, *others))
-        raise BuildError(f"{kind}: several packages add this kind: {', '.join(places)}; uninstall all but one")
-    with plugin_errors(kind):
-        found = point.load()
-        if not isinstance(found, Registered):
-            raise TypeError(f"{point.value} is a {type(found).__name__}, expected a Registered")
-        return found
+    from decodeonce.prep.sources.plugins import find_plugin
+
+    return find_plugin(kind)
 
 
-def open_source(kind: str, root: Path, facts: Json) -> Source:
+def open_source(kind: str, root: Path, arguments: Json) -> Source:
     """Make the source that a plan names."""
     from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED
 
     if kind.endswith(WITH_BOXES):
+        from decodeonce.prep.recipe import BoxRules
         from decodeonce.prep.sources.boxed import BoxedSource
 
-        return BoxedSource.from_facts(open_source(kind.removesuffix(WITH_BOXES), root, facts["source"]), facts)
+        inner = open_source(kind.removesuffix(WITH_BOXES), root, arguments["source"])
+        return BoxedSource(inner, Path(arguments["boxes"]), BoxRules(**arguments["rules"]))
     if kind.endswith(WITH_PAIRED):
         from decodeonce.prep.sources.paired import PairedSource
 
-        own = {name: value for name, value in facts.items() if name != "source"}
-        return PairedSource(open_source(kind.removesuffix(WITH_PAIRED), root, facts["source"]), **own)
-    source: Source = _load(kind, find_registered(kind).source)(root, **facts)
+        own = {name: value for name, value in arguments.items() if name != "source"}
+        return PairedSource(open_source(kind.removesuffix(WITH_PAIRED), root, arguments["source"]), **own)
+    source: Source = _load(kind, find_registered(kind).source)(root, **arguments)
     return source
 
 
@@ -142,6 +90,10 @@ def find_opener(kind: str) -> Callable[..., Source]:
 
 
 def _load(kind: str, path: str) -> Any:
+    module, name = path.split(":")
+    if kind in SOURCES:
+        return getattr(import_module(module), name)
+    from decodeonce.prep.sources.plugins import plugin_errors
+
     with plugin_errors(kind):
-        module, name = path.split(":")
         return getattr(import_module(module), name)

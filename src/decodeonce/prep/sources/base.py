@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, RowMaker
+from decodeonce.prep.listing import Listing
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.files import named_entries, read_file, system_of
+from decodeonce.prep.sources.files import named_entries, read_file
 from decodeonce.prep.sources.safe_open import Links
 from decodeonce.prep.sources.source_files import SourceFiles
 from decodeonce.store.layout import Json, Paired
-from decodeonce.store.manifest import Column, ImageClass
-from decodeonce.store.table import Reject
+from decodeonce.store.manifest import Column
 
 # Suffixes of `kind` for a source with boxes, and for one with masks or second images in other folders.
 WITH_BOXES, WITH_PAIRED = "+boxes", "+paired"
@@ -59,16 +57,11 @@ class Source(ABC):
 
     To add a kind, write a subclass and register it. :doc:`/contribute/sources` shows how.
 
-    A build uses a source in three places:
+    The process that plans a build makes the source, usually with an opener such as `open_folder`, and calls `listing`.
+    Each worker process makes its own copy with `type(source)(root, **arguments)` and calls `read` for its samples, from
+    one thread unless `root` is a URL. The process that finishes the store makes a copy in the same way.
 
-    1. The process that plans the build makes the source, usually with an opener such as `open_folder`. It calls
-       `fingerprint`, `entries`, `classes`, `warnings` and `facts`.
-    2. Each worker process makes its own copy with `type(source)(root, **facts)` and calls `read` for its samples, from
-       one thread unless `reads_ahead`.
-    3. The process that finishes the store makes a copy in the same way and calls `columns`, `column_values` and
-       `carried_rejects`.
-
-    Only `facts`, `classes` and `entries` are abstract. The other methods have defaults that suit most sources.
+    Only `listing` and `arguments` are abstract. The other methods have defaults that suit most sources.
 
     Every method may raise `BuildError` if the user must change something first, and `Stopped` if the same command may
     succeed later, for example after a file server is back. `read` may also raise `Undecodable`. An `OSError`
@@ -79,12 +72,12 @@ class Source(ABC):
 
     Attributes:
         kind: Name of the kind in `prep build KIND`, in plans and in store.json.
-        read_unit: Name of a unit that holds many samples and can only be read whole, such as "gzip stream" or "row
-            group"; default "" if samples can be read one by one. With a read unit, rows keep the source's order unless
-            a shuffle seed is given, a seed permutes whole units, and one worker reads all rows of a unit.
+        unit_name: Name of a unit that holds many samples and can only be read whole, such as "gzip stream" or "row
+            group"; default "" if samples can be read one by one. With units, rows keep the source's order unless a
+            shuffle seed is given, a seed permutes whole units, and one worker reads all rows of a unit.
         column_names: Names of the columns of numbers; default (). Every entry without a problem has one value for each
             of them in `Entry.values`.
-        paired: Masks and second images that `read_all` returns for each entry; default ().
+        paired: Masks and second images that `read` returns after each image; default ().
         links: Which links `read` and `find` may follow, if each sample is a file below `root`; default None: `read`
             follows all links, and `find` lists the source.
         files: The files that hold the samples, if they hold many each; then `unit` of an entry is the index of its
@@ -95,22 +88,19 @@ class Source(ABC):
         >>> class FlatSource(Source):
         ...     kind = "flat"
         ...
-        ...     def facts(self):
+        ...     def arguments(self):
         ...         return {}
         ...
-        ...     def classes(self):
-        ...         return (ImageClass("all"),)
-        ...
-        ...     def entries(self):
-        ...         for name in sorted(os.listdir(os.fsencode(self.root))):
-        ...             yield file_entry(self.root, name, label=0)
+        ...     def listing(self):
+        ...         names = sorted(os.listdir(os.fsencode(self.root)))
+        ...         return Listing.of([file_entry(self.root, name, label=0) for name in names], classes=["all"])
         >>> source = FlatSource(Path("imagenet/val/n01440764"))
-        >>> [entry.text for entry in source.entries()]
+        >>> [entry.text for entry in source.listing()]
         ['n01440764_0.JPEG', 'n01440764_1.JPEG', 'n01440764_2.JPEG', 'n01440764_3.JPEG']
     """
 
     kind: str
-    read_unit: str = ""
+    unit_name: str = ""
     column_names: tuple[str, ...] = ()
     paired: tuple[Paired, ...] = ()
     links: Links | None = None
@@ -118,6 +108,12 @@ class Source(ABC):
 
     def __init__(self, root: Path) -> None:
         self.root = root
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if {"entries", "read_all", "facts"} & vars(cls).keys():
+            expected = "expected listing(), read() -> list[bytes] and arguments(); see docs/contribute/sources.md"
+            raise TypeError(f"{cls.__name__} is a source for an earlier decodeonce; {expected}")
 
     @property
     def top(self) -> Path:
@@ -129,77 +125,53 @@ class Source(ABC):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether rows keep the source's order unless a shuffle seed is given. By default, only with a `read_unit`."""
-        return bool(self.read_unit)
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether several threads may call `read` at once, so that workers read ahead; default: for a URL.
-
-        With a `read_unit`, a worker reads one sample at a time, and calls `read_soon` for the next unit.
-        """
-        return system_of(self.root).reads_ahead
+        """Whether rows keep the source's order unless a shuffle seed is given. By default, only with units."""
+        return bool(self.unit_name)
 
     @property
     def found(self) -> str:
         """A phrase that describes what was recognized at SRC, shown when a build starts."""
-        return f"{self.kind}, {counted(len(self.classes()), 'class', 'classes')}"
-
-    def warnings(self, samples: int) -> list[str]:
-        """Return warnings about the listing, one sentence each; default none.
-
-        Called once after `entries` is exhausted. Each sentence is logged after the source's root, and the build
-        continues.
-
-        Args:
-            samples: Number of entries without a problem that `entries` yielded.
-        """
-        return []
+        return self.kind
 
     @abstractmethod
-    def facts(self) -> Json:
-        """Return the keyword arguments that make this source again from its class and root.
+    def listing(self) -> Listing:
+        """Return every sample, in an order that is the same on every call, with the classes and warnings.
 
-        Called after `entries`, so the result may include what the listing found, such as file sizes. It must be
-        JSON-serializable. `type(source)(root, **facts)` must not access any file, because every worker of every task
-        calls it.
-        """
-
-    def fingerprint(self) -> object:
-        """Return a value that changes whenever the listing would change; default None if only listing can tell.
-
-        Called before and after `entries`, with the same result, so it must not list the source. It must be
-        JSON-serializable. If a plan exists with an equal fingerprint, that plan is used, and the source is not listed
-        again.
-        """
-        return None
-
-    @abstractmethod
-    def classes(self) -> tuple[ImageClass, ...]:
-        """Return the classes in label order. The label of an entry is an index into them."""
-
-    @abstractmethod
-    def entries(self) -> Iterator[Entry]:
-        """Yield every sample, in an order that is the same on every call.
-
-        Called for a plan, and again to compare the source with an existing plan or store. Yield lazily: ImageNet has
-        1.3 million samples. Also yield a sample that cannot become a row, with the reason in `Entry.problem`; it is
-        listed in rejects.tsv. `Entry.name` identifies the sample in samples.tsv. `Entry.unit` and `Entry.place` are for
-        the source's own use in `read`.
+        Called for a plan, and again to compare the source with an existing plan or store. A sample that cannot become
+        a row is an entry with a `problem`, which rejects.tsv lists. `Entry.name` identifies the sample in samples.tsv.
+        `Entry.unit` and `Entry.place` are for the source's own use in `read`.
 
         Raises:
             BuildError: If the source cannot be used as it is, for example if a folder may not be read.
             Stopped: If the file system fails.
         """
 
-    def read(self, entry: Entry) -> bytes:
-        """Return the encoded bytes of one sample, in any order of entries; default: read the file `entry.name`.
+    @abstractmethod
+    def arguments(self) -> Json:
+        """Return the keyword arguments that make this source again from its class and root.
 
-        Called in worker processes for entries without a problem. Check that the file has not changed since it was
-        listed, as `read_file` and `SourceFiles` do: a store must match its plan.
+        Called after `listing`, so the result may include what the listing found, such as file sizes. It must be
+        JSON-serializable. `type(source)(root, **arguments)` must not access any file, because every worker of every
+        task calls it.
+        """
+
+    def fingerprint(self) -> object:
+        """Return a value that changes whenever the listing would change; default None if only listing can tell.
+
+        Called before and after `listing`, with the same result, so it must not list the source. It must be
+        JSON-serializable. If a plan exists with an equal fingerprint, that plan is used, and the source is not listed
+        again.
+        """
+        return None
+
+    def read(self, entry: Entry) -> list[bytes]:
+        """Return the encoded image of one sample, followed by those of `paired`; default: read the file `entry.name`.
+
+        Called in worker processes for entries without a problem, in any order. Check that the file has not changed
+        since it was listed, as `read_file` and `SourceFiles` do: a store must match its plan.
 
         Args:
-            entry: A sample from `entries`, restored from the plan.
+            entry: A sample from `listing`, restored from the plan.
 
         Raises:
             Stopped: If the file system fails, so that the same command may succeed later.
@@ -207,16 +179,12 @@ class Source(ABC):
                 be read.
             Undecodable: If these bytes alone are damaged. The text is the reason in rejects.tsv.
         """
-        return read_file(self.root, entry, self.links)
-
-    def read_all(self, entry: Entry) -> list[bytes]:
-        """Return what `read` returns, followed by the encoded image of each of `paired`. Raises as `read`."""
-        return [self.read(entry)]
+        return [read_file(self.root, entry, self.links)]
 
     def read_soon(self, entry: Entry) -> None:
         """Start to read what `read(entry)` will need, while other samples are decoded; default: do nothing.
 
-        Called below a URL, if there is a `read_unit`, with a sample of the next unit. `read` is not called meanwhile.
+        Called below a URL, if there are units, with a sample of the next unit. `read` is not called meanwhile.
         """
         return None
 
@@ -227,23 +195,14 @@ class Source(ABC):
         """
         return {}
 
-    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
-        """Yield the entries with these names, for `prep repair`; without `links`, from a listing of the whole source.
+    def find(self, names: Collection[bytes]) -> Iterable[Entry]:
+        """Return the entries with these names, for `prep repair`; without `links`, from a listing of the whole source.
 
         Override it if samples can be found without a listing. Labels and values are not needed.
         """
         if self.links is not None:
             return named_entries(self.root, names, self.links)
-        return (entry for entry in self.entries() if entry.name in names)
-
-    def holder(self, entry: Entry) -> bytes:
-        """Return the path of the file that holds the sample's bytes, for messages; default one of `files`, if any.
-
-        The default without `files` is `root` / `entry.name`.
-        """
-        if self.files is not None:
-            return self.files.path(entry.unit)
-        return os.path.join(os.fsencode(self.root), entry.name)
+        return (entry for entry in self.listing() if entry.name in names)
 
     def columns(self) -> list[Column]:
         """Return further columns of the store whose values come from `column_values`; default none."""
@@ -268,13 +227,6 @@ class Source(ABC):
         options = {"options": found} if (found := self.options()) else {}
         return {"recipe": {**recipe, **columns}, "source": {"kind": self.kind, "digest": digest, **options}}
 
-    def carried_rejects(self) -> Iterable[Reject]:
-        """Return lines for rejects.tsv that come with the source, such as those of a converted store; default none.
-
-        They do not count as rejects of this build.
-        """
-        return ()
-
     def block_rows(self, count: int, row_bytes: int) -> int | None:
         """Return the number of rows per block, or None (the default) to let the build choose."""
         return None
@@ -285,19 +237,16 @@ class Source(ABC):
 
 
 class SourceWrapper(Source):
-    """A source that changes another one: by default, its methods are those of the other source.
-
-    `find`, `fingerprint`, `manifest_facts` and what only stores override are those of `Source`, because the entries
-    differ from those of the other source.
+    """A source that changes the listing of another one: by default, its methods are those of the other source.
 
     Args:
         source: The other source.
         suffix: What to add to its kind.
     """
 
-    def __init__(self, source: Source, suffix: str = "") -> None:
+    def __init__(self, source: Source, suffix: str) -> None:
         super().__init__(source.root)
-        self.kind, self.read_unit = source.kind + suffix, source.read_unit
+        self.kind, self.unit_name = source.kind + suffix, source.unit_name
         self.column_names, self.paired = source.column_names, source.paired
         self.source = source
 
@@ -309,42 +258,11 @@ class SourceWrapper(Source):
     def keeps_order(self) -> bool:
         return self.source.keeps_order
 
-    @property
-    def found(self) -> str:
-        return self.source.found
-
-    def warnings(self, samples: int) -> list[str]:
-        return self.source.warnings(samples)
-
-    def facts(self) -> Json:
-        return self.source.facts()
-
-    def classes(self) -> tuple[ImageClass, ...]:
-        return self.source.classes()
-
-    def entries(self) -> Iterator[Entry]:
-        return self.source.entries()
-
-    def read(self, entry: Entry) -> bytes:
+    def read(self, entry: Entry) -> list[bytes]:
         return self.source.read(entry)
-
-    def read_all(self, entry: Entry) -> list[bytes]:
-        return self.source.read_all(entry)
 
     def read_soon(self, entry: Entry) -> None:
         self.source.read_soon(entry)
 
     def options(self) -> Json:
         return self.source.options()
-
-    def holder(self, entry: Entry) -> bytes:
-        return self.source.holder(entry)
-
-    def columns(self) -> list[Column]:
-        return self.source.columns()
-
-    def column_values(self, column: Column, rows: DecodedRows) -> np.ndarray:
-        return self.source.column_values(column, rows)
-
-    def row_maker(self, recipe: Recipe) -> RowMaker | None:
-        return self.source.row_maker(recipe)

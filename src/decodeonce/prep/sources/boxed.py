@@ -40,13 +40,14 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, raise_file_system_failure
 from decodeonce.prep.entry import WHOLE, Box, Entry, name_bytes, name_text
+from decodeonce.prep.listing import Listing
 from decodeonce.prep.pixels.geometry import fit_to, turned_box, upright
 from decodeonce.prep.recipe import BoxOrigin, BoxRules
 from decodeonce.prep.sources.base import WITH_BOXES, DecodedRows, Source, SourceWrapper
 from decodeonce.prep.sources.files import parallel_map, stem_of
 from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
 from decodeonce.store.layout import Json
-from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
+from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass
 
 SUFFIX = b".xml"
 MAX_XML_BYTES = 1 << 20  # an annotation of ILSVRC has 500 bytes, plus 230 per further object
@@ -54,7 +55,7 @@ MAX_XML_BYTES = 1 << 20  # an annotation of ILSVRC has 500 bytes, plus 230 per f
 Edges = tuple[float, float, float, float]
 # What to add to the first and the last coordinate of a box, to get distances from the edge of the image.
 SHIFTS: dict[BoxOrigin, tuple[int, int]] = {"0": (0, 1), "1": (-1, 0), "edge": (0, 0)}
-EDGES, NUMBERS = "edges", "numbers"  # planned for kept boxes: 4 fractions each, then NaN; number of the name, then -1
+EDGES, LABELS = "edges", "labels"  # planned for kept boxes: 4 fractions each, then NaN; label of the class, then -1
 
 
 class BoxedSource(SourceWrapper):
@@ -75,7 +76,7 @@ class BoxedSource(SourceWrapper):
         follow_links: Whether links may lead out of `boxes`. Default False: the image of such a link is rejected.
 
     Raises:
-        BuildError: From `entries`, if `boxes` cannot be read or has no annotations, two annotations have the same
+        BuildError: From `listing`, if `boxes` cannot be read or has no annotations, two annotations have the same
             name, or none belongs to an image.
 
     Example:
@@ -99,110 +100,103 @@ class BoxedSource(SourceWrapper):
         self.rules = rules
         self._origin = origin
         self._links = Links(boxes, follow=follow_links)
-        self._start()
-
-    @classmethod
-    def from_facts(cls, source: Source, facts: Json) -> BoxedSource:
-        """Make this source again from its inner source and `facts`."""
-        boxed = cls(source, Path(facts["boxes"]), BoxRules(**facts["rules"]))
-        boxed._numbers = {name: number for number, name in enumerate(facts["names"])}
-        return boxed
 
     @property
     def found(self) -> str:
         return f"{self.source.found}, boxes from {self.boxes}"
 
-    def warnings(self, samples: int) -> list[str]:
-        if self._new:
-            first = ", ".join(self._new[:3])
-            self._seen["object names that became new classes"] = (len(self._new), first)
-        seen = [f"{what}: {times} (first {first})" for what, (times, first) in self._seen.items()]
-        return [*self.source.warnings(self._samples), *seen]
+    def arguments(self) -> Json:
+        return {"source": self.source.arguments(), "boxes": str(self.boxes), "rules": asdict(self.rules)}
 
-    def facts(self) -> Json:
-        own = {"boxes": str(self.boxes), "rules": asdict(self.rules), "names": list(self._numbers)}
-        return {"source": self.source.facts(), **own}
+    def listing(self) -> Listing:
+        """Return the inner source's listing with boxes. Objects of an image have the order of the annotation.
 
-    def classes(self) -> tuple[ImageClass, ...]:
-        """Return the inner source's classes, then new classes of objects. They are complete after `entries` has run."""
-        return (*self.source.classes(), *map(ImageClass, self._new))
-
-    def entries(self) -> Iterator[Entry]:
-        """Yield the inner source's entries in its order, with boxes. Objects of an image have the order of the XML.
-
-        An image whose annotation cannot be used is an entry with a problem.
+        An image whose annotation cannot be used is an entry with a problem. New classes of objects follow those of the
+        inner source.
         """
-        self._start()
-        annotations, used = self._annotations(), set[bytes]()
-        names = iter(annotations.names)
-        read = parallel_map(self.boxes, lambda entry: (entry, annotations.read(entry.name)), self.source.entries())
-        for entry, annotation in read:
-            self._samples += not entry.problem
-            for name in names:  # once, and not earlier: some sources know their classes only after their first entry
-                if self.rules.keep:
-                    self._number(self._class_name(name))
-                else:
-                    self._label(name)
+        noted = Notes()
+        if os.path.isdir(self.boxes):
+            annotations: Annotations | CocoAnnotations = Annotations(self.boxes, self._links, self._origin)
+        elif self._origin and os.path.isfile(self.boxes):
+            raise BuildError(f"{self.boxes}: boxes in JSON always begin at 0; remove --box-origin, which is for XML")
+        else:
+            annotations = CocoAnnotations(self.boxes, noted.note)
+        inner = self.source.listing()
+        boxing = _Boxing(inner.classes, self.rules, noted)
+        found = inner.changed(self._boxed(inner, annotations, boxing))
+        if boxing.new:
+            noted.note("object names that became new classes", ", ".join(boxing.new[:3]), len(boxing.new))
+        classes, box_classes = (*inner.classes, *map(ImageClass, boxing.new)), None
+        if self.rules.keep:
+            # Labels are in the order of the names, but numbers in that of appearance.
+            box_classes = tuple(sorted(boxing.numbers))
+            label_of = [*map(box_classes.index, boxing.numbers), -1]
+            if len(found):
+                found = replace(found, numbers={**found.numbers, LABELS: np.array(label_of)[found.numbers[LABELS]]})
+        return replace(found, classes=classes, box_classes=box_classes, warnings=[*inner.warnings, *noted.texts()])
+
+    def _boxed(self, inner: Listing, annotations: Annotations | CocoAnnotations, boxing: _Boxing) -> Iterator[Entry]:
+        used = set[bytes]()
+        for name in annotations.names:
+            _ = boxing.number(name) if self.rules.keep else boxing.label(name)
+        for entry, annotation in parallel_map(self.boxes, lambda e: (e, annotations.read(e.name)), inner):
             if annotation is not NOT_ANNOTATED:
                 if (stem := stem_of(entry.name)) in used:
-                    self._note("images that share an annotation with another image", entry.text)
+                    boxing.notes.note("images that share an annotation with another image", entry.text)
                 used.add(stem)
-            yield from self._with_boxes(entry, annotation)
+            yield from boxing.entries(entry, annotation)
         if unused := annotations.files_except(used):
             if not used:
                 raise BuildError(f"{self.boxes}: {unused[0]} and all other annotations match no image in {self.root}")
-            self._note(f"annotations in {self.boxes} that match no image", unused[0], len(unused))
+            boxing.notes.note(f"annotations in {self.boxes} that match no image", unused[0], len(unused))
 
     def columns(self) -> list[Column]:
-        """Return the inner source's columns, then those of the kept boxes."""
+        """Return the columns of the kept boxes."""
         keep = self.rules.keep
         kept = [
             Column("boxes", "boxes.npy", "<f4", (keep, 4)),  # in pixels of the row, then 0
             Column("box_count", "box_count.npy", "<i4", ()),
             Column(BOX_LABELS, "box_labels.npy", "<i4", (keep,)),  # then -1
         ]
-        return [*self.source.columns(), *(kept if keep else [])]
+        return kept if keep else []
 
     def column_values(self, column: Column, rows: DecodedRows) -> np.ndarray:
         """Return the values of a column. Boxes are moved with their image; those outside the row are left out."""
-        if column.name not in BOX_COLUMNS:
-            return self.source.column_values(column, rows)
         boxes = _placed(rows)
         present = np.all(boxes[:, :, :2] < boxes[:, :, 2:], axis=2)  # those with an area
         if column.name == "boxes":
             return _packed(boxes, present, 0)
         if column.name == BOX_LABELS:
-            label_of = {name: label for label, name in enumerate(sorted(self._numbers))}
-            labels = np.array([*map(label_of.__getitem__, self._numbers), -1])  # the number -1 gives the label -1
-            return _packed(labels[rows.planned[NUMBERS]], present, -1)
+            return _packed(rows.planned[LABELS], present, -1)
         counts: np.ndarray = present.sum(1)
         return counts
 
-    def manifest_facts(self, recipe: Json, digest: str) -> Json:
-        """Return the keys that every source gives, and the classes of kept boxes. Complete after `entries` has run."""
-        facts = super().manifest_facts(recipe, digest)
-        return {**facts, "box_classes": sorted(self._numbers)} if self.rules.keep else facts
 
-    def _start(self) -> None:
-        self._names: dict[str, int] = {}
-        self._words: dict[str, str] = {}
-        self._new: list[str] = []
-        self._numbers: dict[str, int] = {}  # by class name of kept boxes, in order of appearance
-        self._samples = 0
+class Notes:
+    """Counts what was noticed, with the first place of each."""
+
+    def __init__(self) -> None:
         self._seen: dict[str, tuple[int, str]] = {}
 
-    def _annotations(self) -> Annotations | CocoAnnotations:
-        if os.path.isdir(self.boxes):
-            return Annotations(self.boxes, self._links, self._origin)
-        if self._origin and os.path.isfile(self.boxes):
-            raise BuildError(f"{self.boxes}: boxes in JSON always begin at 0; remove --box-origin, which is for XML")
-        return CocoAnnotations(self.boxes, self._note)
-
-    def _note(self, what: str, where: str, times: int = 1) -> None:
+    def note(self, what: str, where: str, times: int = 1) -> None:
         before, first = self._seen.get(what, (0, where))
         self._seen[what] = (before + times, first)
 
-    def _with_boxes(self, entry: Entry, annotation: Annotation) -> Iterator[Entry]:
+    def texts(self) -> list[str]:
+        return [f"{what}: {times} (first {first})" for what, (times, first) in self._seen.items()]
+
+
+class _Boxing:
+    """Makes entries with boxes, and finds the classes of objects: `new` ones of rows, `numbers` of kept boxes."""
+
+    def __init__(self, classes: Sequence[ImageClass], rules: BoxRules, notes: Notes) -> None:
+        self.rules, self.notes = rules, notes
+        self.new: list[str] = []
+        self.numbers: dict[str, int] = {}  # by class name of kept boxes, in order of appearance
+        self._labels = {cls.name: label for label, cls in enumerate(classes)}
+        self._words = class_by_word(classes)
+
+    def entries(self, entry: Entry, annotation: Annotation) -> Iterator[Entry]:
         keep, found = self.rules.keep, list(self._usable(entry, annotation))
         if problem := entry.problem or annotation.problem:
             yield replace(entry, problem=problem)
@@ -210,23 +204,23 @@ class BoxedSource(SourceWrapper):
         if not found:
             whole = self.rules.without == "keep"
             done = ", skipped" if not whole else "" if keep else ", kept whole"  # with `keep`, all images are whole
-            self._note(f"images without a usable box{done}", entry.text)
+            self.notes.note(f"images without a usable box{done}", entry.text)
             if not whole:
                 return
         if keep and len(found) > keep:
-            self._note(f"images with more than {keep} boxes; only the first {keep} are kept", entry.text)
+            self.notes.note(f"images with more than {keep} boxes; only the first {keep} are kept", entry.text)
         if keep or not found:
             yield self._planned(entry, found[:keep])
         else:
-            yield from (self._planned(replace(entry, label=self._label(each[0])), [each]) for each in found)
+            yield from (self._planned(replace(entry, label=self.label(each[0])), [each]) for each in found)
 
     def _planned(self, entry: Entry, found: list[tuple[str, Box]]) -> Entry:
         """Return the entry with boxes."""
         keep, boxes = self.rules.keep, [box for _, box in found]
         names = [self._class_name(name) for name, _ in found] if keep else []
         edges = [*chain(*boxes), *WHOLE * ((keep or 1) - len(boxes))]
-        numbers: list[float] = [self._number(name) for name in names]
-        planned = {EDGES: edges, NUMBERS: numbers + [-1] * (keep - len(names))} if keep else {"box": edges}
+        numbers: list[float] = [self.number(name) for name in names]
+        planned = {EDGES: edges, LABELS: numbers + [-1] * (keep - len(names))} if keep else {"box": edges}
         digested = (*entry.digested, *(",".join(map(repr, box)) for box in boxes), *map(ascii, names))
         return replace(entry, planned={**entry.planned, **planned}, digested=digested)
 
@@ -234,30 +228,28 @@ class BoxedSource(SourceWrapper):
         for name, edges in annotation.objects:
             box = usable_box(edges, annotation, self.rules)
             if isinstance(box, str):
-                self._note(box, entry.text)
+                self.notes.note(box, entry.text)
             else:
                 yield name, box
 
-    def _number(self, name: str) -> int:
-        return self._numbers.setdefault(name, len(self._numbers))
+    def number(self, name: str) -> int:
+        """Return the number of a kept box's class."""
+        return self.numbers.setdefault(self._class_name(name), len(self.numbers))
 
-    def _label(self, name: str) -> int:
+    def label(self, name: str) -> int:
+        """Return the label of an object that becomes a row."""
         name = self._class_name(name)
-        if name not in self._names:
-            self._names[name] = len(self.classes())
-            self._new.append(name)
-        return self._names[name]
+        if name not in self._labels:
+            self._labels[name] = len(self._labels)
+            self.new.append(name)
+        return self._labels[name]
 
     def _class_name(self, name: str) -> str:
         """Return the name of the class with this name, or of the only one with this word in its description.
 
         Without such a class, return the name itself.
         """
-        if not self._names:  # not earlier: some sources know their classes only after their first entry
-            classes = self.source.classes()
-            self._names = {cls.name: label for label, cls in enumerate(classes)}
-            self._words = class_by_word(classes)
-        return name if name in self._names else self._words.get(name.casefold(), name)
+        return name if name in self._labels else self._words.get(name.casefold(), name)
 
 
 def class_by_word(classes: Sequence[ImageClass]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from decodeonce.errors import BuildError, DecodeonceError, Stopped, raise_file_s
 from decodeonce.formatting import counted
 from decodeonce.host import usable_cores
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes
+from decodeonce.prep.listing import Listing
 from decodeonce.prep.pixels.user_map import import_function
 from decodeonce.prep.processes.child import Parent, run_workers
 from decodeonce.prep.sources.files import size_problem
@@ -180,7 +181,7 @@ class DatasetSource(LabeledSource):
 
     Example:
         >>> source = DatasetSource("mydata:digits")
-        >>> [cls.name for cls in source.classes()]
+        >>> [cls.name for cls in source.listing().classes]
         ['even', 'odd']
     """
 
@@ -232,8 +233,8 @@ class DatasetSource(LabeledSource):
     def found(self) -> str:
         return self._dataset.description
 
-    def facts(self) -> dict[str, Any]:
-        return {**self._own_facts(), **super().facts()}
+    def arguments(self) -> dict[str, Any]:
+        return {**self._own_facts(), **super().arguments()}
 
     def _own_facts(self) -> dict[str, Any]:
         own = {"column": list(self.column_names), "length": self._length, "fingerprint": self._fingerprint}
@@ -246,8 +247,12 @@ class DatasetSource(LabeledSource):
     def options(self) -> dict[str, Any]:
         return {**super().options(), **{name: value for name, value in self._options.items() if value != ""}}
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield every sample in the order of the indices, after all of them have been listed."""
+    def listing(self) -> Listing:
+        """Return every sample in the order of the indices."""
+        return self._packed(self._entries())
+
+    def _entries(self) -> Iterator[Entry]:
+        """Yield every sample, after all of them have been listed."""
         listed = dict(self._list_in_processes())
         seen: dict[str, str] = {}
         for first in sorted(listed):
@@ -286,14 +291,11 @@ class DatasetSource(LabeledSource):
                     rows.append((None, {}, 0, 0, str(problem)))
         return json.dumps(rows)
 
-    def read(self, entry: Entry) -> bytes:
-        return self.read_all(entry)[0]
-
-    def read_all(self, entry: Entry) -> list[bytes]:
+    def read(self, entry: Entry) -> list[bytes]:
         """Return the image and what is paired with it; raise BuildError if the sample differs from the listed one."""
         with user_code():
             sample = self._sample(entry.place)
-        if entry.mtime_ns not in (0, self._version(sample)):
+        if entry.version not in (0, self._version(sample)):
             raise BuildError(
                 f"{self._name}[{entry.place}]: differs from the sample that was listed; expected the same image, label "
                 "and columns each time: remove random transforms from the dataset; if its data changed, remove OUT and "

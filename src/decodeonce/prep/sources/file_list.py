@@ -20,6 +20,7 @@ import xxhash
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.entry import Entry, name_bytes, name_text
+from decodeonce.prep.listing import Listing
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, stat_entries, system_of
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import CHUNK, HolderFile
@@ -59,7 +60,7 @@ class ListSource(LabeledSource):
 
     Example:
         >>> source = open_list("val.csv", root=Path("imagenet/val"))
-        >>> [cls.name for cls in source.classes()]
+        >>> [cls.name for cls in source.listing().classes]
         ['goldfish', 'tabby', 'tench', 'white shark']
     """
 
@@ -97,25 +98,24 @@ class ListSource(LabeledSource):
         name = self.file.name if self.file.parent == self.root else self.file
         return f"list {name} ({find_layout(self.file, self._columns)})"
 
-    def facts(self) -> Json:
+    def arguments(self) -> Json:
         own = {"file": str(self.file), "column": list(self.column_names), "follow_links": self.links.follow}
-        return {**super().facts(), **own, "slashes": self._slashes, **self.options()}
+        return {**super().arguments(), **own, "slashes": self._slashes, **self.options()}
 
     def options(self) -> Json:
         chosen = {"image_column": self._columns.image, "label_column": self._columns.label, "suffix": self._suffix}
         return {**super().options(), **{name: value for name, value in chosen.items() if value}}
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield every sample, in the order of the list."""
+    def listing(self) -> Listing:
+        """Return every sample, in the order of the list."""
         self._learn_classes()
         searches = iter(range(MOST_SEARCHES))
-        return map(partial(self._with_cause, searches), stat_entries(self.root, self._listed(), self.links))
-
-    def warnings(self, samples: int) -> list[str]:
+        found = map(partial(self._with_cause, searches), stat_entries(self.root, self._listed(), self.links))
+        listing = self._packed(found)
         if not (left := find_layout(self.file, self._columns).left):
-            return super().warnings(samples)
+            return listing
         names = f"{', '.join(left):.200} of the table {'is' if len(left) == 1 else 'are'} not kept"
-        return [*super().warnings(samples), f"{names}; --column NAME keeps a column of numbers"]
+        return replace(listing, warnings=[*listing.warnings, f"{names}; --column NAME keeps a column of numbers"])
 
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}
@@ -300,7 +300,7 @@ def open_list(  # noqa: PLR0913 - the flags of the command
         n01440764/n01440764_0.JPEG,tench,0.5
         ...
         >>> source = open_list("val.csv", root=Path("imagenet/val"), column=["score"])
-        >>> next(source.entries()).values
+        >>> source.listing().entry(0).values
         (0.5,)
     """
     file = as_path(absolute(source_path(src)))

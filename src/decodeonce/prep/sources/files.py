@@ -132,7 +132,7 @@ class LocalFiles:
     def read(self, root: Path, entry: Entry, links: Links | None) -> bytes:
         """Read a sample, as `read_file`."""
         path = os.path.join(os.fsencode(root), entry.name)
-        fd = open_listed(path, entry.size, entry.mtime_ns, links)
+        fd = open_listed(path, entry.size, entry.version, links)
         try:
             data = read_range(fd, path, 0, entry.size + 1)
         finally:
@@ -204,7 +204,7 @@ class RemoteFiles:
 
     def read(self, root: Path, entry: Entry, links: Links | None) -> bytes:
         url = os.fsdecode(os.path.join(os.fsencode(root), entry.name))
-        return read_object(url, ObjectFacts(entry.size, entry.mtime_ns), 0, entry.size)
+        return read_object(url, ObjectFacts(entry.size, entry.version), 0, entry.size)
 
     def version(self, path: bytes, links: Links | None) -> tuple[int, int]:
         return stat_object(os.fsdecode(path))
@@ -384,7 +384,7 @@ def read_file(root: Path, entry: Entry, links: Links | None = None) -> bytes:
 
     Args:
         root: Folder that `entry.name` is relative to.
-        entry: The sample; its `size` in bytes and `mtime_ns` must still be those of the file.
+        entry: The sample; its `size` in bytes and `version` must still be those of the file.
         links: Which links may be followed; default None allows all.
 
     Raises:

@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +14,12 @@ from typing import Annotated
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.entry import Entry, name_bytes, name_text
+from decodeonce.prep.listing import Listing
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, SUFFIXES, system_of
 from decodeonce.prep.sources.safe_open import Links, expecting, read_small
 from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
-from decodeonce.store.manifest import ImageClass
 
 # Suffixes of images that are read, or that are rejected by name.
 READ_SUFFIXES = frozenset((*SUFFIXES, b".jpe", b".jfif", b".apng", b".pnm", b".pfm"))
@@ -63,7 +64,7 @@ class FolderSource(Source):
 
     Raises:
         BuildError: If `root` cannot be read, has no class folders or seems to contain splits, or there are both
-            `classes` and `no_labels`. `entries` raises it if `classes` lacks a folder.
+            `classes` and `no_labels`. `listing` raises it if `classes` lacks a folder.
 
     Example:
         >>> source = FolderSource(Path("imagenet/val"))
@@ -90,7 +91,6 @@ class FolderSource(Source):
         self._by_suffix = BySuffix(suffix or ())
         self.links = Links(root, follow=follow_links)
         self._names = ClassList(classes) if classes is not None else self._listed[0]
-        self._used: set[int] = set()
         if classes is None and not splits_as_classes and not no_labels:
             _check_no_splits(root, self._names, self.links)
         if no_labels:
@@ -105,38 +105,27 @@ class FolderSource(Source):
 
     @property
     def found(self) -> str:
-        return f"{self.kind}, without labels" if self.no_labels else super().found
+        labels = "without labels" if self.no_labels else counted(len(self._names), "class", "classes")
+        return f"{self.kind}, {labels}"
 
-    def facts(self) -> Json:
+    def arguments(self) -> Json:
         of = {"no_labels": True} if self.no_labels else {"classes": self._names}
         return {**of, "follow_links": self.links.follow}
 
     def options(self) -> Json:
         return {"no_labels": True} if self.no_labels else {}
 
-    def classes(self) -> tuple[ImageClass, ...]:
-        return tuple(map(ImageClass, self._names))
-
-    def entries(self) -> Iterator[Entry]:
-        """Yield every sample, by class in label order, then by name."""
+    def listing(self) -> Listing:
+        """Return every sample, by class in label order, then by name."""
         if not self.no_labels:
             check_classes(self.root, self._names, self._listed[0])
         folders = [""] if self.no_labels else self._names
         below = system_of(self.root).walk(self.root, "", folders, self.links)
-        return map(self._noted, self._by_suffix.images(below))
-
-    def warnings(self, samples: int) -> list[str]:
-        unused = unused_classes(self._names, self._used)
-        outside = [] if self.no_labels else _images_without_class(self._listed[1])
-        tables = [name for name in self._listed[1] if name.lower().endswith((".csv", ".tsv"))]
-        if tables and not self.no_labels:
-            table = quoted(self.root / tables[0])
-            outside.append(f"{tables[0]} is not read; if it has the labels, run `prep build list {table} OUT` instead")
-        return [*unused, *self._by_suffix.warnings("; --suffix reads them"), *outside]
-
-    def _noted(self, entry: Entry) -> Entry:
-        self._used.add(entry.label)
-        return entry
+        listing = Listing.of(self._by_suffix.images(below), classes=self._names)
+        unused = unused_classes(self._names, listing.labels)
+        others = self._by_suffix.warnings("; --suffix reads them")
+        outside = [] if self.no_labels else _outside_classes(self.root, self._listed[1])
+        return replace(listing, warnings=[*unused, *others, *outside])
 
 
 class BySuffix:
@@ -226,11 +215,18 @@ def list_top(top: Path) -> tuple[list[str], list[str]]:
     return folders, [name for name, is_folder in found if not is_folder]
 
 
-def _images_without_class(files: Sequence[str]) -> list[str]:
-    """Return a warning if images are among the files next to the class folders, where no class contains them."""
+def _outside_classes(root: Path, files: Sequence[str]) -> list[str]:
+    """Return warnings about images and tables next to the class folders, which are not read."""
     images = [name for name in files if name.lower().endswith(IMAGE_SUFFIXES)]
-    found = f"{counted(len(images), 'image')} next to the class folders"
-    return [f"{found} (first {images[0]!r}), in no class; left out"] if images else []
+    tables = [name for name in files if name.lower().endswith((".csv", ".tsv"))]
+    warnings = []
+    if images:
+        found = f"{counted(len(images), 'image')} next to the class folders"
+        warnings.append(f"{found} (first {images[0]!r}), in no class; left out")
+    if tables:
+        table = quoted(root / tables[0])
+        warnings.append(f"{tables[0]} is not read; if it has the labels, run `prep build list {table} OUT` instead")
+    return warnings
 
 
 def open_folder(
@@ -263,7 +259,7 @@ def open_folder(
 
     Example:
         >>> source = open_folder("imagenet/val")
-        >>> [cls.name for cls in source.classes()]
+        >>> [cls.name for cls in source.listing().classes]
         ['n01440764', 'n01443537', 'n01484850', 'n02123045']
     """
     root = source_path(src)

@@ -10,6 +10,7 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Annotated, Any, Literal, get_args
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes, name_text
+from decodeonce.prep.listing import Listing
 from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, sort_members
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import SUFFIXES, parallel_map, system_of
@@ -285,7 +287,17 @@ class ImagenetSplit(Source):
         labels = f", labels from {self.labels.origin}" if self.is_flat else ""
         return f"{self.form}{labels}, {counted(len(self._names), 'class', 'classes')}"
 
-    def warnings(self, samples: int) -> list[str]:
+    def listing(self) -> Listing:
+        """Return every image, by class in label order, then by name."""
+        listing = Listing.of(self._entries())
+        classes = tuple(ImageClass(name, self._words.get(name, "")) for name in self._names)
+        return replace(listing, classes=classes, warnings=self._warnings_about(len(listing)))
+
+    @abstractmethod
+    def _entries(self) -> Iterator[Entry]:
+        """Yield every image, by class in label order, then by name."""
+
+    def _warnings_about(self, samples: int) -> list[str]:
         warnings, whole = [*self._warnings], WHOLE[self.split]
         wnids = sum(1 for name in self._names if WNID.fullmatch(name))
         if wnids >= MANY_CLASSES and samples != whole:
@@ -295,11 +307,8 @@ class ImagenetSplit(Source):
     def options(self) -> Json:
         return {"split": self.split}
 
-    def facts(self) -> Json:
+    def arguments(self) -> Json:
         return {"split": self.split, "classes": self._names, "words": self._words}
-
-    def classes(self) -> tuple[ImageClass, ...]:
-        return tuple(ImageClass(name, self._words.get(name, "")) for name in self._names)
 
 
 class ImagenetSource(ImagenetSplit):
@@ -318,15 +327,15 @@ class ImagenetSource(ImagenetSplit):
     def top(self) -> Path:
         return self.root / self.folder
 
-    def warnings(self, samples: int) -> list[str]:
-        return [*super().warnings(samples), *self._by_suffix.warnings()]
+    def _warnings_about(self, samples: int) -> list[str]:
+        return [*super()._warnings_about(samples), *self._by_suffix.warnings()]
 
     @property
     def form(self) -> str:
         return f"class folders in {self.folder or self.top}"
 
-    def facts(self) -> Json:
-        return {**super().facts(), "folder": self.folder, "follow_links": self.links.follow}
+    def arguments(self) -> Json:
+        return {**super().arguments(), "folder": self.folder, "follow_links": self.links.follow}
 
     @cached_property
     def listed(self) -> tuple[list[str], list[str]]:
@@ -336,8 +345,7 @@ class ImagenetSource(ImagenetSplit):
     def present_classes(self) -> list[str]:
         return self.listed[0]
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield every image, by class in label order, then by name."""
+    def _entries(self) -> Iterator[Entry]:
         check_classes(self.top, self._names, self.present_classes())
         return self._by_suffix.images(self._below(self._names))
 
@@ -358,8 +366,7 @@ class ImagenetFlatSource(ImagenetSource):
     def present_classes(self) -> list[str]:
         return self.labels.classes
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield every image, by class in label order, then by name."""
+    def _entries(self) -> Iterator[Entry]:
         images = (entry for entry in self._below([""]) if is_image_name(os.path.basename(entry.name)))
         return iter(self.labels.sort(images, self._names))
 
@@ -390,17 +397,16 @@ class ArchiveSource(ImagenetSplit):
     def is_flat(self) -> bool:
         return self.split == "val" and "" in self.parts()
 
-    def facts(self) -> Json:
-        return {**super().facts(), "files": self.files.facts()}
+    def arguments(self) -> Json:
+        return {**super().arguments(), "files": self.files.facts()}
 
     def fingerprint(self) -> object:
-        return {**self.facts(), "labels": self.labels.digest if self.is_flat else ""}
+        return {**self.arguments(), "labels": self.labels.digest if self.is_flat else ""}
 
     def present_classes(self) -> list[str]:
         return self.labels.classes if self.is_flat else sorted(filter(None, self.parts()), key=name_bytes)
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield every image, by class in label order, then by name. Only headers are read."""
+    def _entries(self) -> Iterator[Entry]:  # only headers are read
         parts = self.parts()
         if not self.is_flat:
             here = ((label, parts[name]) for label, name in enumerate(self._names) if name in parts)
@@ -424,8 +430,8 @@ class ImagenetTarSource(ArchiveSource):
         super().__init__(root, **facts)
         self._apart = apart
 
-    def facts(self) -> Json:
-        return {**super().facts(), "apart": self._apart}
+    def arguments(self) -> Json:
+        return {**super().arguments(), "apart": self._apart}
 
     @property
     def top(self) -> Path:
@@ -455,8 +461,8 @@ class ImagenetTarSource(ArchiveSource):
             )
         return found
 
-    def read(self, entry: Entry) -> bytes:
-        return self.files.read(entry.unit, entry.place, entry.size)
+    def read(self, entry: Entry) -> list[bytes]:
+        return [self.files.read(entry.unit, entry.place, entry.size)]
 
     def _entries_of(self, labeled: tuple[int, ClassTar]) -> list[Entry]:
         label, tar = labeled
@@ -521,8 +527,8 @@ class ImagenetZipSource(ArchiveSource):
     def parts(self) -> dict[str, list[Member]]:
         return self._listing().splits.get(self.split, {})
 
-    def read(self, entry: Entry) -> bytes:
-        return read_member(self.files.holder(entry.unit), entry.place, entry.size)
+    def read(self, entry: Entry) -> list[bytes]:
+        return [read_member(self.files.holder(entry.unit), entry.place, entry.size)]
 
     def _listing(self) -> ImagenetZip:
         return zip_listing(self.root, self.files.files[0])

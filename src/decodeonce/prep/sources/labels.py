@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from decodeonce.errors import BuildError
-from decodeonce.formatting import counted
-from decodeonce.prep.entry import Value, name_bytes
+from decodeonce.prep.entry import Entry, Value, name_bytes
+from decodeonce.prep.listing import Listing, NumberColumn
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.folder import (
     UNLABELED,
@@ -25,11 +21,10 @@ from decodeonce.prep.sources.folder import (
 )
 from decodeonce.store.columns import column_file
 from decodeonce.store.layout import Json
-from decodeonce.store.manifest import Column, ImageClass
+from decodeonce.store.manifest import ImageClass
 
 MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
-WHOLE_IN_FLOAT32 = 2**24  # float32 represents every whole number up to here
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(?:\.0*)?")  # pandas writes 5.0 if another label of the table is missing
 
@@ -37,7 +32,7 @@ _WHOLE = re.compile(r"(-?[0-9]{1,18})(?:\.0*)?")  # pandas writes 5.0 if another
 class LabeledSource(Source):
     """Base of sources that learn their classes from labels in the data.
 
-    `entries` of a subclass must call `_learn` with all labels before it yields, and `_class_of` for each sample.
+    `listing` of a subclass must call `_learn` with all labels, then `_class_of` for each sample, and return `_packed`.
 
     Args:
         root: The folder or file that entry names are relative to.
@@ -63,25 +58,22 @@ class LabeledSource(Source):
         self._numbers: dict[str, int] = {}
         self._keeps_labels = False  # whether the labels are in one of the columns, too
 
-    def facts(self) -> Json:
-        return {"no_labels": True} if self.no_labels else {"classes": [cls.name for cls in self.classes()]}
+    def arguments(self) -> Json:
+        return {"no_labels": True} if self.no_labels else {"classes": self._names}
 
     def options(self) -> Json:
         return {"no_labels": True} if self.no_labels else {}
 
-    def classes(self) -> tuple[ImageClass, ...]:
-        if self._names is None:
-            next(self.entries(), None)
-        return tuple(map(ImageClass, self._names or ()))
-
-    def warnings(self, samples: int) -> list[str]:
+    def _packed(self, entries: Iterable[Entry]) -> Listing:
+        """Return the listing of these entries with the classes that were learned, and warnings about them."""
+        listing = Listing.of(entries, self.column_names)
         names, used = self._names or [], {number for number in self._numbers.values() if number >= 0}
-        warnings = unused_classes(names, used)
+        found = unused_classes(names, used)
         if self._keeps_labels and self.no_labels:
-            warnings.append("the labels are numbers to predict, which the column keeps; all images get the label 0")
-        if self._given is None and samples and len(used) > max(samples // 2, 1):
-            warnings.append(f"{len(used)} different labels for {samples} samples; check that the labels are classes")
-        return warnings
+            found.append("the labels are numbers to predict, which the column keeps; all images get the label 0")
+        if self._given is None and len(listing) and len(used) > max(len(listing) // 2, 1):
+            found.append(f"{len(used)} different labels for {len(listing)} samples; check that the labels are classes")
+        return replace(listing, classes=tuple(map(ImageClass, names)), warnings=found)
 
     def _learn(self, seen: Mapping[str, object], *, numbered: bool = True) -> None:
         """Set the classes, and the class number of each label.
@@ -157,64 +149,6 @@ class LabeledSource(Source):
         """Return the values of a sample for all columns; raise BuildError, starting with `where`, if one is invalid."""
         columns = zip(self._number_columns, values, strict=True)
         return tuple(column.check(value, where) for column, value in columns)
-
-
-class NumberColumn:
-    """Collects the values of a column: all numbers, or all lists of numbers of the same length.
-
-    The dtype is int64 if all numbers are whole, otherwise float32, or float64 if there are also numbers beyond 2**24:
-    there float32 has gaps of more than 1. Each number takes 8 bytes of memory.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._shape: tuple[int, ...] | None = None  # of the first value
-        self._held: array[Any] = array("q")
-
-    def check(self, value: object, where: str) -> Value:
-        """Return the value if it fits this column; otherwise raise BuildError, starting with `where`."""
-        numbers, shape = _numbers_and_shape(value)
-        if numbers and all(map(_is_number, numbers)) and self._shape in (None, shape):
-            self._shape = shape
-            return value  # type: ignore[return-value]
-        expected = "a number, or a list of numbers like [1, 2]"
-        if self._shape is not None:
-            expected = f"a list of {counted(self._shape[0], 'number')}" if self._shape else "a number"
-            expected += ", like the first row"
-        found = "nothing" if value is None else f"{value!r:.80}"
-        rules = "numbers must be finite, and whole numbers must fit int64; for text, store token ids"
-        raise BuildError(f"{where}: column {self.name!r}: found {found}, expected {expected}; {rules}")
-
-    def append(self, value: Value) -> None:
-        """Append a value that `check` returned."""
-        numbers, self._shape = _numbers_and_shape(value)
-        if self._held.typecode == "q" and float in map(type, numbers):
-            self._held = array("d", self._held)
-        self._held.extend(numbers)
-
-    def __iter__(self) -> Iterator[Value]:
-        return (value.tolist() for value in self.to_array())
-
-    def to_array(self) -> np.ndarray:
-        """Return the values as int64 or float64."""
-        return np.frombuffer(self._held, np.dtype(self._held.typecode)).reshape(-1, *(self._shape or ()))
-
-    def to_column(self) -> tuple[Column, np.ndarray]:
-        """Return the column of the store, and its values as int64 or float64."""
-        values = self.to_array()
-        fits = self._held.typecode == "d" and np.abs(values).max() <= WHOLE_IN_FLOAT32
-        return Column(self.name, column_file(self.name), "<f4" if fits else values.dtype.str, values.shape[1:]), values
-
-
-def _numbers_and_shape(value: object) -> tuple[list[Any], tuple[int, ...]]:
-    return (value, (len(value),)) if isinstance(value, list) else ([value], ())
-
-
-def _is_number(value: object) -> bool:
-    """Return whether int64 or float64 can hold the value. True and False count as 1 and 0."""
-    if isinstance(value, int):
-        return -(2**63) <= value < 2**63
-    return isinstance(value, float) and math.isfinite(value)
 
 
 def _are_fractions(labels: Iterable[str]) -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry
-from decodeonce.prep.sources.base import WITH_PAIRED, Source, SourceWrapper
+from decodeonce.prep.listing import Listing
+from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED, Source, SourceWrapper
 from decodeonce.prep.sources.files import SUFFIXES, file_entry, mode_of, parallel_map, read_file
 from decodeonce.prep.sources.safe_open import Links
 from decodeonce.remote import is_url, source_path
@@ -33,7 +34,8 @@ class PairedSource(SourceWrapper):
         follow_links: Whether links may lead out of a folder. Default False: the image of such a link is rejected.
 
     Raises:
-        BuildError: If `folders` is empty or has a URL. Listing raises it if a folder does not exist.
+        BuildError: If `folders` is empty or has a URL, or `source` has boxes. Listing raises it if a folder does not
+            exist.
 
     Example:
         >>> source = PairedSource(open_imagenet("imagenet", split="val"), {"target:rgb": Path("imagenet")})
@@ -47,6 +49,8 @@ class PairedSource(SourceWrapper):
         super().__init__(source, WITH_PAIRED)
         if not folders:
             raise BuildError(f"{self.root}: `folders` is empty, expected a mapping such as {{'mask': Path()}}")
+        if source.kind.endswith(WITH_BOXES):  # the digest of a listing covers boxes that were added last
+            raise BuildError(f"{self.root}: masks must be added before boxes: BoxedSource(PairedSource(...), ...)")
         self._own = list(map(Paired.parse, folders))
         self.paired = (*source.paired, *self._own)
         paths = {one.name: source_path(folders[one.text]) for one in self._own}
@@ -55,34 +59,36 @@ class PairedSource(SourceWrapper):
         self._folders = {name: Path(os.path.abspath(path)) for name, path in paths.items()}
         self._links = {name: Links(folder, follow=follow_links) for name, folder in self._folders.items()}
 
-    def facts(self) -> Json:
+    def arguments(self) -> Json:
         folders = {one.text: str(self._folders[one.name]) for one in self._own}
         follow_links = any(links.follow for links in self._links.values())
-        return {"source": self.source.facts(), "folders": folders, "follow_links": follow_links}
+        return {"source": self.source.arguments(), "folders": folders, "follow_links": follow_links}
 
     @property
     def found(self) -> str:
         folders = ", ".join(f"{name} from {folder}" for name, folder in self._folders.items())
         return f"{self.source.found}, {folders}"
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield the entries of the other source in its order, with the files that belong to each."""
+    def listing(self) -> Listing:
+        """Return the listing of the other source with the files that belong to each image."""
         self._check_folders()
-        return parallel_map(next(iter(self._folders.values())), self._with_files, self.source.entries())
+        found = self.source.listing()
+        entries = parallel_map(next(iter(self._folders.values())), self._with_files, found)
+        return found.changed(entries)
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
         """Yield the entries with these names."""
         self._check_folders()
         return map(self._with_files, self.source.find(names))
 
-    def read_all(self, entry: Entry) -> list[bytes]:
+    def read(self, entry: Entry) -> list[bytes]:
         """Return the encoded image, then what belongs to it, after checking that these are still the listed files."""
         others = []
         for name, folder in self._folders.items():
-            ending, size, mtime_ns = map(int, entry.planned[_key(name)])
-            file = Entry(os.path.splitext(entry.name)[0] + ENDINGS[ending], 0, size, mtime_ns)
+            ending, size, version = map(int, entry.planned[_key(name)])
+            file = Entry(os.path.splitext(entry.name)[0] + ENDINGS[ending], 0, size, version)
             others.append(read_file(folder, file, self._links[name]))
-        return [*self.source.read_all(entry), *others]
+        return [*self.source.read(entry), *others]
 
     def _check_folders(self) -> None:
         for name, folder in self._folders.items():
@@ -102,9 +108,8 @@ class PairedSource(SourceWrapper):
             file = file_entry(folder, stem + ENDINGS[ending], 0, self._links[name])
             if file.problem:
                 return replace(entry, problem=f"{name}: {file.problem}")
-            planned[_key(name)] = [ending, file.size, file.mtime_ns]
-        sizes = (str(int(numbers[1])) for numbers in planned.values())
-        return replace(entry, planned={**entry.planned, **planned}, digested=(*entry.digested, *sizes))
+            planned[_key(name)] = [ending, file.size, file.version]
+        return replace(entry, planned={**entry.planned, **planned})
 
 
 def _key(name: str) -> str:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, NamedTuple
 from decodeonce.errors import TRANSIENT_ERRORS, BuildError, failure_from
 from decodeonce.host import limited_memory
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes
+from decodeonce.prep.listing import Listing
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
@@ -84,13 +85,13 @@ class ParquetSource(LabeledSource):
 
     Example:
         >>> source = open_parquet("val.parquet")
-        >>> len(list(source.entries()))
+        >>> len(source.listing())
         16
     """
 
     kind = "parquet"
     files: SourceFiles
-    read_unit = "row group"
+    unit_name = "row group"
 
     def __init__(
         self,
@@ -115,25 +116,25 @@ class ParquetSource(LabeledSource):
         files, columns = self.files.describe("Parquet file"), self._columns
         return f"{files}, images from {columns.image}, {describe_labels(columns.label)}"
 
-    def facts(self) -> Json:
-        facts = {**super().facts(), "files": self.files.facts(), "columns": [*self._columns]}
-        return {**facts, "groups": self._groups}
+    def arguments(self) -> Json:
+        own = {"files": self.files.facts(), "columns": [*self._columns], "groups": self._groups}
+        return {**super().arguments(), **own}
 
     def fingerprint(self) -> object:
         return [self.files.facts(), [*self._columns], self._requested]
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield every row, file by file. Labels are read twice, first for the classes."""
+    def listing(self) -> Listing:
+        """Return every row, file by file. Labels are read twice, first for the classes."""
         self._learn(self._scan_labels())
-        return chain.from_iterable(map(self._listed, range(sum(self._groups))))
+        return self._packed(chain.from_iterable(map(self._listed, range(sum(self._groups)))))
 
-    def read(self, entry: Entry) -> bytes:
+    def read(self, entry: Entry) -> list[bytes]:
         if self._images is None or self._images[0] != entry.unit:
             self._images = None  # free the memory before the next row group is read
             number, group = self._locate(entry.unit)
             data = self._table_of(number).read(group, [self._columns.image])
             self._images = (entry.unit, column(data, self._columns.image))
-        return image_at(self._images[1], entry.place)
+        return [image_at(self._images[1], entry.place)]
 
     def read_soon(self, entry: Entry) -> None:
         if self._soon != entry.unit:
@@ -146,9 +147,6 @@ class ParquetSource(LabeledSource):
         if self._table is None or self._table[0] != number:
             self._table = (number, Table(self.files.holder(number)))
         return self._table[1]
-
-    def holder(self, entry: Entry) -> bytes:
-        return self.files.path(self._locate(entry.unit)[0])
 
     def options(self) -> Json:
         return {**super().options(), "image_column": self._columns.image, "label_column": self._columns.label}

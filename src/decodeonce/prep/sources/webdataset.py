@@ -23,12 +23,13 @@ from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import counted
 from decodeonce.host import usable_cores
 from decodeonce.prep.entry import Entry, Value, name_bytes, name_text
+from decodeonce.prep.listing import Listing, NumberColumn
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
 from decodeonce.prep.sources.files import parallel_map, system_of
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream, Holder, Member, read_exactly
-from decodeonce.prep.sources.labels import LabeledSource, NumberColumn, number_columns
+from decodeonce.prep.sources.labels import LabeledSource, number_columns
 from decodeonce.prep.sources.patterns import matching_files
 from decodeonce.prep.sources.safe_open import expecting
 from decodeonce.prep.sources.source_files import FileFacts, SourceFiles
@@ -70,7 +71,7 @@ class WebdatasetSource(LabeledSource):
 
     Example:
         >>> source = open_webdataset("shards/shard-000000.tar")
-        >>> len(list(source.entries()))
+        >>> len(source.listing())
         16
     """
 
@@ -111,7 +112,7 @@ class WebdatasetSource(LabeledSource):
             images, labels, label if label.endswith(JSON) else JSON, of_pairs, last_dot, self.column_names
         )
         self.paired = tuple(map(Paired.parse, self._suffixes))
-        self.read_unit = "gzip stream" if gzipped else ""
+        self.unit_name = "gzip stream" if gzipped else ""
         self.files = SourceFiles(root, files)
         self._gzipped = frozenset(gzipped)
         self._stream: tuple[int, GzipStream] | None = None
@@ -130,8 +131,8 @@ class WebdatasetSource(LabeledSource):
             labels = f"labels from {label_from}" if label_from else none
         return f"{self.files.describe('shard')}, {labels}"
 
-    def warnings(self, samples: int) -> list[str]:
-        warnings = super().warnings(samples)
+    def _warnings(self) -> list[str]:
+        warnings = []
         if self._without_end:
             found = f"{counted(len(self._without_end), 'shard')} without the empty blocks that end a tar"
             missing = "all members are whole, but others may be missing; if you downloaded it, check its size"
@@ -142,9 +143,9 @@ class WebdatasetSource(LabeledSource):
             warnings.append(f"{found} (first {self._first_unread}); {dots}")
         return warnings
 
-    def facts(self) -> Json:
+    def arguments(self) -> Json:
         own = {"gzipped": sorted(self._gzipped), "column": list(self.column_names), "paired": self._suffixes}
-        return {**super().facts(), "files": self.files.facts(), **own, **self._chosen}
+        return {**super().arguments(), "files": self.files.facts(), **own, **self._chosen}
 
     def fingerprint(self) -> object:
         own = [*self.column_names, *filter(None, [self._asked])]
@@ -153,8 +154,13 @@ class WebdatasetSource(LabeledSource):
     def options(self) -> Json:
         return {**super().options(), **({"paired": self._suffixes} if self._suffixes else {}), **self._chosen}
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield every sample in the order of shards and members, after all shards have been indexed."""
+    def listing(self) -> Listing:
+        """Return every sample in the order of shards and members."""
+        listing = self._packed(self._entries())
+        return replace(listing, warnings=[*listing.warnings, *self._warnings()])
+
+    def _entries(self) -> Iterator[Entry]:
+        """Yield every sample, after all shards have been indexed."""
         columns, seen, indexes = number_columns(self.column_names), dict[str, str](), list[str]()
         self._unread = 0
         at_once = max(system_of(self.root).reads_at_once(self.root), usable_cores() if self._gzipped else 1)
@@ -189,12 +195,9 @@ class WebdatasetSource(LabeledSource):
             return entry
         numbers: list[list[float]] = [[*place] for place in paired]
         planned = {f"paired {one.name}": place for one, place in zip(self.paired, numbers, strict=True)}
-        return replace(entry, planned=planned, digested=tuple(str(size) for _, size in paired))
+        return replace(entry, planned=planned)
 
-    def read(self, entry: Entry) -> bytes:
-        return self._read(entry.unit, entry.place, entry.size)
-
-    def read_all(self, entry: Entry) -> list[bytes]:
+    def read(self, entry: Entry) -> list[bytes]:
         """Return the image and what is paired with it. They are read in the order of the tar."""
         paired = [entry.planned[f"paired {one.name}"] for one in self.paired]
         places = [(entry.place, entry.size), *((int(place), int(size)) for place, size in paired)]

@@ -1,0 +1,275 @@
+"""Listings: the samples of a source as arrays, in the order of the source or of the rows of a plan."""
+
+from __future__ import annotations
+
+import math
+import struct
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from decodeonce.errors import BuildError
+from decodeonce.formatting import counted
+from decodeonce.prep.entry import Entry, Value, name_text
+from decodeonce.store.columns import column_file
+from decodeonce.store.manifest import Column, ImageClass
+from decodeonce.store.table import Reject
+
+ROW = np.dtype(
+    [
+        ("label", "<i4"),
+        ("name_bytes", "<i4"),
+        ("name_start", "<i8"),
+        ("size", "<i8"),
+        ("version", "<i8"),
+        ("unit", "<i4"),
+        ("place", "<i8"),
+    ]
+)
+PACKED = struct.Struct("<iiqqqiq")  # a record of dtype ROW
+CHUNK = 1 << 13
+# Listings are compared by hashes of 16 bytes per sample. Python objects would take 700 bytes, 10 GB for 14 million.
+HASHES = np.dtype([("name", "<u8"), ("facts", "<u8")])
+hash_of = xxhash.xxh3_64_intdigest
+WHOLE_IN_FLOAT32 = 2**24  # float32 represents every whole number up to here
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The samples of a source that can become rows, and those that cannot. A plan has the former in row order.
+
+    Memory per sample is 44 bytes, the name, and 8 bytes for each number.
+
+    Attributes:
+        rows: One record of dtype ROW per sample.
+        names: The bytes of all names, in the order of the samples.
+        numbers: The values of the source's columns by file name, and of `Entry.planned` by name, each (samples, ...).
+        columns: The columns of numbers.
+        rejected: The entries with a problem, each after the number of samples before it.
+        digest: Covers class, size, name, boxes and values of every entry, and whether it can become a row.
+        digest_with_times: Covers the same and the versions and places.
+        classes: The classes in label order.
+        box_classes: The classes of kept boxes in label order; None without kept boxes.
+        warnings: Sentences about what was found.
+        carried: Lines for rejects.tsv that come with the source. They do not count as rejects of a build.
+    """
+
+    rows: NDArray[np.void]
+    names: NDArray[np.uint8]
+    numbers: Mapping[str, np.ndarray]
+    columns: tuple[Column, ...] = ()
+    rejected: Sequence[tuple[int, Entry]] = ()
+    digest: str = ""
+    digest_with_times: str = ""
+    classes: tuple[ImageClass, ...] = ()
+    box_classes: tuple[str, ...] | None = None
+    warnings: list[str] = field(default_factory=list)
+    carried: Sequence[Reject] = ()
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], column_names: Sequence[str] = (), classes: Iterable[str] = ()) -> Listing:
+        """Pack entries, whose `values` are those of columns with these names. `classes` are names in label order.
+
+        Example:
+            >>> listing = Listing.of([Entry(b"cat/1.jpg", 0, 1024, 0), Entry(b"dog.jpg", 0, 0, 0, "empty file")])
+            >>> len(listing), listing.candidates, [entry.problem for entry in listing]
+            (1, 2, ['', 'empty file'])
+        """
+        rows, names, rejected = bytearray(), bytearray(), list[tuple[int, Entry]]()
+        own = [column_file(name) for name in column_names]
+        numbers = {file: NumberColumn(name) for file, name in zip(own, column_names, strict=True)}
+        digest, digest_with_times = xxhash.xxh3_64(), xxhash.xxh3_64()
+        for entry in entries:
+            fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _digested(entry))
+            digest.update(fact)
+            digest_with_times.update(b"%d\t%d\t%d\t%s" % (entry.version, entry.unit, entry.place, fact))
+            if entry.planned:  # may hold times and places, too
+                digest_with_times.update(repr(entry.planned).encode())
+            if entry.problem:
+                rejected.append((len(rows) // PACKED.size, entry))
+                continue
+            place = (entry.size, entry.version, entry.unit, entry.place)
+            rows += PACKED.pack(entry.label, len(entry.name), len(names), *place)
+            names += entry.name
+            for name, value in (*zip(own, entry.values, strict=True), *entry.planned.items()):
+                numbers.setdefault(name, NumberColumn(name)).append(value)
+        return cls(
+            np.frombuffer(rows, ROW),
+            np.frombuffer(names, np.uint8),
+            {name: column.to_array() for name, column in numbers.items()},
+            tuple(numbers[file].to_column()[0] for file in own),
+            rejected,
+            digest.hexdigest(),
+            digest_with_times.hexdigest(),
+            tuple(map(ImageClass, classes)),
+        )
+
+    def changed(self, entries: Iterable[Entry]) -> Listing:
+        """Return a listing of other entries with the same columns, classes and warnings."""
+        made = Listing.of(entries, [column.name for column in self.columns])
+        return replace(made, classes=self.classes, warnings=self.warnings)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def candidates(self) -> int:
+        """Number of samples and rejects together: the total for --max-bad."""
+        return len(self) + len(self.rejected)
+
+    @cached_property
+    def rejects(self) -> list[Reject]:
+        """The lines of rejects.tsv for the entries with a problem."""
+        return [Reject(entry.text, entry.problem, "rejected") for _, entry in self.rejected]
+
+    @property
+    def labels(self) -> set[int]:
+        """The labels of all entries."""
+        return {*np.unique(self.rows["label"]).tolist(), *(entry.label for _, entry in self.rejected)}
+
+    def entry(self, row: int) -> Entry:
+        """Return one sample."""
+        return self.entries(row, row + 1)[0]
+
+    def entries(self, first: int, last: int) -> list[Entry]:
+        """Return the samples [first, last)."""
+        own = [column.file for column in self.columns]
+        other = [name for name in self.numbers if name not in own]
+        places = self.rows[first:last][["unit", "place"]].tolist()
+
+        def held(names: list[str]) -> Iterable[tuple[Any, ...]]:
+            lists = [self.numbers[name][first:last].tolist() for name in names]
+            return zip(*lists, strict=True) if lists else [()] * len(places)
+
+        return [
+            Entry(*fact, unit=unit, place=place, values=values, planned=dict(zip(other, numbers, strict=True)))
+            for fact, (unit, place), values, numbers in zip(
+                self.facts(first, last), places, held(own), held(other), strict=True
+            )
+        ]
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield the samples and the entries with a problem, in the order of the source."""
+        starts = sorted({*range(0, len(self), CHUNK), *(start for start, _ in self.rejected), len(self)})
+        rejected = iter([*self.rejected, (-1, None)])
+        start, problem = next(rejected)
+        for first, last in zip(starts, [*starts[1:], len(self)], strict=True):
+            while start == first and problem is not None:
+                yield problem
+                start, problem = next(rejected)
+            if first < last:
+                yield from self.entries(first, last)
+
+    def facts(self, first: int, last: int) -> list[tuple[bytes, int, int, int]]:
+        """Return (name, label, size, version) of samples [first, last): faster than `entries` for millions of rows."""
+        records = self.rows[first:last].tolist()
+        start, end = records[0][2], records[-1][2] + records[-1][1]
+        names = self.names[start:end].tobytes()
+        return [
+            (names[at - start : at - start + length], label, size, version)
+            for label, length, at, size, version, _, _ in records
+        ]
+
+    def changes_in(self, found: Listing) -> str:
+        """Summarize how other samples differ from these, with the first change of each kind."""
+        planned, now = self._hashes(), found._hashes()
+        _, here, there = np.intersect1d(planned["name"], now["name"], assume_unique=True, return_indices=True)
+        parts = [
+            found._count("new", np.setdiff1d(now["name"], planned["name"], assume_unique=True)),
+            self._count("gone", np.setdiff1d(planned["name"], now["name"], assume_unique=True)),
+            self._count("changed", planned["name"][here[planned["facts"][here] != now["facts"][there]]]),
+        ]
+        return "; ".join(filter(None, parts)) or "the same images with other classes, boxes, values, places or rejects"
+
+    def _names_and_hashes(self) -> Iterator[tuple[bytes, int, int]]:
+        """Yield the name of each sample, its hash, and a hash of what may change under this name."""
+        for first in range(0, len(self), CHUNK):
+            for name, _, size, version in self.facts(first, min(first + CHUNK, len(self))):
+                yield name, hash_of(name), hash_of(b"%d %d" % (size, version))
+
+    def _hashes(self) -> NDArray[np.void]:
+        """Return one record of dtype HASHES per name, sorted: an image with several boxes has several samples."""
+        hashes = np.fromiter((each[1:] for each in self._names_and_hashes()), HASHES, len(self))
+        return hashes[np.unique(hashes["name"], return_index=True)[1]]
+
+    def _count(self, kind: str, names: NDArray[np.uint64]) -> str:
+        if not len(names):
+            return ""
+        wanted = set(names.tolist())
+        first = min(name for name, hashed, _ in self._names_and_hashes() if hashed in wanted)
+        return f"{len(names)} {kind} (first {name_text(first)})"
+
+
+def _digested(entry: Entry) -> bytes:
+    """Return the entry's texts and values for the digest, or a mark if it has a problem.
+
+    The problem's text is not part of the digest, because operating systems word errors differently.
+    """
+    if entry.problem:
+        return b"\t!"
+    sizes = (int(numbers[1]) for name, numbers in entry.planned.items() if name.startswith("paired "))
+    return "".join(f"\t{fact}" for fact in (*sizes, *entry.digested, *entry.values)).encode()
+
+
+class NumberColumn:
+    """Collects the values of a column: all numbers, or all lists of numbers of the same length.
+
+    The dtype is int64 if all numbers are whole, otherwise float32, or float64 if there are also numbers beyond 2**24:
+    there float32 has gaps of more than 1. Each number takes 8 bytes of memory.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._shape: tuple[int, ...] | None = None  # of the first value
+        self._held: array[Any] = array("q")
+
+    def check(self, value: object, where: str) -> Value:
+        """Return the value if it fits this column; otherwise raise BuildError, starting with `where`."""
+        numbers, shape = _numbers_and_shape(value)
+        if numbers and all(map(_is_number, numbers)) and self._shape in (None, shape):
+            self._shape = shape
+            return value  # type: ignore[return-value]
+        expected = "a number, or a list of numbers like [1, 2]"
+        if self._shape is not None:
+            expected = f"a list of {counted(self._shape[0], 'number')}" if self._shape else "a number"
+            expected += ", like the first row"
+        found = "nothing" if value is None else f"{value!r:.80}"
+        rules = "numbers must be finite, and whole numbers must fit int64; for text, store token ids"
+        raise BuildError(f"{where}: column {self.name!r}: found {found}, expected {expected}; {rules}")
+
+    def append(self, value: Value) -> None:
+        """Append a value that `check` returned."""
+        numbers, self._shape = _numbers_and_shape(value)
+        if self._held.typecode == "q" and float in map(type, numbers):
+            self._held = array("d", self._held)
+        self._held.extend(numbers)
+
+    def __iter__(self) -> Iterator[Value]:
+        return (value.tolist() for value in self.to_array())
+
+    def to_array(self) -> np.ndarray:
+        """Return the values as int64 or float64."""
+        return np.frombuffer(self._held, np.dtype(self._held.typecode)).reshape(-1, *(self._shape or ()))
+
+    def to_column(self) -> tuple[Column, np.ndarray]:
+        """Return the column of the store, and its values as int64 or float64."""
+        values = self.to_array()
+        fits = self._held.typecode == "d" and np.abs(values).max() <= WHOLE_IN_FLOAT32
+        return Column(self.name, column_file(self.name), "<f4" if fits else values.dtype.str, values.shape[1:]), values
+
+
+def _numbers_and_shape(value: object) -> tuple[list[Any], tuple[int, ...]]:
+    return (value, (len(value),)) if isinstance(value, list) else ([value], ())
+
+
+def _is_number(value: object) -> bool:
+    """Return whether int64 or float64 can hold the value. True and False count as 1 and 0."""
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return isinstance(value, float) and math.isfinite(value)
