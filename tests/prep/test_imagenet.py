@@ -14,7 +14,7 @@ from decodeonce.prep.sources import files
 from decodeonce.prep.sources import imagenet as imagenet_forms
 from decodeonce.prep.sources.archives import list_tar, sort_members
 from decodeonce.prep.sources.holders import Member
-from decodeonce.prep.sources.imagenet import AnySplit, open_imagenet
+from decodeonce.prep.sources.imagenet import AnySplit, ImagenetSplit, open_imagenet
 from decodeonce.sources import Source, Undecodable
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
@@ -223,8 +223,8 @@ def test_missing_images_cause_a_warning() -> None:
         (899, "val", 49_999, []),
     ):
         wnids = [f"n{k:08d}" for k in range(classes)]
-        source = imagenet_forms.ImagenetTarSource(Path("/"), split=split, files=[], classes=wnids)
-        assert source._warnings_about(samples) == expected
+        source = ImagenetSplit(Path("/"), kind="imagenet-tar", split=split, files=[], classes=wnids)
+        assert source.warnings_about(samples) == expected
 
 
 # ---- labels of val

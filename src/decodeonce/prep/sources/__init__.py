@@ -39,10 +39,10 @@ class Registered(NamedTuple):
 
 _HERE = "decodeonce.prep.sources"
 SOURCES = {
-    "imagenet": Registered(f"{_HERE}.imagenet:ImagenetSource", f"{_HERE}.imagenet:open_imagenet"),
-    "imagenet-flat": Registered(f"{_HERE}.imagenet:ImagenetFlatSource"),
-    "imagenet-tar": Registered(f"{_HERE}.imagenet:ImagenetTarSource"),
-    "imagenet-zip": Registered(f"{_HERE}.imagenet:ImagenetZipSource"),
+    "imagenet": Registered(f"{_HERE}.imagenet:ImagenetSplit", f"{_HERE}.imagenet:open_imagenet"),
+    "imagenet-flat": Registered(f"{_HERE}.imagenet:ImagenetSplit"),
+    "imagenet-tar": Registered(f"{_HERE}.imagenet:ImagenetSplit"),
+    "imagenet-zip": Registered(f"{_HERE}.imagenet:ImagenetSplit"),
     "folder": Registered(f"{_HERE}.folder:FolderSource", f"{_HERE}.folder:open_folder"),
     "list": Registered(f"{_HERE}.file_list:ListSource", f"{_HERE}.file_list:open_list"),
     "webdataset": Registered(

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
@@ -27,7 +26,7 @@ from decodeonce.prep.sources.folder import WNID, BySuffix, check_classes, list_t
 from decodeonce.prep.sources.holders import Member
 from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
 from decodeonce.prep.sources.safe_open import Links, expecting
-from decodeonce.prep.sources.source_files import FileFacts, SourceFile, SourceFiles, source_file
+from decodeonce.prep.sources.source_files import FileFacts, SourceFile, SourceFiles, file_path, source_file
 from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
@@ -35,6 +34,7 @@ from decodeonce.store.manifest import ImageClass
 Split = Literal["train", "val"]
 AnySplit = Literal[Split, "auto"]
 SPLITS: tuple[Split, ...] = get_args(Split)
+FOLDERS, FLAT, TARS, ZIP = "imagenet", "imagenet-flat", "imagenet-tar", "imagenet-zip"
 WHOLE = {"train": 1_281_167, "val": 50_000}  # images of ILSVRC2012
 MANY_CLASSES = 900  # with fewer classes it is a chosen subset, and no warning about missing images is given
 ADVICE = "pass --classes FILE to define the label order"
@@ -74,7 +74,7 @@ def open_imagenet(
         follow_links: Whether links may lead out of `src`; default False.
 
     Returns:
-        The source of the split, one of several classes for the different forms. Its `found` describes the form.
+        The source of the split. Its `found` describes the form.
 
     Raises:
         BuildError: If no known form is found, val has no labels, or val has a class without a label.
@@ -99,7 +99,7 @@ def _find(root: Path, split: str, links: Links) -> ImagenetSplit:
         if found is not None:
             return found
         if (root / one).is_dir():  # an empty folder: make_plan reports it
-            return ImagenetSource(root, split=one, folder=one, follow_links=links.follow)
+            return ImagenetSplit(root, kind=FOLDERS, split=one, folder=one, follow_links=links.follow)
     own = "val" if os.path.basename(os.path.realpath(root)) in VAL_NAMES else "train"
     form = next(_forms_of(root, "", own, links), None)
     if form is None or split not in ("auto", form.split):
@@ -128,7 +128,7 @@ def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
         if is_zip:
             yield from _in_zips(root, split, [file])
         elif split == own:
-            yield ImagenetTarSource(root, split=own, files=[file])
+            yield ImagenetSplit(root, kind=TARS, split=own, files=[file])
         return
     yield from _unpacked_or_tar(root, split, links)
     if system.is_folder(root):
@@ -142,17 +142,17 @@ def _unpacked_or_tar(root: Path, split: str, links: Links) -> Iterator[ImagenetS
     for suffix in ("", ".gz"):  # listing a compressed tar fails with advice
         name = TAR.format(split=split) + suffix
         if (root / name).is_file():
-            yield ImagenetTarSource(root, split=split, files=[source_file(root, name, links)])
+            yield ImagenetSplit(root, kind=TARS, split=split, files=[source_file(root, name, links)])
 
 
 def _in_zips(root: Path, split: str, files: Sequence[SourceFile]) -> Iterator[ImagenetSplit]:
-    zips = [(file, listing) for file in files if (listing := zip_listing(root, file)).splits]
+    zips = [(file, splits) for file in files if (splits := list_kaggle_zip(root, file).splits)]
     if len(zips) > 1:
-        paths = f"{zips[0][1].files.first}, {zips[1][1].files.first}"
+        paths = ", ".join(os.fsdecode(file_path(root, file.name)) for file, _ in zips[:2])
         raise BuildError(f"{paths}: both contain ImageNet; pass one of them as SRC")
-    for file, listing in zips:
-        if split in listing.splits:
-            yield ImagenetZipSource(root, split=split, files=[file])
+    for file, splits in zips:
+        if split in splits:
+            yield ImagenetSplit(root, kind=ZIP, split=split, files=[file])
 
 
 def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[ImagenetSplit]:
@@ -160,8 +160,7 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
     top = root / folder
     if not system_of(root).is_folder(top):
         return
-    source = ImagenetSource(root, split=split, folder=folder, follow_links=links.follow)
-    classes, names = source.listed
+    classes, names = list_top(top)
     images = [name for name in names if name.startswith(VAL_PREFIX)]
     tars = [name for name in names if name.endswith(".tar") and not name.startswith((".", "ILSVRC2012_"))]
     if classes:
@@ -172,12 +171,12 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
                 f"{top}: {len(others)} val images or class tars (first {others[0]}) are next to {len(classes)} class "
                 "folders; if sorting or unpacking them was interrupted, finish it; otherwise move them away"
             )
-        yield source
+        yield ImagenetSplit(root, kind=FOLDERS, split=split, folder=folder, follow_links=links.follow)
     elif images:
-        yield ImagenetFlatSource(root, split="val", folder=folder, follow_links=links.follow)
+        yield ImagenetSplit(root, kind=FLAT, split="val", folder=folder, follow_links=links.follow)
     elif split == "train" and tars:
         files = [source_file(root, os.path.join(folder, name), links) for name in tars]
-        yield ImagenetTarSource(root, split=split, files=files, apart=True)
+        yield ImagenetSplit(root, kind=TARS, split=split, folder=folder, files=files, apart=True)
 
 
 def _unrecognized(root: Path, split: str) -> BuildError:
@@ -193,7 +192,12 @@ class ImagenetSplit(Source):
 
     Args:
         root: SRC.
+        kind: "imagenet" (class folders), "imagenet-flat" (val images in one folder), "imagenet-tar" or "imagenet-zip".
         split: "train" or "val".
+        folder: Path of the folders or class tars below `root`.
+        files: Name, size in bytes and mtime in ns of each archive; default None: there are none.
+        apart: Whether the archives are class tars, and not tars of a whole split; default False.
+        follow_links: Whether links may lead out of `root`; default False.
         classes: Class names (wnids) in label order; default None until `set_classes` is called.
         words: Descriptions by class name; default None: none.
 
@@ -203,33 +207,69 @@ class ImagenetSplit(Source):
         (True, 'val')
     """
 
-    def __init__(
-        self, root: Path, *, split: str, classes: Sequence[str] | None = None, words: Mapping[str, str] | None = None
+    def __init__(  # noqa: PLR0913 - the settings that a plan records
+        self,
+        root: Path,
+        *,
+        kind: str,
+        split: str,
+        folder: str = "",
+        files: Iterable[FileFacts] | None = None,
+        apart: bool = False,
+        follow_links: bool = False,
+        classes: Sequence[str] | None = None,
+        words: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(root)
-        self.split = split
+        self.kind, self.split, self._folder, self._apart = kind, split, folder, apart
+        self.links = Links(root, follow=follow_links) if files is None else None
+        self.files = None if files is None else SourceFiles(root, files)
         self._names = list(classes or [])
         self._words = dict(words or {})
         self._warnings: list[str] = []
+        self._by_suffix = BySuffix()
 
     @property
-    @abstractmethod
+    def top(self) -> Path:
+        return self.files.first if self.files and not self._apart else self.root / self._folder
+
+    @property
     def form(self) -> str:
         """The form and its path, for `found`."""
+        where = self._folder or self.top
+        if self.kind == ZIP:
+            return f"{self.split} in {self.top.name}"
+        if self.kind == TARS:
+            return f"class tars in {self.top.name}" if self._apart else self.top.name
+        return f"images in {where}" if self.kind == FLAT else f"class folders in {where}"
 
-    @abstractmethod
-    def present_classes(self) -> list[str]:
-        """Return the classes that its images have, sorted by their bytes."""
+    @cached_property
+    def parts(self) -> Mapping[str, Any]:
+        """What holds the images of each class; with the name "", what holds those in one folder."""
+        if self.kind == FLAT:
+            return {"": ""}
+        if self.files is None:
+            return dict.fromkeys(list_top(self.top)[0])
+        if self.kind == ZIP:
+            return self._zip().splits.get(self.split, {})
+        whole = [(unit, Member(b"", 0, file.size)) for unit, file in enumerate(self.files.files)]
+        if self._apart:
+            return {Path(self.files.files[unit].name).stem: (unit, tar) for unit, tar in whole}
+        return self._class_tars(whole[0]) if self.split == "train" else {"": whole[0]}
 
     @property
     def is_flat(self) -> bool:
-        """Whether its images are in one folder, so that a file must give their labels; default False."""
-        return False
+        """Whether its images are in one folder, so that a file must give their labels."""
+        return self.split == "val" and "" in self.parts
+
+    def present_classes(self) -> list[str]:
+        """Return the classes that its images have, sorted by their bytes."""
+        return self.labels.classes if self.is_flat else sorted(filter(None, self.parts), key=name_bytes)
 
     @cached_property
     def companions(self) -> CompanionFiles:
-        """Finds the files that describe the split."""
-        return CompanionFiles(self.top)
+        """Finds the files that describe the split, in a zip, then in the folders around."""
+        return CompanionFiles(self.top, self._zip_content if self.kind == ZIP else None)
 
     @cached_property
     def labels(self) -> ValLabels:
@@ -287,168 +327,69 @@ class ImagenetSplit(Source):
         labels = f", labels from {self.labels.origin}" if self.is_flat else ""
         return f"{self.form}{labels}, {counted(len(self._names), 'class', 'classes')}"
 
-    def listing(self) -> Listing:
-        """Return every image, by class in label order, then by name."""
-        listing = Listing.of(self._entries())
-        classes = tuple(ImageClass(name, self._words.get(name, "")) for name in self._names)
-        return replace(listing, classes=classes, warnings=self._warnings_about(len(listing)))
-
-    @abstractmethod
-    def _entries(self) -> Iterator[Entry]:
-        """Yield every image, by class in label order, then by name."""
-
-    def _warnings_about(self, samples: int) -> list[str]:
-        warnings, whole = [*self._warnings], WHOLE[self.split]
-        wnids = sum(1 for name in self._names if WNID.fullmatch(name))
-        if wnids >= MANY_CLASSES and samples != whole:
-            warnings.append(f"{samples:,} of the {whole:,} images of ILSVRC2012 {self.split} are present")
-        return warnings
-
     def options(self) -> Json:
         return {"split": self.split}
 
     def arguments(self) -> Json:
-        return {"split": self.split, "classes": self._names, "words": self._words}
-
-
-class ImagenetSource(ImagenetSplit):
-    """A split of ImageNet in class folders, listed like a `FolderSource`. Made by `open_imagenet`."""
-
-    kind = "imagenet"
-    links: Links
-
-    def __init__(self, root: Path, *, folder: str = "", follow_links: bool = False, **facts: Any) -> None:
-        super().__init__(root, **facts)
-        self.folder = folder
-        self.links = Links(root, follow=follow_links)
-        self._by_suffix = BySuffix()
-
-    @property
-    def top(self) -> Path:
-        return self.root / self.folder
-
-    def _warnings_about(self, samples: int) -> list[str]:
-        return [*super()._warnings_about(samples), *self._by_suffix.warnings()]
-
-    @property
-    def form(self) -> str:
-        return f"class folders in {self.folder or self.top}"
-
-    def arguments(self) -> Json:
-        return {**super().arguments(), "folder": self.folder, "follow_links": self.links.follow}
-
-    @cached_property
-    def listed(self) -> tuple[list[str], list[str]]:
-        """The names of the class folders, and those of the files next to them."""
-        return list_top(self.top)
-
-    def present_classes(self) -> list[str]:
-        return self.listed[0]
-
-    def _entries(self) -> Iterator[Entry]:
-        check_classes(self.top, self._names, self.present_classes())
-        return self._by_suffix.images(self._below(self._names))
-
-    def _below(self, names: Sequence[str]) -> Iterator[Entry]:
-        return system_of(self.root).walk(self.root, self.folder, names, self.links)
-
-
-class ImagenetFlatSource(ImagenetSource):
-    """Val images in one folder, with labels from Kaggle's list or the development kit."""
-
-    kind = "imagenet-flat"
-    is_flat = True
-
-    @property
-    def form(self) -> str:
-        return f"images in {self.folder or self.top}"
-
-    def present_classes(self) -> list[str]:
-        return self.labels.classes
-
-    def _entries(self) -> Iterator[Entry]:
-        images = (entry for entry in self._below([""]) if is_image_name(os.path.basename(entry.name)))
-        return iter(self.labels.sort(images, self._names))
-
-
-def is_image_name(name: bytes) -> bool:
-    """Return whether a file name has the suffix of an image and is not hidden."""
-    return name.lower().endswith(SUFFIXES) and not name.startswith(b".")
-
-
-class ArchiveSource(ImagenetSplit):
-    """A split in files that hold many images each. `files` are their names, sizes in bytes and mtimes in ns."""
-
-    files: SourceFiles
-
-    def __init__(self, root: Path, *, files: Iterable[FileFacts], **facts: Any) -> None:
-        super().__init__(root, **facts)
-        self.files = SourceFiles(root, files)
-
-    @abstractmethod
-    def parts(self) -> Mapping[str, object]:
-        """Return what holds the images of each class; with the name "", what holds those in one folder."""
-
-    @abstractmethod
-    def _entries_of(self, labeled: tuple[int, Any]) -> list[Entry]:
-        """Return the entries of a part with this label, in the order of a tree walk."""
-
-    @property
-    def is_flat(self) -> bool:
-        return self.split == "val" and "" in self.parts()
-
-    def arguments(self) -> Json:
-        return {**super().arguments(), "files": self.files.facts()}
+        own = {"kind": self.kind, "split": self.split, "folder": self._folder, "apart": self._apart}
+        held = {"files": self.files.facts()} if self.files else {"follow_links": self.links and self.links.follow}
+        return {**own, **held, "classes": self._names, "words": self._words}
 
     def fingerprint(self) -> object:
-        return {**self.arguments(), "labels": self.labels.digest if self.is_flat else ""}
+        return {**self.arguments(), "labels": self.labels.digest if self.is_flat else ""} if self.files else None
 
-    def present_classes(self) -> list[str]:
-        return self.labels.classes if self.is_flat else sorted(filter(None, self.parts()), key=name_bytes)
-
-    def _entries(self) -> Iterator[Entry]:  # only headers are read
-        parts = self.parts()
-        if not self.is_flat:
-            here = ((label, parts[name]) for label, name in enumerate(self._names) if name in parts)
-            return chain.from_iterable(parallel_map(self.top, self._entries_of, here, TARS_AT_ONCE))
-        if len(parts) > 1:
+    def listing(self) -> Listing:
+        """Return every image, by class in label order, then by name. Only headers of archives are read."""
+        if self.is_flat and len(self.parts) > 1:
             raise BuildError(
                 f"{self.top}: val images are both in one folder and in class folders; unpack the zip and sort them"
             )
-        return iter(self.labels.sort(self._entries_of((0, parts[""])), self._names))
+        if self.is_flat:
+            entries: Iterable[Entry] = self.labels.sort(self._entries([""]), self._names)
+        else:
+            entries = self._entries(self._names)
+        listing = Listing.of(entries)
+        classes = tuple(ImageClass(name, self._words.get(name, "")) for name in self._names)
+        return replace(listing, classes=classes, warnings=self.warnings_about(len(listing)))
 
+    def warnings_about(self, samples: int) -> list[str]:
+        """Return warnings about classes, missing images and files that are no images."""
+        warnings, whole = [*self._warnings], WHOLE[self.split]
+        wnids = sum(1 for name in self._names if WNID.fullmatch(name))
+        if wnids >= MANY_CLASSES and samples != whole:
+            warnings.append(f"{samples:,} of the {whole:,} images of ILSVRC2012 {self.split} are present")
+        return [*warnings, *self._by_suffix.warnings()]
 
-ClassTar = tuple[int, Member]  # a tar of images: the index of a file, and the tar in it; b"": the file itself
+    def read(self, entry: Entry) -> list[bytes]:
+        if self.files is None:
+            return super().read(entry)
+        if self.kind == ZIP:
+            return [read_member(self.files.holder(entry.unit), entry.place, entry.size)]
+        return [self.files.read(entry.unit, entry.place, entry.size)]
 
+    def _entries(self, names: Sequence[str]) -> Iterable[Entry]:
+        """Return the images of these parts, with the index of their part as label."""
+        if self.links is not None:
+            found = system_of(self.root).walk(self.root, self._folder, names, self.links)
+            if self.kind == FOLDERS:
+                return self._by_suffix.images(found)
+            return (entry for entry in found if is_image_name(os.path.basename(entry.name)))
+        here = ((label, self.parts[name]) for label, name in enumerate(names) if name in self.parts)
+        return chain.from_iterable(parallel_map(self.top, self._entries_of, here, TARS_AT_ONCE))
 
-class ImagenetTarSource(ArchiveSource):
-    """ILSVRC2012_img_train.tar (a tar of class tars), a folder of class tars (`apart`), or ILSVRC2012_img_val.tar."""
+    def _entries_of(self, labeled: tuple[int, Any]) -> list[Entry]:
+        """Return the images of a part of an archive, in the order of a tree walk."""
+        assert self.files is not None
+        label, part = labeled
+        unit, members = (0, part) if self.kind == ZIP else (part[0], self._members(part))
+        shown = (member for member in members if not self.is_flat or is_image_name(member.base_name))
+        archive = self.kind.rpartition("-")[2]
+        return [self.files.entry(unit, member, label) for member in sort_members(shown, archive)]
 
-    kind = "imagenet-tar"
-
-    def __init__(self, root: Path, *, apart: bool = False, **facts: Any) -> None:
-        super().__init__(root, **facts)
-        self._apart = apart
-
-    def arguments(self) -> Json:
-        return {**super().arguments(), "apart": self._apart}
-
-    @property
-    def top(self) -> Path:
-        return super().top.parent if self._apart else super().top
-
-    @property
-    def form(self) -> str:
-        return f"class tars in {self.top.name}" if self._apart else self.top.name
-
-    def parts(self) -> dict[str, ClassTar]:
-        whole = [(unit, Member(b"", 0, file.size)) for unit, file in enumerate(self.files.files)]
-        if self._apart:
-            return {Path(self.files.files[unit].name).stem: (unit, tar) for unit, tar in whole}
-        if self.split == "val":
-            return {"": whole[0]}
+    def _class_tars(self, whole: ClassTar) -> dict[str, ClassTar]:
+        """Return the tars in the tar of the train split, by class."""
         found: dict[str, ClassTar] = {}
-        for member in self._members(whole[0]):
+        for member in self._members(whole):
             if not member.name.endswith(b".tar"):
                 continue
             name = name_text(member.base_name[: -len(".tar")])
@@ -461,16 +402,9 @@ class ImagenetTarSource(ArchiveSource):
             )
         return found
 
-    def read(self, entry: Entry) -> list[bytes]:
-        return [self.files.read(entry.unit, entry.place, entry.size)]
-
-    def _entries_of(self, labeled: tuple[int, ClassTar]) -> list[Entry]:
-        label, tar = labeled
-        members = [member for member in self._members(tar) if not self.is_flat or is_image_name(member.base_name)]
-        return [self.files.entry(tar[0], member, label) for member in sort_members(members, "tar")]
-
     def _members(self, tar: ClassTar) -> list[Member]:
         """Return the members of a tar, with their names and places in the file."""
+        assert self.files is not None
         unit, inner = tar
         with self.files.opened(unit) as file:
             if not inner.name:
@@ -478,25 +412,14 @@ class ImagenetTarSource(ArchiveSource):
             found = list_tar(file.part(inner.place, inner.size, name_text(inner.name)))
             return [m._replace(name=inner.name + b"/" + m.name, place=inner.place + m.place) for m in found]
 
+    def _zip(self) -> ZipListing:
+        assert self.files is not None
+        return list_kaggle_zip(self.root, self.files.files[0])
 
-class ImagenetZip:
-    """The contents of a zip with Kaggle's layout: images by split and class ("" for none), and Kaggle's lists."""
-
-    def __init__(self, root: Path, file: SourceFile) -> None:
-        self.files = SourceFiles(root, [file])
-        self.splits: dict[str, dict[str, list[Member]]] = {}
-        self._lists: dict[str, Member] = {}
-        for member in list_zip(self.files.holder(0)):
-            if (match := _IMAGE_PATH.fullmatch(member.name)) is not None:
-                split, name = match[1].decode(), name_text(match[2] or b"")
-                if name or is_image_name(member.base_name):
-                    self.splits.setdefault(split, {}).setdefault(name, []).append(member)
-            elif member.base_name in _LISTS:
-                self._lists[member.base_name.decode()] = member
-
-    def content(self, name: str) -> bytes | None:
-        """Return the bytes of Kaggle's list of this name, or None; raise BuildError if it cannot be read."""
-        member = self._lists.get(name)
+    def _zip_content(self, name: str) -> bytes | None:
+        """Return the bytes of Kaggle's list of this name in the zip, or None; raise BuildError if it cannot be read."""
+        assert self.files is not None
+        member = self._zip().lists.get(name)
         if member is None:
             return None
         try:
@@ -504,35 +427,33 @@ class ImagenetZip:
                 raise Undecodable(member.problem)
             return read_member(self.files.holder(0), member.place, member.size)
         except Undecodable as error:
-            raise BuildError(f"{self.files.first}: {name}: {error}; download it again") from None
+            raise BuildError(f"{self.top}: {name}: {error}; download it again") from None
 
 
-zip_listing = lru_cache(maxsize=4)(ImagenetZip)  # Kaggle's takes 20 s
+ClassTar = tuple[int, Member]  # a tar of images: the index of a file, and the tar in it; b"": the file itself
 
 
-class ImagenetZipSource(ArchiveSource):
-    """A split in a zip, in class folders or, for val, in one folder."""
+class ZipListing(NamedTuple):
+    """The contents of a zip with Kaggle's layout: images by split and class ("" for none), and Kaggle's lists."""
 
-    kind = "imagenet-zip"
+    splits: dict[str, dict[str, list[Member]]]
+    lists: dict[str, Member]
 
-    @property
-    def form(self) -> str:
-        return f"{self.split} in {self.top.name}"
 
-    @cached_property
-    def companions(self) -> CompanionFiles:
-        """Companion files in the zip, then in the folders around it."""
-        return CompanionFiles(self.top, self._listing().content)
+@lru_cache(maxsize=4)
+def list_kaggle_zip(root: Path, file: SourceFile) -> ZipListing:
+    """List a zip. Kaggle's takes 20 s."""
+    listing = ZipListing({}, {})
+    for member in list_zip(SourceFiles(root, [file]).holder(0)):
+        if (match := _IMAGE_PATH.fullmatch(member.name)) is not None:
+            split, name = match[1].decode(), name_text(match[2] or b"")
+            if name or is_image_name(member.base_name):
+                listing.splits.setdefault(split, {}).setdefault(name, []).append(member)
+        elif member.base_name in _LISTS:
+            listing.lists[member.base_name.decode()] = member
+    return listing
 
-    def parts(self) -> dict[str, list[Member]]:
-        return self._listing().splits.get(self.split, {})
 
-    def read(self, entry: Entry) -> list[bytes]:
-        return [read_member(self.files.holder(entry.unit), entry.place, entry.size)]
-
-    def _listing(self) -> ImagenetZip:
-        return zip_listing(self.root, self.files.files[0])
-
-    def _entries_of(self, labeled: tuple[int, list[Member]]) -> list[Entry]:
-        label, members = labeled
-        return [self.files.entry(0, member, label) for member in sort_members(members, "zip")]
+def is_image_name(name: bytes) -> bool:
+    """Return whether a file name has the suffix of an image and is not hidden."""
+    return name.lower().endswith(SUFFIXES) and not name.startswith(b".")
