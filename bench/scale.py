@@ -19,7 +19,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from decodeonce.prep.building.plan import Block, plan_content, read_plan, scan, 
 from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.entry import Entry
-from decodeonce.prep.listing import Listing
+from decodeonce.prep.listing import Scan
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source
@@ -68,10 +67,10 @@ class SyntheticSource(Source):
         """Return the arguments of a folder with one class. No file is ever read."""
         return {"classes": ["n00000000"]}
 
-    def listing(self) -> Listing:
+    def scan(self) -> Scan:
         """Return all samples, class by class. The names of the classes are wnids."""
         classes = tuple(ImageClass(f"n{label:08d}", "a thing, or another") for label in range(self._classes))
-        return replace(Listing.of(self._entries()), classes=classes)
+        return Scan(self._entries(), classes)
 
     def _entries(self) -> Iterator[Entry]:
         for label in range(self._classes):

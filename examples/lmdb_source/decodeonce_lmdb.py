@@ -18,8 +18,8 @@ from decodeonce import BuildError
 from decodeonce.sources import (
     Entry,
     Links,
-    Listing,
     Registered,
+    Scan,
     Source,
     SourceFiles,
     check_no_duplicates,
@@ -27,6 +27,7 @@ from decodeonce.sources import (
     size_problem,
     source_file,
 )
+from decodeonce.store import ImageClass
 
 # The entry point in pyproject.toml names this.
 REGISTERED = Registered(f"{__name__}:LmdbSource", f"{__name__}:open_lmdb")
@@ -63,8 +64,8 @@ class LmdbSource(Source):
     def keeps_order(self) -> bool:
         return self._split != "train"
 
-    def listing(self) -> Listing:
-        return Listing.of(self._entries(), classes=self._names)
+    def scan(self) -> Scan:
+        return Scan(self._entries(), tuple(map(ImageClass, self._names)))
 
     def _entries(self) -> Iterator[Entry]:
         for number, name in enumerate(self._names):

@@ -9,7 +9,7 @@ from decodeonce.lazy import lazy_imports
 if TYPE_CHECKING:
     from decodeonce.prep.entry import Entry as Entry
     from decodeonce.prep.entry import Undecodable as Undecodable
-    from decodeonce.prep.listing import Listing as Listing
+    from decodeonce.prep.listing import Scan as Scan
     from decodeonce.prep.sources import Registered as Registered
     from decodeonce.prep.sources.base import DecodedRows as DecodedRows
     from decodeonce.prep.sources.base import Source as Source
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "decodeonce.prep.entry": ("Entry", "Undecodable"),
-    "decodeonce.prep.listing": ("Listing",),
+    "decodeonce.prep.listing": ("Scan",),
     "decodeonce.prep.sources": ("Registered",),
     "decodeonce.prep.sources.base": ("DecodedRows", "Source"),
     "decodeonce.prep.sources.boxed": ("BoxedSource",),

@@ -36,7 +36,7 @@ class OldSource(Source):
 BROKEN = {
     "old": (
         OLD,
-        "TypeError: OldSource is a source for an earlier decodeonce; expected listing(), read() -> list[bytes] and "
+        "TypeError: OldSource is a source for an earlier decodeonce; expected scan(), read() -> list[bytes] and "
         "arguments(); see docs/contribute/sources.md",
     ),
     "raising": ("raise RuntimeError('this package is old')", "RuntimeError: this package is old"),

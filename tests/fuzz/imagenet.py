@@ -41,7 +41,7 @@ def TestOneInput(data: bytes) -> None:
     try:
         source = open_imagenet(file)
         assert source.found
-        entries = list(source.listing())
+        entries = list(source.scan().entries)
     except BuildError:
         return
     for entry in entries:

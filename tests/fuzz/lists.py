@@ -31,7 +31,7 @@ def TestOneInput(data: bytes) -> None:
     try:
         source = open_list(file)
         assert source.found
-        entries = list(source.listing())
+        entries = list(source.scan().entries)
     except BuildError:
         return
     top, classes = os.fsencode(FOLDER), source.listing().classes

@@ -59,7 +59,7 @@ def _list() -> None:
     try:
         source = open_parquet(FILE)
         assert source.found
-        entries = list(source.listing())
+        entries = list(source.scan().entries)
         classes = source.listing().classes
     except (BuildError, Stopped):
         return

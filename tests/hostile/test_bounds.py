@@ -167,10 +167,10 @@ def write_gzip_bomb(path: Path, size: int, start: bytes = b"") -> None:
 def test_gzip_stream_is_decompressed_in_little_memory(tmp_path: Path) -> None:
     write_tar(tmp_path / "plain", sample("x", b"picture", cls=1))
     write_gzip_bomb(tmp_path / "x.tar.gz", 24 * MB, (tmp_path / "plain").read_bytes())
-    [entry] = open_webdataset(str(tmp_path)).listing()  # the zeros follow the end of the tar
+    [entry] = open_webdataset(str(tmp_path)).scan().entries  # the zeros follow the end of the tar
     assert entry.problem == ""
     with peak_below(6 * MB):
-        list(open_webdataset(str(tmp_path)).listing())
+        list(open_webdataset(str(tmp_path)).scan().entries)
 
 
 def test_member_that_decompresses_to_too_much_is_rejected(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_member_that_decompresses_to_too_much_is_rejected(tmp_path: Path) -> Non
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(files, "MAX_FILE_BYTES", MB)
         with peak_below(6 * MB):
-            [entry] = open_webdataset(str(tmp_path)).listing()
+            [entry] = open_webdataset(str(tmp_path)).scan().entries
     assert entry.problem == f"{size - 2 * BLOCK} bytes, more than any image has"
 
 
@@ -230,13 +230,13 @@ def test_very_long_line_is_not_read_to_its_end(tmp_path: Path) -> None:
         path = write_sparse(tmp_path / name, b"a/b.jpg" * 1000, HUGE)
         message = f"{name}: a line has more than 1048576 characters; expected a path and a label"
         with peak_below(16 * MB), refused(message):
-            list(open_list(path).listing())
+            list(open_list(path).scan().entries)
 
 
 def test_csv_field_over_several_lines_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text('a.jpg,b\n"' + "x\n" * 100_000)
     with peak_below(2 * MB), refused("line 2: a quoted field spans several lines; expected one row per line"):
-        list(open_list(tmp_path / "x.csv").listing())
+        list(open_list(tmp_path / "x.csv").scan().entries)
 
 
 def test_csv_with_many_rows_is_read(tmp_path: Path) -> None:
@@ -300,15 +300,15 @@ def test_damaged_parquet_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     ):
         path.write_bytes(damaged)
         with pytest.raises(BuildError, match=r"x\.parquet: .*; expected a complete Parquet file; copy or download it"):
-            list(open_parquet(path).listing())
+            list(open_parquet(path).scan().entries)
     path.write_bytes(data)
-    assert len(list(open_parquet(path).listing())) == 3
+    assert len(list(open_parquet(path).scan().entries)) == 3
 
 
 def test_footer_and_row_groups_of_parquet_files_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table_file(tmp_path / "x.parquet")
     source = open_parquet(path)
-    first, *_ = source.listing()
+    first, *_ = source.scan().entries
     monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 10)
     with refused(r"x.parquet: row group 0: \d+ bytes, expected at most 10; rewrite the file"):
         source.read(first)
@@ -366,4 +366,4 @@ def test_archive_truncated_anywhere_fails_with_an_error(tmp_path: Path, form: st
     for size in range(0, len(data.rstrip(b"\0")), max(1, len(data) // 24)):
         path.write_bytes(data[:size])
         with pytest.raises(DecodeonceError, match=r"x\."):
-            list(openers.get(form, lambda: open_webdataset(str(path)))().listing())
+            list(openers.get(form, lambda: open_webdataset(str(path)))().scan().entries)

@@ -81,7 +81,7 @@ def tree(tmp_path: Path, request: pytest.FixtureRequest) -> Tree:
 
 
 def problems(source: Source) -> list[str]:
-    return [entry.problem for entry in source.listing()]
+    return [entry.problem for entry in source.scan().entries]
 
 
 def reopen(source: Source) -> Source:
@@ -104,7 +104,7 @@ def test_link_out_of_src_is_rejected_and_the_reason_names_the_flag(tree: Tree) -
     assert problems(tree.open()) == ["", OUTSIDE]
     assert "--follow-links" in OUTSIDE
     followed = tree.open(follow=True)
-    first, second = followed.listing()
+    first, second = followed.scan().entries
     assert reopen(followed).read(second)[0] == IMAGE
     assert (first.problem, second.problem) == ("", "")
     with pytest.raises(BuildError, match=r"00002.JPEG: a link that leads out of SRC: build with --follow-links"):
@@ -118,7 +118,7 @@ def test_link_inside_src_is_read(tree: Tree) -> None:
     replace_by_link(tree.files[1], tree.files[0])
     source = tree.open()
     assert problems(source) == ["", ""]
-    assert [reopen(source).read(entry)[0] for entry in source.listing()] == [IMAGE, IMAGE]
+    assert [reopen(source).read(entry)[0] for entry in source.scan().entries] == [IMAGE, IMAGE]
 
 
 @pytest.mark.parametrize("tree", ["folder", "imagenet", "list"], indirect=True)
@@ -126,7 +126,7 @@ def test_linked_folder_outside_src_is_not_read(tree: Tree) -> None:
     (tree.outside / "deep").mkdir()
     (tree.outside / SECOND).write_bytes(IMAGE)
     replace_by_link(tree.files[1].parent, tree.outside)
-    names = [entry.text for entry in tree.open().listing() if entry.problem == OUTSIDE]
+    names = [entry.text for entry in tree.open().scan().entries if entry.problem == OUTSIDE]
     inside = str(tree.files[1].parent.relative_to(tree.src))
     expected = [f"{inside}/{name}" for name in (SECOND, "deep", "private.JPEG")]  # "deep" is not walked
     assert names == (expected[:1] if tree.kind == "list" else expected)
@@ -137,7 +137,7 @@ def test_linked_folder_outside_src_is_not_read(tree: Tree) -> None:
 @pytest.mark.parametrize("what", ["link", "folder", "fifo", "device"])
 def test_image_replaced_after_the_plan_is_not_read(tree: Tree, what: str) -> None:
     source = tree.open()
-    *_, entry = source.listing()
+    *_, entry = source.scan().entries
     file, copy = tree.files[1], tree.outside / SECOND
     copy.write_bytes(IMAGE)
     os.utime(copy, ns=(entry.version, entry.version))  # so that size and modification time are the same
@@ -157,7 +157,7 @@ def test_image_replaced_after_the_plan_is_not_read(tree: Tree, what: str) -> Non
 
 def test_device_is_not_read_with_follow_links(tree: Tree) -> None:
     source = tree.open(follow=True)
-    *_, entry = source.listing()
+    *_, entry = source.scan().entries
     replace_by_link(tree.files[1], Path("/dev/zero"))
     with pytest.raises(BuildError, match="a device"):
         reopen(source).read(entry)
@@ -200,7 +200,7 @@ def test_cycles_of_links_are_walked_once(tmp_path: Path) -> None:
         annotations = Annotations(tmp_path / "xml", Links(tmp_path / "xml", follow=follow), None)
         assert annotations.read(b"n1_1.JPEG").objects
         assert annotations.files_except(set()) == ["n1_1.xml"]
-        assert len(list(open_parquet(tmp_path / "xml", follow_links=follow).listing())) == 1
+        assert len(list(open_parquet(tmp_path / "xml", follow_links=follow).scan().entries)) == 1
 
 
 def test_annotations_outside_their_folder_are_rejected(tree: Tree) -> None:
@@ -241,7 +241,7 @@ def test_folders_that_are_too_deep_are_rejected(tmp_path: Path) -> None:
     folder = tmp_path / "src/a" / "/".join("d" * (MAX_DEPTH + 300))
     folder.mkdir(parents=True)
     (folder / "x.JPEG").write_bytes(IMAGE)
-    [entry] = FolderSource(tmp_path / "src").listing()
+    [entry] = FolderSource(tmp_path / "src").scan().entries
     assert (entry.problem, entry.name.count(b"/")) == ("a directory", MAX_DEPTH + 1)
 
 
@@ -260,10 +260,10 @@ SPECIAL_FILES: dict[str, Callable[[Path], None]] = {
     "socket": _socket,
 }
 OPENERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "list": ("x.txt", lambda path: list(open_list(path).listing())),
+    "list": ("x.txt", lambda path: list(open_list(path).scan().entries)),
     "csv": ("x.csv", lambda path: open_list(path).found),
-    "webdataset": ("x.tar", lambda path: list(open_webdataset(str(path)).listing())),
-    "parquet": ("x.parquet", lambda path: list(open_parquet(path).listing())),
+    "webdataset": ("x.tar", lambda path: list(open_webdataset(str(path)).scan().entries)),
+    "parquet": ("x.parquet", lambda path: list(open_parquet(path).scan().entries)),
     "imagenet": ("x.zip", lambda path: open_imagenet(path)),
     "archive": ("x", lambda path: source_file(path.parent, path.name)),
     "classes": ("x", read_class_list),

@@ -176,7 +176,7 @@ def test_non_numbers_are_reported_with_file_and_line(tmp_path: Path) -> None:
         top = write_images(tmp_path)
         rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", value] for number, value in enumerate(given))]
         with pytest.raises(BuildError, match=message):
-            list(open_list(write_csv(top / "list.csv", rows), column=["x"]).listing())
+            list(open_list(write_csv(top / "list.csv", rows), column=["x"]).scan().entries)
 
 
 def test_missing_column_is_reported(tmp_path: Path) -> None:
@@ -192,13 +192,13 @@ def test_missing_column_is_reported(tmp_path: Path) -> None:
         rows: list[list[Any]] = [header or ["0/0.jpg", 1], ["0/2.jpg", *[1] * (len(header or "12") - 1)]]
         file = write_csv(write_images(tmp_path) / "list.csv", rows)
         with pytest.raises(BuildError, match=re.escape(message)):
-            list(open_list(file, column=column).listing())
+            list(open_list(file, column=column).scan().entries)
 
 
 def test_list_with_columns_but_no_label_uses_folders_as_classes(tmp_path: Path) -> None:
     rows: list[list[Any]] = [["path", "x"], ["0/0.jpg", 1], ["1/1.jpg", 2]]
     source = open_list(write_csv(write_images(tmp_path) / "list.csv", rows), column=["x"])
-    assert [(entry.label, entry.values) for entry in source.listing()] == [(0, (1,)), (1, (2,))]
+    assert [(entry.label, entry.values) for entry in source.scan().entries] == [(0, (1,)), (1, (2,))]
 
 
 def test_missing_webdataset_value_is_reported(tmp_path: Path) -> None:
@@ -210,13 +210,13 @@ def test_missing_webdataset_value_is_reported(tmp_path: Path) -> None:
     ):
         files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0], **parts)]
         with pytest.raises(BuildError, match=re.escape(message)):
-            list(open_webdataset(str(write_tar(tmp_path / "a.tar", files)), column=["x"]).listing())
+            list(open_webdataset(str(write_tar(tmp_path / "a.tar", files)), column=["x"]).scan().entries)
 
 
 def test_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> None:
     files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0])]
     files += sample("l", DATA[0], cls=0, json={"x": 3})
-    found = list(open_webdataset(str(write_tar(tmp_path / "a.tar", files)), column=["x"]).listing())
+    found = list(open_webdataset(str(write_tar(tmp_path / "a.tar", files)), column=["x"]).scan().entries)
     assert [(entry.values, bool(entry.problem)) for entry in found] == [((1,), False), ((), True), ((3,), False)]
 
 
@@ -232,7 +232,7 @@ def test_unsupported_parquet_columns_are_reported(tmp_path: Path) -> None:
         table = {"image": parquet_images([(DATA[0], None)] * 2), "label": pa.array([0, 1])}
         file = write_table(tmp_path / "a.parquet", table if column is None else {**table, "x": column})
         with pytest.raises(BuildError, match=re.escape(message)):
-            list(open_parquet(file, column=["x"]).listing())
+            list(open_parquet(file, column=["x"]).scan().entries)
 
 
 def test_lists_of_any_arrow_type_are_kept(tmp_path: Path) -> None:

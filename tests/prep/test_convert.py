@@ -292,7 +292,7 @@ def test_row_range_spans_stores(tmp_path: Path) -> None:
     for rows in ((None, None), (3, 14), (10, 12), (None, 9), (-9, None)):
         source, _ = open_conversion(stores, tmp_path / "out", Conversion(selection=Selection(rows=rows)))
         assert list(source.selected_rows()) == all_rows[slice(*rows)]
-        assert [(entry.unit, entry.place) for entry in source.listing()] == all_rows[slice(*rows)]
+        assert [(entry.unit, entry.place) for entry in source.scan().entries] == all_rows[slice(*rows)]
 
 
 def test_rows_are_sorted_or_shuffled(tmp_path: Path) -> None:

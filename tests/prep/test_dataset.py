@@ -184,7 +184,7 @@ def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, m
         make_plan(open_dataset(f"{module}:photos"), tmp_path / "plan", RECIPE)
     (tmp_path / "split.py").write_text(SPLIT)
     with pytest.raises(BuildError, match=r"split:f: changed since the plan .* pass a seed to random splits"):
-        list(open_dataset(f"{tmp_path}/split:f").listing())
+        list(open_dataset(f"{tmp_path}/split:f").scan().entries)
     (tmp_path / "transformed.py").write_text(SPLIT.replace("train_test_split(0.2)['train']", "with_transform(id)"))
     with pytest.raises(BuildError, match=r"transformed:f: the dataset has a transform, .* wrap the dataset in a class"):
         open_dataset(f"{tmp_path}/transformed:f")
@@ -284,11 +284,11 @@ def test_failure_of_the_file_system_or_process_stops_the_listing_and_rejects_not
         ("(gray(1), 0), PermissionError(13, 'Denied')", BuildError, r":make\[1\]: Denied; change its permissions"),
     ):
         with pytest.raises(error, match=message):
-            list(source_of(write, f"[{items}]").listing())
+            list(source_of(write, f"[{items}]").scan().entries)
     crashing = "class Crashing(Dataset):\n    def __getitem__(self, i): return os._exit(9) if i else (b'0', 0)\n"
     source = DatasetSource(f"{write(f'{DATASET}{crashing}def make(): return Crashing([0, 1])')}:make")
     with pytest.raises(BuildError, match=r":make: a process that lists the dataset crashed \(exit status 9\); see the"):
-        list(source.listing())
+        list(source.scan().entries)
 
 
 def test_dataset_that_changes_is_noticed(write: Write, tmp_path: Path) -> None:
@@ -317,9 +317,9 @@ def test_flag_for_other_datasets_is_refused(write: Write) -> None:
 
 def test_first_sample_that_can_be_read_names_the_columns(write: Write) -> None:
     source = source_of(write, "[KeyError('gone'), (b'', 0), (gray(1), 0, {'score': 1}), (gray(2), 0, {'score': 2})]")
-    found = [(entry.problem, entry.values) for entry in source.listing()]
+    found = [(entry.problem, entry.values) for entry in source.scan().entries]
     assert found == [("KeyError: 'gone'", ()), ("empty file", ()), ("", (1,)), ("", (2,))]
-    assert list(source_of(write, "[]").listing()) == []
+    assert list(source_of(write, "[]").scan().entries) == []
     with pytest.raises(BuildError, match=r":make\[0\]: KeyError: 0; expected a sample that .* among the first 8;"):
         source_of(write, "[KeyError(n) for n in range(8)] + [(gray(1), 0)]")
 
@@ -327,7 +327,7 @@ def test_first_sample_that_can_be_read_names_the_columns(write: Write) -> None:
 def test_labels_of_any_kind_can_be_ignored(write: Write) -> None:
     items = "[gray(1), (gray(2),), (gray(3), {'boxes': []}), (gray(4), -1), (gray(5), 'cat', {'score': 1})]"
     source = source_of(write, items, no_labels=True, column=[])
-    assert [(entry.label, entry.problem) for entry in source.listing()] == [(0, "")] * 5
+    assert [(entry.label, entry.problem) for entry in source.scan().entries] == [(0, "")] * 5
 
 
 @pytest.mark.parametrize("more", ["'age': 7", "'mask': gray(1)"])
@@ -337,9 +337,9 @@ def test_column_or_mask_that_the_first_sample_lacks_is_an_error(write: Write, tm
     with pytest.raises(
         BuildError, match=rf"make\[1\]: has '{name}', which the first sample lacks; .* with --column NAME"
     ):
-        list(source_of(write, items).listing())
+        list(source_of(write, items).scan().entries)
     chosen = source_of(write, items, column=["score"])
-    assert [(entry.values, entry.problem) for entry in chosen.listing()] == [((1,), ""), ((2,), "")]
+    assert [(entry.values, entry.problem) for entry in chosen.scan().entries] == [((1,), ""), ((2,), "")]
     module = write(f"{DATASET}def make(): return Dataset(eval(open(__file__ + '.items').read()))")
     Path(f"{module}.py.items").write_text(f"[{SCORED}, {SCORED}]")
     plan = make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", Recipe(height=8, width=8))
@@ -359,9 +359,9 @@ def test_columns_and_labels(write: Write, tmp_path: Path) -> None:
     assert store.columns["tokens"].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert sorted(store.columns) == ["other", "score", "tokens"]
     source = source_of(write, items, column=["score"], classes=["dog", "cat"])
-    assert [(entry.label, entry.values) for entry in source.listing()] == [(1, (0.0,)), (0, (0.5,)), (1, (1.0,))]
+    assert [(entry.label, entry.values) for entry in source.scan().entries] == [(1, (0.0,)), (0, (0.5,)), (1, (1.0,))]
     with pytest.raises(BuildError, match=r"make\[1\]: column 'score': found nothing, expected a number"):
-        list(source_of(write, "[(gray(0), 0, {'score': 1}), (gray(1), 0)]").listing())
+        list(source_of(write, "[(gray(0), 0, {'score': 1}), (gray(1), 0)]").scan().entries)
     module = write(f"{DATASET}def make(): data = Dataset([]); data.classes = [('cat',), ('cat',)]; return data")
     with pytest.raises(BuildError, match=r"the classes of .*:make contains 'cat' twice"):
         DatasetSource(f"{module}:make")

@@ -33,7 +33,7 @@ def listed(root: Path, text: str, name: str = "list.txt", classes: list[str] | N
 
 
 def labels(source: ListSource) -> list[tuple[bytes, str]]:
-    entries = list(source.listing())
+    entries = list(source.scan().entries)
     assert [entry.problem for entry in entries] == [""] * len(entries)
     return [(entry.name, source.listing().classes[entry.label].name) for entry in entries]
 
@@ -68,7 +68,7 @@ def test_formats_are_recognized(root: Path) -> None:
 
 def test_numeric_labels_are_class_numbers(root: Path) -> None:
     source = listed(root, "cat/1.jpg\t3\ndog/2.jpg\t01\n")
-    assert [entry.label for entry in source.listing()] == [3, 1]
+    assert [entry.label for entry in source.scan().entries] == [3, 1]
     assert [cls.name for cls in source.listing().classes] == ["0", "1", "2", "3"]
     assert source.listing().warnings[0] == "2 of 4 classes have no images (first 0, '0')"
     for name in ("10/a.jpg", "9/b.jpg"):
@@ -76,7 +76,7 @@ def test_numeric_labels_are_class_numbers(root: Path) -> None:
     numbered = listed(root, "9/b.jpg\n10/a.jpg\n")  # names of folders are names, also if they are numbers
     assert labels(numbered) == [(b"9/b.jpg", "9"), (b"10/a.jpg", "10")]
     assert [cls.name for cls in numbered.listing().classes] == ["10", "9"]
-    assert list(listed(root, "\n").listing()) == []
+    assert list(listed(root, "\n").scan().entries) == []
     named = listed(root, "cat/1.jpg\t1\ndog/2.jpg\t0\n", classes=["b", "a"])
     assert labels(named) == [(b"cat/1.jpg", "a"), (b"dog/2.jpg", "b")]
     assert named.listing().warnings == []
@@ -84,7 +84,7 @@ def test_numeric_labels_are_class_numbers(root: Path) -> None:
 
 def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
     text = "cat/1.jpg\ta\ndog/gone.jpg\ta\ncat/1.jpg\tb\ndog/2.jpg\t\ncat\tb\n"
-    assert [(entry.name, entry.problem) for entry in listed(root, text).listing()] == [
+    assert [(entry.name, entry.problem) for entry in listed(root, text).scan().entries] == [
         (b"cat/1.jpg", ""),
         (b"dog/gone.jpg", "No such file or directory"),
         (b"cat/1.jpg", "twice in the list"),
@@ -92,7 +92,7 @@ def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
         (b"cat", "a directory"),
     ]
     numbered = listed(root, "cat/1.jpg\t0\ndog/2.jpg\t-1\n")
-    assert [entry.problem for entry in numbered.listing()] == ["", "label -1, expected 0 or more"]
+    assert [entry.problem for entry in numbered.scan().entries] == ["", "label -1, expected 0 or more"]
 
 
 def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
@@ -114,7 +114,7 @@ def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
         ("in/3", f"; cat/in/3.jpg exists; pass --root {root}/cat --suffix .jpg"),
         ("cat/gone", ""),
     ):
-        (entry,) = listed(root, f"{path}\tpug\n").listing()
+        (entry,) = listed(root, f"{path}\tpug\n").scan().entries
         assert entry.problem == f"No such file or directory{cause}"
 
 
@@ -131,8 +131,8 @@ def test_paths_may_begin_with_a_slash_if_the_root_is_given(root: Path) -> None:
     with pytest.raises(
         BuildError, match=r"line 1: '/cat/1\.jpg' is not below .*; pass a folder that holds all paths as"
     ):
-        list(open_list(file).listing())
-    entries = list(open_list(file, root=root).listing())
+        list(open_list(file).scan().entries)
+    entries = list(open_list(file, root=root).scan().entries)
     assert [(entry.name, entry.label, entry.problem) for entry in entries] == [(NAMES[0], 0, ""), (NAMES[1], 1, "")]
     (root / "inner/cat").mkdir(parents=True)
     path = f"{root}/cat/1.jpg"
@@ -141,9 +141,9 @@ def test_paths_may_begin_with_a_slash_if_the_root_is_given(root: Path) -> None:
         "line 1: .* exists and is not below .*inner; pass --root / to read it; to read another file below DIR, rem"
     )
     with pytest.raises(BuildError, match=message):
-        list(open_list(write_list(root / "list.txt", path), root=root / "inner").listing())
+        list(open_list(write_list(root / "list.txt", path), root=root / "inner").scan().entries)
     with pytest.raises(BuildError, match="line 1: '/' "):
-        list(open_list(write_list(root / "list.txt", "/"), root=root).listing())
+        list(open_list(write_list(root / "list.txt", "/"), root=root).scan().entries)
 
 
 def test_invalid_list_is_an_error_that_names_the_line(root: Path) -> None:
@@ -163,7 +163,7 @@ def test_invalid_list_is_an_error_that_names_the_line(root: Path) -> None:
         ("cat/1.jpg\t20240131\n", "line 1: label 20240131, expected 0 to 1048575; class numbers start at 0"),
     ):
         with pytest.raises(BuildError, match="list.txt: " + message.format(root=root)):
-            list(listed(root, text.format(root=root)).listing())
+            list(listed(root, text.format(root=root)).scan().entries)
 
 
 def test_errors_name_the_file_of_the_class_list(root: Path) -> None:
@@ -237,7 +237,7 @@ def test_any_file_name_can_be_listed(tmp_path: Path) -> None:
             file.write(name)
     (tmp_path / "list").write_bytes(b"\n".join(names))
     source = open_list(tmp_path / "list")
-    entries = list(source.listing())
+    entries = list(source.scan().entries)
     assert [entry.name for entry in entries] == names
     restored = open_source(source.kind, source.root, source.arguments())
     assert [restored.read(entry) for entry in entries] == [[name] for name in names]
@@ -261,15 +261,15 @@ def test_mix_of_names_and_numbers_is_an_error(root: Path) -> None:
     text = "cat/1.jpg\t10\ndog/2.jpg\t2\ncat/3, 4.jpg\ta photo of a cat\n"
     message = "line 3.*label 'a photo of a cat' is not a whole number, but 2 of 3 different labels are; .* --classes"
     with pytest.raises(BuildError, match=message):
-        list(listed(root, text).listing())
+        list(listed(root, text).scan().entries)
     named = listed(root, text, classes=["2", "10", "a photo of a cat"])
-    assert [entry.label for entry in named.listing()] == [1, 0, 2]
+    assert [entry.label for entry in named.scan().entries] == [1, 0, 2]
 
 
 def test_names_are_sorted_by_their_bytes(root: Path) -> None:
     (root / "list.tsv").write_bytes("cat/1.jpg\t\N{GRINNING FACE}\n".encode() + b"dog/2.jpg\t\xfcber\n")
     source = open_list(root / "list.tsv")
-    list(source.listing())
+    list(source.scan().entries)
     assert [cls.name for cls in source.listing().classes] == ["\N{GRINNING FACE}", "\udcfcber"]
 
 
@@ -281,7 +281,7 @@ def test_absolute_paths_are_found_in_every_locale(tmp_path: Path) -> None:
     script = (
         "import os, sys; from pathlib import Path; from decodeonce.prep.sources.file_list import open_list; "
         "root = Path(os.fsdecode(os.environb[b'ROOT'])); "
-        "print([entry.problem for entry in open_list(root.parent / 'list.txt', root=root).listing()])"
+        "print([entry.problem for entry in open_list(root.parent / 'list.txt', root=root).scan().entries])"
     )
     env = {**os.environ, "ROOT": str(tmp_path / "größe"), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from decodeonce.build import Recipe, finish
 from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums, journal_line, summed_lines
 from decodeonce.prep.building.plan import Plan, plan_content, read_plan, scan, write_plan
-from decodeonce.prep.listing import Listing
+from decodeonce.prep.listing import Scan
 from decodeonce.sources import Entry, Source, open_imagenet
 from decodeonce.store import StorePaths, disk, open_store, verify_store
 from decodeonce.store.hashing import row_checksum
+from decodeonce.store.manifest import ImageClass
 from tests.images import make_tree
 from tests.prep.building import build_in_process
 
@@ -30,10 +31,10 @@ class _Listed(Source):
     def arguments(self) -> dict[str, Any]:
         return {"classes": ["plain"]}
 
-    def listing(self) -> Listing:
+    def scan(self) -> Scan:
         ends = (b".jpg", b"\\\n.jpg", b"\xff\t.jpg", "ü.jpg".encode())
         entries = (Entry(b"%d" % k + ends[k % 4], k % 2, k, k) for k in range(COUNT))
-        return Listing.of(entries, classes=["plain", "tab\tname", "unused"])
+        return Scan(entries, tuple(map(ImageClass, ("plain", "tab\tname", "unused"))))
 
 
 def decode_all(out: Path, rejects: set[int]) -> Plan:

@@ -40,11 +40,11 @@ def train_tree(pics: list[Pic] = PICS) -> Files:
 def labels(source: Source) -> dict[str, str]:
     """Return the class of each image by its name without folders."""
     names = [cls.name for cls in source.listing().classes]
-    return {os.path.basename(e.text): names[e.label] for e in source.listing() if not e.problem}
+    return {os.path.basename(e.text): names[e.label] for e in source.scan().entries if not e.problem}
 
 
 def problems(source: Source) -> dict[str, str]:
-    return {entry.text: entry.problem for entry in source.listing() if entry.problem}
+    return {entry.text: entry.problem for entry in source.scan().entries if entry.problem}
 
 
 def warnings(source: Source) -> list[str]:
@@ -86,7 +86,7 @@ def test_kaggle_layout_is_found_from_any_of_its_folders(tmp_path: Path) -> None:
         source = open_imagenet(tmp_path / src)
         assert source.found == found.format(root=tmp_path)
         assert [cls.description for cls in source.listing().classes] == [f"word of {wnid}, another" for wnid in WNIDS]
-        assert len(list(source.listing())) == len(PICS)
+        assert len(list(source.scan().entries)) == len(PICS)
 
 
 def test_zip_may_be_src_or_in_src(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_zip_may_be_src_or_in_src(tmp_path: Path) -> None:
         train, val = open_imagenet(root), open_imagenet(root, split="val")
         assert train.found == f"train in {ZIP}, 3 classes"
         assert val.found == f"val in {ZIP}, labels from LOC_val_solution.csv, 3 classes"
-        assert next(iter(train.listing())).text == f"{prefix}{CLS_LOC}/train/n01440764/n01440764_0.JPEG"
+        assert next(iter(train.scan().entries)).text == f"{prefix}{CLS_LOC}/train/n01440764/n01440764_0.JPEG"
         assert train.top == val.top == tmp_path / ZIP
         assert labels(val) == EXPECTED
     write(tmp_path, {"copy.zip": zip_bytes(both)})
@@ -106,8 +106,8 @@ def test_zip_may_be_src_or_in_src(tmp_path: Path) -> None:
 
 def test_member_names_are_paths(tmp_path: Path) -> None:
     write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS))})
-    assert next(iter(open_imagenet(tmp_path).listing())).text == f"{TRAIN_TAR}/n01440764.tar/n01440764_0.JPEG"
-    assert next(iter(open_imagenet(tmp_path / TRAIN_TAR).listing())).text == "n01440764.tar/n01440764_0.JPEG"
+    assert next(iter(open_imagenet(tmp_path).scan().entries)).text == f"{TRAIN_TAR}/n01440764.tar/n01440764_0.JPEG"
+    assert next(iter(open_imagenet(tmp_path / TRAIN_TAR).scan().entries)).text == "n01440764.tar/n01440764_0.JPEG"
 
 
 TRAIN_TARS, FLAT = forms.class_tars(PICS), forms.flat(PICS)
@@ -145,7 +145,7 @@ UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
 def test_unusable_src_is_an_error(tmp_path: Path, contents: Files, src: str, split: AnySplit, message: str) -> None:
     write(tmp_path, contents)
     with pytest.raises(BuildError, match=message.replace("{root}", str(tmp_path))):
-        list(open_imagenet(tmp_path / src, split=split).listing())
+        list(open_imagenet(tmp_path / src, split=split).scan().entries)
 
 
 def test_half_unpacked_class_tars_are_an_error(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_val_has_the_labels_of_train(tmp_path: Path) -> None:
     for root in (tmp_path, tmp_path / "val"):
         source = open_imagenet(root, split="val")
         assert [cls.name for cls in source.listing().classes] == WNIDS
-        assert {entry.label for entry in source.listing()} == {0, 2}
+        assert {entry.label for entry in source.scan().entries} == {0, 2}
         assert warnings(source) == ["val has 2 of the 3 classes of train (first missing n01443537)"]
     assert warnings(open_imagenet(tmp_path)) == []
 
@@ -198,14 +198,14 @@ def test_missing_classes_of_train_cause_a_warning(tmp_path: Path) -> None:
     ]
     settled = open_imagenet(tmp_path, classes=sorted(wnids))
     assert warnings(settled) == []
-    assert {entry.label for entry in settled.listing()} == {0, 2, 3}
+    assert {entry.label for entry in settled.scan().entries} == {0, 2, 3}
 
 
 def test_val_without_train_has_labels_of_list(tmp_path: Path) -> None:
     val = {f"val/{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in PICS if pic.wnid != "n01440764"}
     write(tmp_path, val | {"LOC_synset_mapping.txt": forms.mapping(WNIDS)})
     source = open_imagenet(tmp_path)
-    assert {entry.label for entry in source.listing()} == {1, 2}
+    assert {entry.label for entry in source.scan().entries} == {1, 2}
     assert warnings(source) == [
         "the 2 classes present are not the 3 of LOC_synset_mapping.txt (first difference: n01440764); "
         "labels follow LOC_synset_mapping.txt"
@@ -224,7 +224,7 @@ def test_missing_images_cause_a_warning() -> None:
     ):
         wnids = [f"n{k:08d}" for k in range(classes)]
         source = ImagenetSplit(Path("/"), kind="imagenet-tar", split=split, files=[], classes=wnids)
-        assert source.warnings_about(samples) == expected
+        assert source._warnings_about(samples) == expected
 
 
 # ---- labels of val
@@ -307,7 +307,7 @@ def test_listing_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return data
 
     monkeypatch.setattr(os, "pread", counted)
-    assert len(list(source.listing())) == 100
+    assert len(list(source.scan().entries)) == 100
     assert len(read) < 100 + 5 * 4 + 4  # one round trip per image, and a few per tar
     assert sum(read) <= 513 * len(read)
 
@@ -371,10 +371,10 @@ def test_truncated_or_invalid_tar_is_an_error(tmp_path: Path) -> None:
 def test_threads_on_network_file_system_give_same_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS))})
     source = open_imagenet(tmp_path)
-    expected = list(source.listing())
+    expected = list(source.scan().entries)
     monkeypatch.setattr(files, "network_file_system", lambda top: "NFS")
     monkeypatch.setattr(imagenet_forms, "TARS_AT_ONCE", 2)
-    assert list(source.listing()) == expected
+    assert list(source.scan().entries) == expected
 
 
 # ---- zips
@@ -390,7 +390,7 @@ def test_zip_written_to_pipe_and_zip64_are_read(tmp_path: Path, method: int, zip
             with archive_.open(name, "w", force_zip64=zip64) as member:
                 member.write(content)
     source = open_imagenet(write(tmp_path, {"x.zip": pipe.getvalue()}))
-    assert [source.read(entry)[0] for entry in source.listing()] == list(data.values())
+    assert [source.read(entry)[0] for entry in source.scan().entries] == list(data.values())
     damaged = bytearray(pipe.getvalue())
     damaged[len(damaged) // 2] ^= 1
     write(tmp_path / "damaged", {"x.zip": bytes(damaged)})
@@ -400,7 +400,7 @@ def test_zip_written_to_pipe_and_zip64_are_read(tmp_path: Path, method: int, zip
 def undecodable(source: Source) -> dict[str, str]:
     """Return the entries that cannot be read, with the reason."""
     found = {}
-    for entry in source.listing():
+    for entry in source.scan().entries:
         try:
             source.read(entry)
         except Undecodable as reason:
@@ -440,7 +440,7 @@ def test_members_that_cannot_be_rows_have_a_reason(tmp_path: Path) -> None:
     data = bytearray(out.getvalue())
     data[data.rindex(b"PK\x01\x02") + 8] |= 1  # the last one, encrypted
     source = open_imagenet(write(tmp_path, {"x.zip": bytes(data)}))
-    entries = {(entry.text.rpartition("/")[2], entry.problem) for entry in source.listing()}
+    entries = {(entry.text.rpartition("/")[2], entry.problem) for entry in source.scan().entries}
     assert entries == {
         ("0.JPEG", "twice in the zip: the later one counts"),
         ("0.JPEG", ""),
@@ -449,7 +449,7 @@ def test_members_that_cannot_be_rows_have_a_reason(tmp_path: Path) -> None:
         ("4.JPEG", "a link in the zip"),
         ("ü.JPEG", "encrypted in the zip"),
     }
-    assert [source.read(entry)[0] for entry in source.listing() if not entry.problem] == [b"later"]
+    assert [source.read(entry)[0] for entry in source.scan().entries if not entry.problem] == [b"later"]
 
 
 def test_unreadable_list_in_zip_is_an_error(tmp_path: Path) -> None:
@@ -492,4 +492,4 @@ def test_zip_member_with_large_extra_field_is_read(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / ZIP, "w") as archive:
         archive.writestr(info, b"data", zipfile.ZIP_DEFLATED)
     source = open_imagenet(tmp_path)
-    assert [source.read(entry)[0] for entry in source.listing()] == [b"data"]
+    assert [source.read(entry)[0] for entry in source.scan().entries] == [b"data"]

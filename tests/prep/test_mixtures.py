@@ -40,7 +40,7 @@ def test_webdataset_shards_of_two_splits_are_an_error(tmp_path: Path) -> None:
             BuildError, match=r"several splits \(train, validation\); .* such as .*/imagenet1k-validation\*"
         ):
             open_webdataset(src)
-    assert len(list(open_webdataset(tmp_path / "imagenet1k-train*").listing())) == 2
+    assert len(list(open_webdataset(tmp_path / "imagenet1k-train*").scan().entries)) == 2
 
 
 def test_all_tars_of_a_file_are_read(tmp_path: Path) -> None:
@@ -49,12 +49,12 @@ def test_all_tars_of_a_file_are_read(tmp_path: Path) -> None:
     (tmp_path / "cat.tar.gz").write_bytes(gzip.compress(first) + gzip.compress(second))
     for name in ("cat.tar", "cat.tar.gz"):
         source = open_webdataset(tmp_path / name)
-        assert [source.read(entry)[0] for entry in source.listing()] == [jpeg(40, 30, seed=n) for n in range(8)]
+        assert [source.read(entry)[0] for entry in source.scan().entries] == [jpeg(40, 30, seed=n) for n in range(8)]
     (tmp_path / "line.tar").write_bytes(first + b"\n")
-    assert len(list(open_webdataset(tmp_path / "line.tar").listing())) == 3
+    assert len(list(open_webdataset(tmp_path / "line.tar").scan().entries)) == 3
     (tmp_path / "cat.tar").write_bytes(first + b"something else" * 100)
     with pytest.raises(BuildError, match=f"damaged: no tar header at byte {len(first)}; "):
-        list(open_webdataset(tmp_path / "cat.tar").listing())
+        list(open_webdataset(tmp_path / "cat.tar").scan().entries)
 
 
 def test_parts_of_splits_are_no_classes(tmp_path: Path) -> None:
@@ -77,14 +77,14 @@ def test_labels_with_a_point_are_whole_numbers(tmp_path: Path, label: str) -> No
     (tmp_path / "a.tar").write_bytes(tar_of(range(2), "10.0"))
     (tmp_path / "b.tar").write_bytes(tar_of(range(2, 3), label))
     source = open_webdataset(tmp_path)
-    assert [entry.label for entry in source.listing()] == [10, 10, 5]
+    assert [entry.label for entry in source.scan().entries] == [10, 10, 5]
     assert len(source.listing().classes) == 11
 
 
 def test_labels_that_are_fractions_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("path,label\n1.jpg,10.5\n2.jpg,2.5\n3.jpg,4\n")
     with pytest.raises(BuildError, match=r"a\.csv: line 2: label 10\.5 is not a whole number; to predict such numbers"):
-        list(open_list(tmp_path / "a.csv").listing())
+        list(open_list(tmp_path / "a.csv").scan().entries)
     assert [cls.name for cls in open_list(tmp_path / "a.csv", classes=["4", "2.5", "10.5"]).listing().classes] == [
         "4",
         "2.5",
@@ -112,7 +112,7 @@ def test_linked_folders_of_a_class_are_followed(tmp_path: Path) -> None:
 
     def cats(follow_links: bool = False) -> list[bytes]:
         source = open_folder(tmp_path / "src", classes=["cat", "more"], follow_links=follow_links)
-        return [entry.name for entry in source.listing() if entry.label == 0 and not entry.problem]
+        return [entry.name for entry in source.scan().entries if entry.label == 0 and not entry.problem]
 
     assert cats()[:2] == [b"cat/1.jpg", b"cat/inside/2.jpg"]
     assert b"cat/outside/3.jpg" not in cats()
@@ -131,4 +131,4 @@ def test_files_that_are_no_images_are_left_out_and_counted(tmp_path: Path) -> No
         assert "6 files left out, because no image has such a suffix (.txt: 2, .db: 1, " in done.stderr
         assert [cls.name for cls in open_store(tmp_path / kind).classes] == ["n01", "n02"]
         assert len(open_store(tmp_path / kind)) == 2
-    assert len(list(open_folder(tmp_path / "src", suffix=[".dat", ".INI"]).listing())) == 4
+    assert len(list(open_folder(tmp_path / "src", suffix=[".dat", ".INI"]).scan().entries)) == 4

@@ -390,7 +390,11 @@ def test_sample_of_a_shard_has_one_mask_of_each_name(tmp_path: Path) -> None:
     files += [("2.jpg", image), ("2.cls", b"0"), ("2.mask.png", b"")]
     write_tar(tmp_path / "a.tar", files)
     source = open_webdataset(tmp_path, paired={"mask": "mask.png"})
-    assert [one.problem for one in source.listing()] == ["", "mask.png: missing in the sample", "mask.png: empty file"]
+    assert [one.problem for one in source.scan().entries] == [
+        "",
+        "mask.png: missing in the sample",
+        "mask.png: empty file",
+    ]
     for suffix in ("mask.png", ".MASK.png"):
         with pytest.raises(BuildError, match=r"the suffix mask\.png is given twice, expected another suffix"):
             open_webdataset(tmp_path, paired={"a": "mask.png", "b": suffix})
@@ -403,7 +407,7 @@ def test_mask_is_not_read_outside_its_folder_nor_by_a_name_that_no_file_can_have
     table = write_table(tmp_path / "a.parquet", {"image": images([(jpeg(30, 20), "a\0b.jpg")]), "label": [0]})
     for inner in (open_webdataset(tar), open_parquet(table)):
         source = PairedSource(inner, {"mask": tmp_path / "masks"}, follow_links=True)
-        assert [entry.problem[:8] for entry in source.listing()] == ["no mask:"]
+        assert [entry.problem[:8] for entry in source.scan().entries] == ["no mask:"]
 
 
 MODULE = """

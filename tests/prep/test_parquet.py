@@ -28,7 +28,7 @@ def table(root: Path, columns: dict[str, Any], **options: Any) -> Path:
 
 
 def labels(source: ParquetSource) -> list[str]:
-    return [source.listing().classes[entry.label].name for entry in source.listing()]
+    return [source.listing().classes[entry.label].name for entry in source.scan().entries]
 
 
 def test_labels_are_numbers_or_names(tmp_path: Path) -> None:
@@ -43,14 +43,14 @@ def test_labels_are_numbers_or_names(tmp_path: Path) -> None:
         source = open_parquet(table(tmp_path, {"image": IMAGE_COLUMN, "label": label}, names=names))
         assert labels(source) == expected
         restored = open_source(source.kind, source.root, json.loads(json.dumps(source.arguments())))
-        assert [restored.read(entry)[0] for entry in source.listing()] == IMAGES
+        assert [restored.read(entry)[0] for entry in source.scan().entries] == IMAGES
 
 
 def test_class_list_overrides_names_in_schema(tmp_path: Path) -> None:
     path = table(tmp_path, {"image": IMAGE_COLUMN, "label": [1, 0, 0, 1, 1]}, names=["a", "b"])
     assert labels(open_parquet(path, classes=["x", "y"])) == ["y", "x", "x", "y", "y"]
     with pytest.raises(BuildError, match=r"a\.parquet: label 1, expected 0 to 0; the class list has 1 names"):
-        list(open_parquet(path, classes=["x"]).listing())
+        list(open_parquet(path, classes=["x"]).scan().entries)
 
 
 def test_classes_have_the_names_of_the_schema_or_are_numbers(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_samples_are_named_by_file_row_and_path(tmp_path: Path) -> None:
     for name in ("a/t-0.parquet", "b/t-0.parquet"):
         write_table(tmp_path / name, {"image": IMAGE_COLUMN, "label": [0] * 5}, group=2)
     source = open_parquet(tmp_path)
-    entries = list(source.listing())
+    entries = list(source.scan().entries)
     assert [entry.text for entry in entries[:2]] == ["a/t-0.parquet/0/0.jpg", "a/t-0.parquet/1/1.jpg"]
     assert entries[-1].text == "b/t-0.parquet/4/4.jpg"
     assert [(entry.unit, entry.place) for entry in entries[3:8]] == [(1, 1), (2, 0), (3, 0), (3, 1), (4, 0)]
@@ -82,7 +82,7 @@ def test_samples_are_named_by_file_row_and_path(tmp_path: Path) -> None:
 def test_images_may_be_plain_bytes(tmp_path: Path, kind: Any) -> None:
     data = [{"bytes": data} for data in IMAGES] if pa.types.is_struct(kind) else IMAGES
     source = open_parquet(table(tmp_path, {"jpg": pa.array(data, kind), "cls": TEXTS}))
-    entries = list(source.listing())
+    entries = list(source.scan().entries)
     assert [entry.text for entry in entries] == [f"a.parquet/{row}" for row in range(5)]
     assert [source.read(entry)[0] for entry in entries] == IMAGES
 
@@ -92,7 +92,7 @@ def test_rows_without_image_or_label_are_problems(tmp_path: Path, statistics: bo
     values = images([(IMAGES[0], None), None, (None, "elsewhere.jpg"), (IMAGES[3], "3.jpg"), (IMAGES[4], "")])
     path = table(tmp_path, {"image": values, "label": [0, 1, 1, None, -1]}, group=5, write_statistics=statistics)
     source = open_parquet(path)
-    entries = list(source.listing())
+    entries = list(source.scan().entries)
     missing = tables.NO_BYTES if statistics else ""
     assert [entry.problem for entry in entries] == ["", missing, missing, "no label", "label -1, expected 0 or more"]
     assert source.read(entries[0])[0] == IMAGES[0]
@@ -132,7 +132,7 @@ def test_view_types_are_read_like_binary_and_strings(tmp_path: Path, inside: boo
     image = pa.StructArray.from_arrays([values], ["bytes"]) if inside else values
     source = open_parquet(table(tmp_path, {"image": image, "label": pa.array(TEXTS, pa.string_view())}, group=5))
     assert labels(source) == TEXTS
-    assert [source.read(entry)[0] for entry in source.listing()] == IMAGES
+    assert [source.read(entry)[0] for entry in source.scan().entries] == IMAGES
 
 
 def test_many_labels_cause_no_warning_with_names_in_schema(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_file_without_columns_and_classes_of_first_is_an_error(tmp_path: Path) -
     ):
         write_table(tmp_path / "t-1.parquet", second, names=names)
         with pytest.raises(BuildError, match=rf"t-1\.parquet: {message}"):
-            list(open_parquet(tmp_path).listing())
+            list(open_parquet(tmp_path).scan().entries)
 
 
 def test_folder_with_several_splits_is_an_error(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_folder_with_several_splits_is_an_error(tmp_path: Path) -> None:
         write_table(tmp_path / f"data/{split}-00000-of-00001.parquet", {"image": IMAGE_COLUMN, "label": [0] * 5})
     with pytest.raises(BuildError, match="several splits"):
         open_parquet(tmp_path)
-    assert len(list(open_parquet(f"{tmp_path}/data/train-*").listing())) == 5
-    assert len(list(open_parquet(f"{tmp_path}/data/{{train,test}}-*.parquet").listing())) == 10
+    assert len(list(open_parquet(f"{tmp_path}/data/train-*").scan().entries)) == 5
+    assert len(list(open_parquet(f"{tmp_path}/data/{{train,test}}-*.parquet").scan().entries)) == 10
 
 
 def test_invalid_parquet_file_is_an_error(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_invalid_parquet_file_is_an_error(tmp_path: Path) -> None:
 def test_error_for_damaged_pages_names_row_group(tmp_path: Path) -> None:
     path = table(tmp_path, {"image": IMAGE_COLUMN, "label": [0] * 5})
     source = open_parquet(path)
-    entries = list(source.listing())
+    entries = list(source.scan().entries)
     facts, data = path.stat(), bytearray(path.read_bytes())
     leaf = pq.ParquetFile(path).metadata.row_group(1).column(0)
     start = leaf.dictionary_page_offset or leaf.data_page_offset
@@ -209,7 +209,7 @@ def test_error_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 def test_row_group_is_read_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_parquet(table(tmp_path, {"image": IMAGE_COLUMN, "label": TEXTS}, group=2))
-    entries = list(source.listing())
+    entries = list(source.scan().entries)
     calls: list[tuple[int, list[str]]] = []
     read = tables.Table.read
 

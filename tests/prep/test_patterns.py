@@ -135,9 +135,9 @@ def test_other_class_folders_are_accepted(tmp_path: Path) -> None:
         ("b", "train/steam/1.jpg", "bus/2.jpg", "car/3.jpg"),
         ("c", "cat/indoors/1.jpg", "dog/2.jpg"),
     ):
-        assert len(list(FolderSource(folders(tmp_path / name, *images)).listing())) == len(images)
+        assert len(list(FolderSource(folders(tmp_path / name, *images)).scan().entries)) == len(images)
     root = folders(tmp_path / "src", "train/cat/1.jpg", "val/cat/1.jpg")
-    assert len(list(FolderSource(root, classes=["val", "train", "test"]).listing())) == 2
+    assert len(list(FolderSource(root, classes=["val", "train", "test"]).scan().entries)) == 2
 
 
 def test_link_that_leads_out_is_not_checked_for_splits(tmp_path: Path) -> None:

@@ -26,11 +26,12 @@ from decodeonce.prep.building.plan import (
     shuffled,
     write_plan,
 )
-from decodeonce.prep.listing import Listing
+from decodeonce.prep.listing import Listing, Scan
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.sources import files
 from decodeonce.sources import Entry, FolderSource, Links, Source, file_entry, open_imagenet
 from decodeonce.store import StorePaths
+from decodeonce.store.manifest import ImageClass
 from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
 
@@ -63,7 +64,7 @@ def test_shuffle_never_changes() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2**40])
 def test_rows_are_in_the_order_of_the_seed(tree: Path, tmp_path: Path, seed: int) -> None:
     plan = make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=16, width=16, shuffle_seed=seed))
-    listed = [entry.name for entry in open_imagenet(tree).listing()]
+    listed = [entry.name for entry in open_imagenet(tree).scan().entries]
     rows = [plan.samples.entry(row).name for row in range(len(listed))]
     assert rows == [listed[place] for place in shuffled(len(listed), seed).tolist()]
 
@@ -221,7 +222,7 @@ def test_threads_on_network_file_system_list_the_same(tmp_path: Path, monkeypatc
     (tree / "train/n00000001/dir.JPEG").mkdir()
     (tree / "train/n00000002/gone.JPEG").symlink_to("nowhere")
     (tree / "train/n00000002/n00000002_11.JPEG").write_bytes(b"")
-    expected = list(open_imagenet(tree).listing())
+    expected = list(open_imagenet(tree).scan().entries)
     threads = set()
 
     def recorded(root: Path, name: bytes, label: int, links: Links) -> Entry:
@@ -232,7 +233,7 @@ def test_threads_on_network_file_system_list_the_same(tmp_path: Path, monkeypatc
     monkeypatch.setattr(files, "network_file_system", lambda top: "NFS")
     for at_once in (3, 4096):
         monkeypatch.setattr(files, "STATS_AT_ONCE", at_once)
-        assert list(open_imagenet(tree).listing()) == expected
+        assert list(open_imagenet(tree).scan().entries) == expected
     assert sum(bool(entry.problem) for entry in expected) == 3
     assert threading.main_thread() not in threads
 
@@ -267,9 +268,9 @@ class _Synthetic(Source):
     def arguments(self) -> dict[str, Any]:
         return {}
 
-    def listing(self) -> Listing:
+    def scan(self) -> Scan:
         entries = (Entry(b"train/n01440764/n01440764_%d.JPEG" % k, 0, 110_000, 1) for k in range(self._count))
-        return Listing.of(entries, classes=["n01440764"])
+        return Scan(entries, [ImageClass("n01440764")])
 
 
 @pytest.mark.long
@@ -313,10 +314,10 @@ def test_plan_time_rejects_are_part_of_the_digest(tree: Path, tmp_path: Path) ->
     empty.rmdir()
     empty.touch()
     assert scan(open_imagenet(tree)).digest == with_problem
-    listed = list(open_imagenet(tree).listing())
+    listed = list(open_imagenet(tree).scan().entries)
     (number,) = [number for number, entry in enumerate(listed) if entry.problem]
     listed[number] = replace(listed[number], problem="")
-    assert Listing.of(listed).digest != with_problem
+    assert Listing.of(Scan(listed, ())).digest != with_problem
 
 
 def test_decoder_versions_include_format_libraries() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,8 +43,8 @@ def restored(source: Source) -> Source:
 
 
 def test_every_image_is_listed_once_with_label_and_size(form: Form, source: Source) -> None:
-    entries = list(source.listing())
-    assert list(source.listing()) == entries
+    entries = list(source.scan().entries)
+    assert list(source.scan().entries) == entries
     wnids, pics = sorted({pic.wnid for pic in PICS}), expected(form)
     if form.classes_named:
         assert [cls.name for cls in source.listing().classes] == wnids
@@ -54,11 +55,12 @@ def test_every_image_is_listed_once_with_label_and_size(form: Form, source: Sour
     assert len({entry.name for entry in entries}) == len(entries)
     first = scan(source)
     assert scan(source).digest_with_times == first.digest_with_times
-    assert first.entries(0, len(entries)) == entries
+    plain = [replace(entry, digested=()) for entry in entries]  # for the digest
+    assert first.entries(0, len(entries)) == plain
 
 
 def test_plan_restores_source_read_in_any_order(form: Form, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = list(source.listing())
+    entries = list(source.scan().entries)
     assert source.found
     with monkeypatch.context() as patched:
         for name in ("open", "stat", "listdir", "scandir"):  # it needs no access to files
@@ -79,7 +81,7 @@ def test_source_is_listed_once(form: Form, source: Source, tmp_path: Path, monke
     if fingerprint is None:
         return
     with monkeypatch.context() as patched:
-        patched.setattr(type(source), "listing", _forbidden)
+        patched.setattr(type(source), "scan", _forbidden)
         assert make_plan(source, out, recipe).content == read_plan(plan.paths).content
     with pytest.raises(BuildError, match="planned with a different recipe"):
         make_plan(source, out, Recipe(height=16, width=24))
@@ -90,7 +92,7 @@ def test_source_is_listed_once(form: Form, source: Source, tmp_path: Path, monke
 
 
 def test_source_that_changes_after_planning_stops_task(source: Source, tmp_path: Path) -> None:
-    entry = next(iter(source.listing()))
+    entry = next(iter(source.scan().entries))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     message = r"changed since the plan|No such file or directory, although it was listed"
     for change in (lambda path: os.utime(path, ns=(1, 1)), lambda path: os.truncate(path, 9), os.unlink):
@@ -111,9 +113,9 @@ def test_rows_equal_pillow_in_order_of_source(form: Form, source: Source, tmp_pa
 
 
 def test_seed_permutes_samples_or_whole_units(form: Form, source: Source, tmp_path: Path) -> None:
-    units = [entry.unit for entry in source.listing()]
+    units = [entry.unit for entry in source.scan().entries]
     plan = make_plan(source, tmp_path / "out", Recipe(height=16, width=16, shuffle_seed=3))
-    names = [entry.text for entry in source.listing()]
+    names = [entry.text for entry in source.scan().entries]
     order = [names.index(plan.samples.entry(row).text) for row in range(plan.count)]
     assert sorted(order) == list(range(len(PICS)))
     if source.unit_name:

@@ -113,7 +113,7 @@ def test_column_of_a_table_or_a_tar_is_enough(tmp_path: Path) -> None:
     photos = images([(jpeg(30, 20, seed=seed), None) for seed in range(2)])
     file = write_table(tmp_path / "a.parquet", {"image": photos, "target": [0.5, 2.0]})
     source = open_parquet(file, column=["target"])
-    assert [(entry.label, entry.values) for entry in source.listing()] == [(0, (0.5,)), (0, (2.0,))]
+    assert [(entry.label, entry.values) for entry in source.scan().entries] == [(0, (0.5,)), (0, (2.0,))]
     assert source.found.endswith("images from image.bytes, without labels")
     named = write_table(tmp_path / "b.parquet", {"image": photos, "target": [0.5, 2.0], "breed": ["pug", "beagle"]})
     with pytest.raises(BuildError, match="no column looks like labels; choose one with --label-column, or pass --no-l"):
@@ -121,11 +121,11 @@ def test_column_of_a_table_or_a_tar_is_enough(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="no column looks like labels"):
         open_parquet(file, column=["target"], classes=["a"])
     both = write_table(tmp_path / "c.parquet", {"image": photos, "target": [5, 2], "label": [1, 0]})
-    assert [entry.label for entry in open_parquet(both, column=["target"]).listing()] == [1, 0]
+    assert [entry.label for entry in open_parquet(both, column=["target"]).scan().entries] == [1, 0]
     tar = write_tar(tmp_path / "a.tar", sample("0", jpeg(30, 20), json={"label": 0.5}))
     labeled = open_webdataset(tar, column=["label"])
     before = labeled.fingerprint()
-    assert [(entry.label, entry.values) for entry in labeled.listing()] == [(0, (0.5,))]
+    assert [(entry.label, entry.values) for entry in labeled.scan().entries] == [(0, (0.5,))]
     assert labeled.fingerprint() == before
     assert [cls.name for cls in labeled.listing().classes] == ["unlabeled"]
 
@@ -200,9 +200,9 @@ def test_webdataset_without_labels(tmp_path: Path) -> None:
                 info = tarfile.TarInfo(f"{number}.{suffix}")
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
-    assert {entry.problem for entry in open_webdataset(tmp_path / "test.tar").listing()} == {"no label"}
+    assert {entry.problem for entry in open_webdataset(tmp_path / "test.tar").scan().entries} == {"no label"}
     source = open_webdataset(tmp_path / "test.tar", no_labels=True, column=["age"])
-    assert [(entry.label, entry.problem, entry.values) for entry in source.listing()] == [
+    assert [(entry.label, entry.problem, entry.values) for entry in source.scan().entries] == [
         (0, "", (n,)) for n in range(3)
     ]
     done = prep("build", "webdataset", tmp_path / "test.tar", tmp_path / "out", "--no-labels", *FLAGS)

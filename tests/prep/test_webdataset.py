@@ -40,7 +40,7 @@ def test_label_is_in_cls_txt_or_json(tmp_path: Path) -> None:
         ({"json": {"width": 7, "label": "cat", "class": 1}}, "cat", "json"),
     ):
         source = open_webdataset(shard(tmp_path, sample("k", IMAGE, **parts)))
-        (entry,) = source.listing()
+        (entry,) = source.scan().entries
         assert (source.listing().classes[entry.label].name, entry.problem) == (label, "")
         assert source.found == f"1 shard (a-0.tar), labels from {found}"
 
@@ -72,7 +72,7 @@ def test_sample_is_a_row_or_has_a_reason(tmp_path: Path) -> None:
         ([("k.png", b"mask"), ("k.JPG", IMAGE), ("k.cls", b"1")], b"k.JPG", ""),  # which is preferred to the PNG
         ([("k.jpg", IMAGE), ("k.cls", b"-1")], b"k.jpg", "label -1, expected 0 or more"),
     ):
-        (entry,) = open_webdataset(shard(tmp_path, files)).listing()
+        (entry,) = open_webdataset(shard(tmp_path, files)).scan().entries
         assert (entry.name, entry.problem) == (b"a-0.tar/" + name, problem)
 
 
@@ -94,15 +94,15 @@ def test_suffixes_can_be_named(tmp_path: Path) -> None:
     ]
     for flags, name, label in cases:
         source = open_webdataset(path, **flags)
-        (entry,) = source.listing()
+        (entry,) = source.scan().entries
         assert (entry.name, source.listing().classes[entry.label].name) == (b"a-0.tar/" + name, label)
         restored = open_source(source.kind, source.root, source.arguments())
         assert restored.read(entry)[0] == dict(files)[name.decode()]
         assert [found.place for found in open_webdataset(path, **source.options()).find([entry.name])] == [entry.place]
         assert entry.values == ((7,) if "column" in flags else ())
-    problems = {entry.problem for entry in open_webdataset(path, image_suffix="jpg").listing()}
+    problems = {entry.problem for entry in open_webdataset(path, image_suffix="jpg").scan().entries}
     unlabeled = open_webdataset(path, label_suffix="meta.json", no_labels=True, column=["age"])
-    assert [(entry.label, entry.values) for entry in unlabeled.listing()] == [(0, (7,))]
+    assert [(entry.label, entry.values) for entry in unlabeled.scan().entries] == [(0, (7,))]
     dots = "if the names of samples contain dots, pass --last-dot"
     assert problems == {f"{NO_IMAGE}input.jpg, meta.json, png; expected jpg; {dots}"}
     same: list[dict[str, Any]] = [{"label_suffix": ".PNG"}, {"paired": {"mask": "png"}}]
@@ -125,8 +125,10 @@ def test_samples_with_dots_in_their_names_are_counted_and_can_be_read(tmp_path: 
     advice = "if the names of samples contain dots, pass --last-dot"
     problem = f"{NO_IMAGE}0.cls, 0.jpg, 1.cls; {FIRST_DOT}; {advice}"
     names = [b"a-0.tar/v1.5/scan.%d.jpg" % number for number in range(3)]
-    assert [(entry.name, entry.problem) for entry in open_webdataset(path).listing()] == [(n, problem) for n in names]
-    entries = list(open_webdataset(path, last_dot=True).listing())
+    assert [(entry.name, entry.problem) for entry in open_webdataset(path).scan().entries] == [
+        (n, problem) for n in names
+    ]
+    entries = list(open_webdataset(path, last_dot=True).scan().entries)
     assert [(entry.name, entry.label, entry.problem) for entry in entries] == [(name, 1, "") for name in names]
     source = open_webdataset(
         shard(tmp_path, [("p.jpg", IMAGE), ("p.cls", b"0"), ("p.1.jpg", IMAGE), ("p.2.jpg", IMAGE)])
@@ -161,7 +163,7 @@ def test_key_ends_at_first_dot_of_base_name(tmp_path: Path) -> None:
         ("v1.0/k.jpg", IMAGE),
         ("v1.0/k.cls", b"2"),
     ]
-    entries = list(open_webdataset(shard(tmp_path, files)).listing())
+    entries = list(open_webdataset(shard(tmp_path, files)).scan().entries)
     found = [(entry.name[8:], entry.label, entry.problem) for entry in entries]
     twice = "twice in the tar: the later one counts"
     assert found == [(b"v1.0/k.jpg", 0, twice), (b"v1.1/k.jpg", 1, ""), (b"v1.0/k.jpg", 2, "")]
@@ -171,7 +173,7 @@ def test_error_for_label_beyond_class_list_names_shard(tmp_path: Path) -> None:
     shard(tmp_path, sample("k", IMAGE, cls=0), name="a-0.tar")
     shard(tmp_path, sample("größe/l", IMAGE, cls=2), name="a-1.tar")
     with pytest.raises(BuildError, match=r"/a-1\.tar/größe/l\.jpg: label 2, expected 0 to 1; the class list has 2"):
-        list(open_webdataset(str(tmp_path), classes=["x", "y"]).listing())
+        list(open_webdataset(str(tmp_path), classes=["x", "y"]).scan().entries)
 
 
 def test_classes_may_be_called_before_entries(tmp_path: Path) -> None:
@@ -186,7 +188,7 @@ def test_plain_and_gzipped_shards_may_be_mixed_and_have_any_name(tmp_path: Path)
         shard(tmp_path, *parts, name=name)
     (tmp_path / "a-1.tgz").rename(tmp_path / "a-1.tar")
     source = open_webdataset(str(tmp_path))
-    entries = list(source.listing())
+    entries = list(source.scan().entries)
     assert (source.unit_name, source.keeps_order) == ("gzip stream", True)
     assert [entry.unit for entry in entries] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     restored = open_source(source.kind, source.root, source.arguments())
@@ -208,7 +210,7 @@ def test_stream_read_in_order_is_unpacked_once(tmp_path: Path, monkeypatch: pyte
         rewind(self)
 
     monkeypatch.setattr(reader, "_rewind", counted)
-    entries = list(source.listing())
+    entries = list(source.scan().entries)
     assert [source.read(entry)[0] for entry in entries] == images
     assert not rewinds
     assert source.read(entries[3])[0] == images[3]  # as after an interrupted task
@@ -218,11 +220,11 @@ def test_stream_read_in_order_is_unpacked_once(tmp_path: Path, monkeypatch: pyte
 def test_network_file_system_lists_shards_in_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         shard(tmp_path, sample("k", IMAGE, cls=number), name=f"a-{number}.tar")
-    one_by_one = list(open_webdataset(str(tmp_path)).listing())
+    one_by_one = list(open_webdataset(str(tmp_path)).scan().entries)
     monkeypatch.setattr("decodeonce.prep.sources.files.network_file_system", lambda path: "NFS")
     source = open_webdataset(str(tmp_path))
     assert LOCAL_FILES.reads_at_once(source.root) == STAT_THREADS
-    assert list(source.listing()) == one_by_one
+    assert list(source.scan().entries) == one_by_one
 
 
 def corrupt(path: Path) -> None:
@@ -246,7 +248,7 @@ def test_damaged_gzipped_shard_is_named(tmp_path: Path) -> None:
         path = Path(shard(tmp_path, *(sample(f"{k}", data, cls=0) for k, data in enumerate(images)), name="a.tgz"))
         damage(path)
         with pytest.raises(BuildError, match=rf"a\.tgz: {message}"):
-            list(open_webdataset(str(path)).listing())
+            list(open_webdataset(str(path)).scan().entries)
 
 
 def test_tar_without_end_is_read_and_a_cut_one_is_refused(tmp_path: Path) -> None:
@@ -262,14 +264,14 @@ def test_tar_without_end_is_read_and_a_cut_one_is_refused(tmp_path: Path) -> Non
             (tmp_path / name).write_bytes(data)
             source = open_webdataset(str(tmp_path / name), no_labels=True)
             if at in ends:
-                read = [(entry.name, entry.size) for entry in source.listing() if not entry.problem]
+                read = [(entry.name, entry.size) for entry in source.scan().entries if not entry.problem]
                 images = [member for member in members[: ends[at]] if member.name.endswith("jpg")]
                 assert read == [(f"{name}/{member.name}".encode(), member.size) for member in images]
                 message = f"1 shard without the empty blocks that end a tar (first {name}): all members are whole, but"
                 assert source.listing().warnings[-1].startswith(message)
             else:
                 with pytest.raises(BuildError, match=rf"{name}: (truncated: ends at byte {at}|not a tar)"):
-                    list(source.listing())
+                    list(source.scan().entries)
 
 
 def test_stream_that_cannot_be_read_stops_task(tmp_path: Path) -> None:
@@ -277,7 +279,7 @@ def test_stream_that_cannot_be_read_stops_task(tmp_path: Path) -> None:
     data = (bytes(random.Random(k).choices(b"abcdefg", k=9000)) for k in range(5))
     path = Path(shard(tmp_path, *(sample(f"{k}", one, cls=0) for k, one in enumerate(data)), name="a.tgz"))
     source = open_webdataset(str(path))
-    entries = list(source.listing())
+    entries = list(source.scan().entries)
     facts = path.stat()
     corrupt(path)
     os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
@@ -288,7 +290,7 @@ def test_stream_that_cannot_be_read_stops_task(tmp_path: Path) -> None:
 def test_stream_that_became_shorter_stops_task(tmp_path: Path) -> None:
     path = Path(shard(tmp_path, sample("k", os.urandom(9000), cls=0), name="a.tgz"))
     source = open_webdataset(str(path))
-    (entry,) = source.listing()
+    (entry,) = source.scan().entries
     with pytest.raises(Stopped, match=r"a\.tgz: 5480 bytes at byte 15000, expected 9\d+; run"):
         source.read(Entry(entry.name, 0, entry.size, entry.version, place=15000))
 

@@ -72,7 +72,7 @@ def test_few_bytes_are_read_ahead() -> None:
 @pytest.mark.usefixtures("tar")
 def test_bucket_that_vanishes_is_named(s3: Any) -> None:
     source = open_webdataset("s3://images/a.tar")
-    first, *_, last = source.listing()
+    first, *_, last = source.scan().entries
     source.read(first)
     s3.delete_object(Bucket="images", Key="a.tar")
     with pytest.raises(BuildError, match=r"^s3://images/a\.tar: no such object or bucket; look for it with `aws s3 ls"):

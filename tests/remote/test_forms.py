@@ -63,7 +63,7 @@ def test_source_at_url_equals_local_one(tmp_path: Path, s3: Any, monkeypatch: py
     local = PLAIN_FORMS[form].make(tmp_path, PICS)
     upload(s3, tmp_path)
     remote = calls[-1]()
-    here, there = list(local.listing()), list(remote.listing())
+    here, there = list(local.scan().entries), list(remote.scan().entries)
     assert [replace(entry, version=0) for entry in there] == [replace(entry, version=0) for entry in here]
     assert (remote.listing().classes, remote.listing().warnings, remote.found) == (
         local.listing().classes,
@@ -114,7 +114,7 @@ def test_tree_is_read_from_a_web_server_that_lists_folders(tmp_path: Path) -> No
     Apache.root = tmp_path
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Apache)) as address:
         source = open_imagenet(f"{address}/imagenet")
-        here, there = list(local.listing()), list(source.listing())
+        here, there = list(local.scan().entries), list(source.scan().entries)
         assert [replace(entry, version=0) for entry in there] == [replace(entry, version=0) for entry in here]
         worker = open_source(source.kind, source.root, source.arguments())
         assert [worker.read(entry) for entry in there] == [local.read(entry) for entry in here]
@@ -126,10 +126,10 @@ def test_tree_is_listed_with_few_requests(tmp_path: Path, s3: Any, proxy: Proxy)
     s3.put_object(Bucket="images", Key="set/n01440764/", Body=b"")  # as consoles do for a new folder
     s3.put_object(Bucket="images", Key="set/.hidden/a.jpg", Body=b"a")
     source = open_folder("s3://images/set")
-    assert len(list(source.listing())) == len(PICS)
+    assert len(list(source.scan().entries)) == len(PICS)
     assert len(proxy.requests) <= 3 + len(source.listing().classes)
     proxy.requests.clear()
-    source.read(next(iter(source.listing())))
+    source.read(next(iter(source.scan().entries)))
     assert [path.partition("?")[0] for path, _ in proxy.requests if "JPEG" in path] == [
         "/images/set/n01440764/n01440764_0.JPEG"
     ]
@@ -138,7 +138,7 @@ def test_tree_is_listed_with_few_requests(tmp_path: Path, s3: Any, proxy: Proxy)
 def test_image_of_a_tree_that_changes_is_noticed(tmp_path: Path, s3: Any) -> None:
     write_folder(tmp_path / "set", PICS)
     upload(s3, tmp_path)
-    first, *_ = (source := open_folder("s3://images/set")).listing()
+    first, *_ = (source := open_folder("s3://images/set")).scan().entries
     s3.put_object(Bucket="images", Key=f"set/{first.text}", Body=source.read(first)[0][:-1] + b"x")
     with pytest.raises(BuildError, match=r"s3://images/set/n01440764/.*: changed since the plan was made"):
         source.read(first)
@@ -209,5 +209,5 @@ def test_list_of_urls_with_queries_is_refused(tmp_path: Path) -> None:
     for url in ("https://host/cat/1.jpg", "https://host/a cat/1.jpg"):
         (tmp_path / "list.txt").write_text(f"{url}?signature=hush\n")
         with pytest.raises(BuildError, match=f"^{url}: the URL also has a password or a query") as failed:
-            list(open_list(tmp_path / "list.txt").listing())
+            list(open_list(tmp_path / "list.txt").scan().entries)
         assert "hush" not in str(failed.value)

@@ -24,7 +24,7 @@ def test_next_row_group_is_read_while_one_is_decoded(tmp_path: Path, s3: Any, pr
     write_table(tmp_path / "a.parquet", {"image": pa.array(data), "label": pa.array([0] * 12)})
     s3.upload_file(str(tmp_path / "a.parquet"), "images", "a.parquet")
     source = open_parquet("s3://images/a.parquet")
-    entries = list(source.listing())
+    entries = list(source.scan().entries)
     worker = open_source(source.kind, source.root, source.arguments())
     proxy.requests.clear()
     for number, (entry, read) in enumerate(read_units_ahead(worker, [*entries[3:6], *entries[9:], *entries[:3]])):

@@ -253,7 +253,7 @@ def test_question_mark_is_a_wildcard_in_a_bucket(tmp_path: Path, s3: Any, proxy:
     for key in ("a-1.tar", "a-2.tar", "a-10.tar"):
         s3.upload_file(str(tar), "images", key)
     source = open_webdataset(Path("s3://images/a-?.tar"))
-    assert [entry.text for entry in source.listing()] == ["a-1.tar/0.jpg", "a-2.tar/0.jpg"]
+    assert [entry.text for entry in source.scan().entries] == ["a-1.tar/0.jpg", "a-2.tar/0.jpg"]
     with pytest.raises(BuildError, match=r"^s3://images/none: no such object or bucket"):
         open_parquet(Path("s3://images/none"))
 
@@ -263,10 +263,10 @@ def test_paths_of_a_list_are_relative_to_a_url(tmp_path: Path, s3: Any) -> None:
     s3.put_object(Bucket="images", Key="set/cat/1.jpg", Body=jpeg())
     (tmp_path / "list.txt").write_text("./cat/1.jpg\n")
     source = open_list(tmp_path / "list.txt", root=Path("s3://images/set"))
-    assert [(entry.text, entry.problem) for entry in source.listing()] == [("cat/1.jpg", "")]
+    assert [(entry.text, entry.problem) for entry in source.scan().entries] == [("cat/1.jpg", "")]
     (tmp_path / "list.txt").write_text("../other/cat/1.jpg\n")
     with pytest.raises(BuildError, match=r"is not below s3://images/set"):
-        list(open_list(tmp_path / "list.txt", root=Path("s3://images/set")).listing())
+        list(open_list(tmp_path / "list.txt", root=Path("s3://images/set")).scan().entries)
     (tmp_path / "list.txt").write_text("picture\ncat/1.jpg\n")
     with pytest.raises(BuildError, match="no such file; if this line is a header, pass --image-column picture"):
-        list(open_list(tmp_path / "list.txt", root=Path("s3://images/set")).listing())
+        list(open_list(tmp_path / "list.txt", root=Path("s3://images/set")).scan().entries)

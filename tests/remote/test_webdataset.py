@@ -68,7 +68,7 @@ def test_listing_takes_few_requests_and_reading_reads_one_image(tmp_path: Path, 
     s3.upload_file(str(write_tar(tmp_path / "a.tar", chain(*parts))), "images", "a.tar")
     proxy.latency = 0.05
     source = open_webdataset("s3://images/a.tar")
-    entries = list(source.listing())
+    entries = list(source.scan().entries)
     assert (len(entries), len(proxy.requests) < 60) == (300, True), len(proxy.requests)
     proxy.requests.clear()
     worker = open_source(source.kind, source.root, source.arguments())
@@ -80,7 +80,7 @@ def test_listing_takes_few_requests_and_reading_reads_one_image(tmp_path: Path, 
 @pytest.mark.parametrize("url", ["s3://images/set/train-0.tar", "{endpoint}/images/set/train-0.tar"])
 def test_object_that_changes_is_noticed(shards: Path, s3: Any, endpoint: str, url: str) -> None:
     source = open_webdataset(url.format(endpoint=endpoint))
-    first, second, *_ = source.listing()
+    first, second, *_ = source.scan().entries
     reader, later = (open_source(source.kind, source.root, source.arguments()) for _ in range(2))
     reader.read(first)
     other = (shards / "train-0.tar").read_bytes()[:-1] + b"x"  # the same size

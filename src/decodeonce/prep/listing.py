@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,35 @@ hash_of = xxhash.xxh3_64_intdigest
 WHOLE_IN_FLOAT32 = 2**24  # float32 represents every whole number up to here
 
 
+def _no_warnings(samples: int) -> list[str]:
+    return []
+
+
+@dataclass
+class Scan:
+    """A source while it is listed.
+
+    Attributes:
+        entries: Every sample, also those that cannot become rows, in an order that is the same in every scan. They can
+            be iterated once, and should be made lazily: ImageNet has 1.3 million.
+        classes: The classes in label order. They, and `box_classes`, may be complete only after the last entry.
+        warnings: Called after the last entry with the number of samples that have no problem; returns sentences about
+            what was found. Default: no warnings.
+        box_classes: The classes of kept boxes in label order; default None: no boxes are kept.
+
+    Example:
+        >>> entries = [Entry(b"cat/1.jpg", 0, 1024, 0), Entry(b"cat/2.jpg", 0, 0, 0, "empty file")]
+        >>> listing = Listing.of(Scan(entries, [ImageClass("cat")]))
+        >>> len(listing), listing.candidates
+        (1, 2)
+    """
+
+    entries: Iterable[Entry]
+    classes: Sequence[ImageClass]
+    warnings: Callable[[int], list[str]] = _no_warnings
+    box_classes: Sequence[str] | None = None
+
+
 @dataclass(frozen=True)
 class Listing:
     """The samples of a source that can become rows, and those that cannot. A plan has the former in row order.
@@ -51,7 +79,7 @@ class Listing:
         names: The bytes of all names, in the order of the samples.
         numbers: The values of the source's columns by file name, and of `Entry.planned` by name, each (samples, ...).
         columns: The columns of numbers.
-        rejected: The entries with a problem, each after the number of samples before it.
+        rejects: The samples that cannot become rows.
         digest: Covers class, size, name, boxes and values of every entry, and whether it can become a row.
         digest_with_times: Covers the same and the versions and places.
         classes: The classes in label order.
@@ -64,7 +92,7 @@ class Listing:
     names: NDArray[np.uint8]
     numbers: Mapping[str, np.ndarray]
     columns: tuple[Column, ...] = ()
-    rejected: Sequence[tuple[int, Entry]] = ()
+    rejects: Sequence[Reject] = ()
     digest: str = ""
     digest_with_times: str = ""
     classes: tuple[ImageClass, ...] = ()
@@ -73,47 +101,39 @@ class Listing:
     carried: Sequence[Reject] = ()
 
     @classmethod
-    def of(cls, entries: Iterable[Entry], column_names: Sequence[str] = (), classes: Iterable[str] = ()) -> Listing:
-        """Pack entries, whose `values` are those of columns with these names. `classes` are names in label order.
-
-        Example:
-            >>> listing = Listing.of([Entry(b"cat/1.jpg", 0, 1024, 0), Entry(b"dog.jpg", 0, 0, 0, "empty file")])
-            >>> len(listing), listing.candidates, [entry.problem for entry in listing]
-            (1, 2, ['', 'empty file'])
-        """
-        rows, names, rejected = bytearray(), bytearray(), list[tuple[int, Entry]]()
+    def of(cls, scan: Scan, column_names: Sequence[str] = ()) -> Listing:
+        """Pack the entries of a scan, whose `values` are those of columns with these names."""
+        rows, names, rejects = bytearray(), bytearray(), list[Reject]()
         own = [column_file(name) for name in column_names]
         numbers = {file: NumberColumn(name) for file, name in zip(own, column_names, strict=True)}
         digest, digest_with_times = xxhash.xxh3_64(), xxhash.xxh3_64()
-        for entry in entries:
+        for entry in scan.entries:
             fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _digested(entry))
             digest.update(fact)
             digest_with_times.update(b"%d\t%d\t%d\t%s" % (entry.version, entry.unit, entry.place, fact))
             if entry.planned:  # may hold times and places, too
                 digest_with_times.update(repr(entry.planned).encode())
             if entry.problem:
-                rejected.append((len(rows) // PACKED.size, entry))
+                rejects.append(Reject(entry.text, entry.problem, "rejected"))
                 continue
             place = (entry.size, entry.version, entry.unit, entry.place)
             rows += PACKED.pack(entry.label, len(entry.name), len(names), *place)
             names += entry.name
             for name, value in (*zip(own, entry.values, strict=True), *entry.planned.items()):
                 numbers.setdefault(name, NumberColumn(name)).append(value)
+        count = len(rows) // PACKED.size
         return cls(
             np.frombuffer(rows, ROW),
             np.frombuffer(names, np.uint8),
             {name: column.to_array() for name, column in numbers.items()},
             tuple(numbers[file].to_column()[0] for file in own),
-            rejected,
+            rejects,
             digest.hexdigest(),
             digest_with_times.hexdigest(),
-            tuple(map(ImageClass, classes)),
+            tuple(scan.classes),
+            None if scan.box_classes is None else tuple(scan.box_classes),
+            scan.warnings(count),
         )
-
-    def changed(self, entries: Iterable[Entry]) -> Listing:
-        """Return a listing of other entries with the same columns, classes and warnings."""
-        made = Listing.of(entries, [column.name for column in self.columns])
-        return replace(made, classes=self.classes, warnings=self.warnings)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -121,50 +141,21 @@ class Listing:
     @property
     def candidates(self) -> int:
         """Number of samples and rejects together: the total for --max-bad."""
-        return len(self) + len(self.rejected)
-
-    @cached_property
-    def rejects(self) -> list[Reject]:
-        """The lines of rejects.tsv for the entries with a problem."""
-        return [Reject(entry.text, entry.problem, "rejected") for _, entry in self.rejected]
-
-    @property
-    def labels(self) -> set[int]:
-        """The labels of all entries."""
-        return {*np.unique(self.rows["label"]).tolist(), *(entry.label for _, entry in self.rejected)}
+        return len(self) + len(self.rejects)
 
     def entry(self, row: int) -> Entry:
         """Return one sample."""
         return self.entries(row, row + 1)[0]
 
     def entries(self, first: int, last: int) -> list[Entry]:
-        """Return the samples [first, last)."""
-        own = [column.file for column in self.columns]
-        other = [name for name in self.numbers if name not in own]
+        """Return the samples [first, last), without their values in columns."""
         places = self.rows[first:last][["unit", "place"]].tolist()
-
-        def held(names: list[str]) -> Iterable[tuple[Any, ...]]:
-            lists = [self.numbers[name][first:last].tolist() for name in names]
-            return zip(*lists, strict=True) if lists else [()] * len(places)
-
+        lists = [values[first:last].tolist() for values in self.numbers.values()]
+        held = zip(*lists, strict=True) if lists else [()] * len(places)
         return [
-            Entry(*fact, unit=unit, place=place, values=values, planned=dict(zip(other, numbers, strict=True)))
-            for fact, (unit, place), values, numbers in zip(
-                self.facts(first, last), places, held(own), held(other), strict=True
-            )
+            Entry(*fact, unit=unit, place=place, planned=dict(zip(self.numbers, numbers, strict=True)))
+            for fact, (unit, place), numbers in zip(self.facts(first, last), places, held, strict=True)
         ]
-
-    def __iter__(self) -> Iterator[Entry]:
-        """Yield the samples and the entries with a problem, in the order of the source."""
-        starts = sorted({*range(0, len(self), CHUNK), *(start for start, _ in self.rejected), len(self)})
-        rejected = iter([*self.rejected, (-1, None)])
-        start, problem = next(rejected)
-        for first, last in zip(starts, [*starts[1:], len(self)], strict=True):
-            while start == first and problem is not None:
-                yield problem
-                start, problem = next(rejected)
-            if first < last:
-                yield from self.entries(first, last)
 
     def facts(self, first: int, last: int) -> list[tuple[bytes, int, int, int]]:
         """Return (name, label, size, version) of samples [first, last): faster than `entries` for millions of rows."""
@@ -213,8 +204,7 @@ def _digested(entry: Entry) -> bytes:
     """
     if entry.problem:
         return b"\t!"
-    sizes = (int(numbers[1]) for name, numbers in entry.planned.items() if name.startswith("paired "))
-    return "".join(f"\t{fact}" for fact in (*sizes, *entry.digested, *entry.values)).encode()
+    return "".join(f"\t{fact}" for fact in (*entry.digested, *entry.values)).encode()
 
 
 class NumberColumn:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from decodeonce.errors import Stopped
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.host import limited_memory
 from decodeonce.prep.building.journal import FACTS, BlockRecord, PixelSums, journal_line
 from decodeonce.prep.building.plan import Block, Plan, read_plan, reject_error
@@ -94,7 +94,11 @@ class BlockDecoder:
             raise Undecodable(poison)
         try:
             self._heartbeat.start_reading(number)
-            data, *paired = read()
+            found = read()
+            if not isinstance(found, list):
+                what = f"read() of {type(self._source).__name__} returned {type(found).__name__}"
+                raise BuildError(f"{entry.text}: {what}, expected a list of bytes; see docs/contribute/sources.md")
+            data, *paired = found
             self._heartbeat.start_decoding(number)  # remains if the image kills this process, also by an exception
             return self._maker.row(data, entry, *paired)
         except MemoryError:

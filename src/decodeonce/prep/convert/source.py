@@ -14,7 +14,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.building.plan import block_rows_for
 from decodeonce.prep.convert.rows import StoreRows, converted
 from decodeonce.prep.entry import Entry, Row, RowMaker, name_bytes
-from decodeonce.prep.listing import Listing
+from decodeonce.prep.listing import Listing, Scan
 from decodeonce.prep.pixels.versions import DISTRIBUTIONS
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import DecodedRows, Source
@@ -104,14 +104,16 @@ class StoreSource(Source):
 
         The classes are also those without selected rows, so that labels keep their meaning.
         """
-        for rows in self.inputs:
-            rows.check_files()
-        found = Listing.of(self._entries())
+        found = super().listing()
         if not len(found):
             raise BuildError(f"{self.root}: no row is selected; `prep ls` lists rows, classes and sources")
+        return replace(found, carried=self._carried())
+
+    def scan(self) -> Scan:
+        for rows in self.inputs:
+            rows.check_files()
         first = self.inputs[0].manifest
-        box_classes = None if first.box_classes is None else tuple(first.box_classes)
-        return replace(found, classes=first.classes, box_classes=box_classes, carried=self._carried(found))
+        return Scan(self._entries(), first.classes, box_classes=first.box_classes)
 
     def _entries(self) -> Iterator[Entry]:
         for unit, place in sorted(self.selected_rows(), key=self._sort_key) if self._sort else self.selected_rows():
@@ -166,14 +168,14 @@ class StoreSource(Source):
             "decoder_crashes": sum(manifest.decoder_crashes for manifest in manifests),
         }
 
-    def _carried(self, found: Listing) -> list[Reject]:
+    def _carried(self) -> list[Reject]:
         """Return the lines of the inputs' rejects.tsv; with a selection, only the "kept" lines of selected rows."""
         listed = [
             (unit, reject) for unit, rows in enumerate(self.inputs) for reject in read_rejects(rows.store.paths.rejects)
         ]
         if self._selected(None).keys() - {"sort"}:
             kept = {(unit, reject.source) for unit, reject in listed if reject.action == "kept"}
-            selected = {(entry.unit, entry.text) for entry in found} & kept if kept else set()
+            selected = {(entry.unit, entry.text) for entry in self._entries()} & kept if kept else set()
             listed = [(unit, reject) for unit, reject in listed if (unit, reject.source) in selected]
         return [reject for _, reject in listed]
 

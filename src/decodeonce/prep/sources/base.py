@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.prep.entry import Entry, RowMaker
-from decodeonce.prep.listing import Listing
+from decodeonce.prep.listing import Listing, Scan
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.files import named_entries, read_file
 from decodeonce.prep.sources.safe_open import Links
@@ -57,11 +57,12 @@ class Source(ABC):
 
     To add a kind, write a subclass and register it. :doc:`/contribute/sources` shows how.
 
-    The process that plans a build makes the source, usually with an opener such as `open_folder`, and calls `listing`.
+    The process that plans a build makes the source, usually with an opener such as `open_folder`, and calls `listing`,
+    which calls `scan`.
     Each worker process makes its own copy with `type(source)(root, **arguments)` and calls `read` for its samples, from
     one thread unless `root` is a URL. The process that finishes the store makes a copy in the same way.
 
-    Only `listing` and `arguments` are abstract. The other methods have defaults that suit most sources.
+    Only `scan` and `arguments` are abstract. The other methods have defaults that suit most sources.
 
     Every method may raise `BuildError` if the user must change something first, and `Stopped` if the same command may
     succeed later, for example after a file server is back. `read` may also raise `Undecodable`. An `OSError`
@@ -91,11 +92,11 @@ class Source(ABC):
         ...     def arguments(self):
         ...         return {}
         ...
-        ...     def listing(self):
+        ...     def scan(self):
         ...         names = sorted(os.listdir(os.fsencode(self.root)))
-        ...         return Listing.of([file_entry(self.root, name, label=0) for name in names], classes=["all"])
+        ...         return Scan((file_entry(self.root, name, label=0) for name in names), [ImageClass("all")])
         >>> source = FlatSource(Path("imagenet/val/n01440764"))
-        >>> [entry.text for entry in source.listing()]
+        >>> [entry.text for entry in source.scan().entries]
         ['n01440764_0.JPEG', 'n01440764_1.JPEG', 'n01440764_2.JPEG', 'n01440764_3.JPEG']
     """
 
@@ -111,8 +112,8 @@ class Source(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if {"entries", "read_all", "facts"} & vars(cls).keys():
-            expected = "expected listing(), read() -> list[bytes] and arguments(); see docs/contribute/sources.md"
+        if {"entries", "classes", "warnings", "read_all", "facts", "read_unit", "holder"} & vars(cls).keys():
+            expected = "expected scan(), read() -> list[bytes] and arguments(); see docs/contribute/sources.md"
             raise TypeError(f"{cls.__name__} is a source for an earlier decodeonce; {expected}")
 
     @property
@@ -133,9 +134,13 @@ class Source(ABC):
         """A phrase that describes what was recognized at SRC, shown when a build starts."""
         return self.kind
 
-    @abstractmethod
     def listing(self) -> Listing:
-        """Return every sample, in an order that is the same on every call, with the classes and warnings.
+        """Return all samples as arrays, from a scan."""
+        return Listing.of(self.scan(), self.column_names)
+
+    @abstractmethod
+    def scan(self) -> Scan:
+        """Return every sample, the classes and warnings.
 
         Called for a plan, and again to compare the source with an existing plan or store. A sample that cannot become
         a row is an entry with a `problem`, which rejects.tsv lists. `Entry.name` identifies the sample in samples.tsv.
@@ -150,7 +155,7 @@ class Source(ABC):
     def arguments(self) -> Json:
         """Return the keyword arguments that make this source again from its class and root.
 
-        Called after `listing`, so the result may include what the listing found, such as file sizes. It must be
+        Called after a scan, so the result may include what the listing found, such as file sizes. It must be
         JSON-serializable. `type(source)(root, **arguments)` must not access any file, because every worker of every
         task calls it.
         """
@@ -158,7 +163,7 @@ class Source(ABC):
     def fingerprint(self) -> object:
         """Return a value that changes whenever the listing would change; default None if only listing can tell.
 
-        Called before and after `listing`, with the same result, so it must not list the source. It must be
+        Called before and after a scan, with the same result, so it must not list the source. It must be
         JSON-serializable. If a plan exists with an equal fingerprint, that plan is used, and the source is not listed
         again.
         """
@@ -171,7 +176,7 @@ class Source(ABC):
         since it was listed, as `read_file` and `SourceFiles` do: a store must match its plan.
 
         Args:
-            entry: A sample from `listing`, restored from the plan.
+            entry: A sample from `scan`, restored from the plan.
 
         Raises:
             Stopped: If the file system fails, so that the same command may succeed later.
@@ -202,7 +207,7 @@ class Source(ABC):
         """
         if self.links is not None:
             return named_entries(self.root, names, self.links)
-        return (entry for entry in self.listing() if entry.name in names)
+        return (entry for entry in self.scan().entries if entry.name in names)
 
     def columns(self) -> list[Column]:
         """Return further columns of the store whose values come from `column_values`; default none."""
@@ -237,7 +242,7 @@ class Source(ABC):
 
 
 class SourceWrapper(Source):
-    """A source that changes the listing of another one: by default, its methods are those of the other source.
+    """A source that changes the scan of another one: by default, its methods are those of the other source.
 
     Args:
         source: The other source.
@@ -266,3 +271,12 @@ class SourceWrapper(Source):
 
     def options(self) -> Json:
         return self.source.options()
+
+    def columns(self) -> list[Column]:
+        return self.source.columns()
+
+    def column_values(self, column: Column, rows: DecodedRows) -> np.ndarray:
+        return self.source.column_values(column, rows)
+
+    def row_maker(self, recipe: Recipe) -> RowMaker | None:
+        return self.source.row_maker(recipe)

@@ -40,14 +40,14 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, raise_file_system_failure
 from decodeonce.prep.entry import WHOLE, Box, Entry, name_bytes, name_text
-from decodeonce.prep.listing import Listing
+from decodeonce.prep.listing import Listing, Scan
 from decodeonce.prep.pixels.geometry import fit_to, turned_box, upright
 from decodeonce.prep.recipe import BoxOrigin, BoxRules
 from decodeonce.prep.sources.base import WITH_BOXES, DecodedRows, Source, SourceWrapper
 from decodeonce.prep.sources.files import parallel_map, stem_of
 from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
 from decodeonce.store.layout import Json
-from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass
+from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
 
 SUFFIX = b".xml"
 MAX_XML_BYTES = 1 << 20  # an annotation of ILSVRC has 500 bytes, plus 230 per further object
@@ -76,7 +76,7 @@ class BoxedSource(SourceWrapper):
         follow_links: Whether links may lead out of `boxes`. Default False: the image of such a link is rejected.
 
     Raises:
-        BuildError: From `listing`, if `boxes` cannot be read or has no annotations, two annotations have the same
+        BuildError: From `scan`, if `boxes` cannot be read or has no annotations, two annotations have the same
             name, or none belongs to an image.
 
     Example:
@@ -108,38 +108,39 @@ class BoxedSource(SourceWrapper):
     def arguments(self) -> Json:
         return {"source": self.source.arguments(), "boxes": str(self.boxes), "rules": asdict(self.rules)}
 
-    def listing(self) -> Listing:
-        """Return the inner source's listing with boxes. Objects of an image have the order of the annotation.
+    def scan(self) -> Scan:
+        """Return the inner source's scan with boxes. Objects of an image have the order of the annotation.
 
         An image whose annotation cannot be used is an entry with a problem. New classes of objects follow those of the
         inner source.
         """
-        noted = Notes()
+        notes = Notes()
         if os.path.isdir(self.boxes):
             annotations: Annotations | CocoAnnotations = Annotations(self.boxes, self._links, self._origin)
         elif self._origin and os.path.isfile(self.boxes):
             raise BuildError(f"{self.boxes}: boxes in JSON always begin at 0; remove --box-origin, which is for XML")
         else:
-            annotations = CocoAnnotations(self.boxes, noted.note)
-        inner = self.source.listing()
-        boxing = _Boxing(inner.classes, self.rules, noted)
-        found = inner.changed(self._boxed(inner, annotations, boxing))
-        if boxing.new:
-            noted.note("object names that became new classes", ", ".join(boxing.new[:3]), len(boxing.new))
-        classes, box_classes = (*inner.classes, *map(ImageClass, boxing.new)), None
-        if self.rules.keep:
-            # Labels are in the order of the names, but numbers in that of appearance.
-            box_classes = tuple(sorted(boxing.numbers))
-            label_of = [*map(box_classes.index, boxing.numbers), -1]
-            if len(found):
-                found = replace(found, numbers={**found.numbers, LABELS: np.array(label_of)[found.numbers[LABELS]]})
-        return replace(found, classes=classes, box_classes=box_classes, warnings=[*inner.warnings, *noted.texts()])
+            annotations = CocoAnnotations(self.boxes, notes.note)
+        inner = self.source.scan()
+        boxing = _Boxing(inner.classes, self.rules, notes)
 
-    def _boxed(self, inner: Listing, annotations: Annotations | CocoAnnotations, boxing: _Boxing) -> Iterator[Entry]:
+        def warnings(samples: int) -> list[str]:
+            if new := boxing.classes[len(inner.classes) :]:
+                first = ", ".join(cls.name for cls in new[:3])
+                notes.note("object names that became new classes", first, len(new))
+            return [*inner.warnings(boxing.images), *notes.texts()]
+
+        entries = self._boxed(inner.entries, annotations, boxing)
+        return Scan(entries, boxing.classes, warnings, boxing.kept if self.rules.keep else None)
+
+    def _boxed(
+        self, inner: Iterable[Entry], annotations: Annotations | CocoAnnotations, boxing: _Boxing
+    ) -> Iterator[Entry]:
         used = set[bytes]()
         for name in annotations.names:
             _ = boxing.number(name) if self.rules.keep else boxing.label(name)
         for entry, annotation in parallel_map(self.boxes, lambda e: (e, annotations.read(e.name)), inner):
+            boxing.images += not entry.problem
             if annotation is not NOT_ANNOTATED:
                 if (stem := stem_of(entry.name)) in used:
                     boxing.notes.note("images that share an annotation with another image", entry.text)
@@ -150,18 +151,31 @@ class BoxedSource(SourceWrapper):
                 raise BuildError(f"{self.boxes}: {unused[0]} and all other annotations match no image in {self.root}")
             boxing.notes.note(f"annotations in {self.boxes} that match no image", unused[0], len(unused))
 
+    def listing(self) -> Listing:
+        """Return all samples as arrays. Labels of kept boxes are in the order of the names of classes."""
+        found = super().listing()
+        if found.box_classes is None or not len(found):
+            return found
+        # While boxes were found, they were numbered in the order of appearance.
+        names = tuple(sorted(found.box_classes))
+        label_of = np.array([*map(names.index, found.box_classes), -1])
+        numbers = {**found.numbers, LABELS: label_of[found.numbers[LABELS]]}
+        return replace(found, numbers=numbers, box_classes=names)
+
     def columns(self) -> list[Column]:
-        """Return the columns of the kept boxes."""
+        """Return the inner source's columns, then those of the kept boxes."""
         keep = self.rules.keep
         kept = [
             Column("boxes", "boxes.npy", "<f4", (keep, 4)),  # in pixels of the row, then 0
             Column("box_count", "box_count.npy", "<i4", ()),
             Column(BOX_LABELS, "box_labels.npy", "<i4", (keep,)),  # then -1
         ]
-        return kept if keep else []
+        return [*self.source.columns(), *(kept if keep else [])]
 
     def column_values(self, column: Column, rows: DecodedRows) -> np.ndarray:
         """Return the values of a column. Boxes are moved with their image; those outside the row are left out."""
+        if column.name not in BOX_COLUMNS:
+            return self.source.column_values(column, rows)
         boxes = _placed(rows)
         present = np.all(boxes[:, :, :2] < boxes[:, :, 2:], axis=2)  # those with an area
         if column.name == "boxes":
@@ -187,12 +201,14 @@ class Notes:
 
 
 class _Boxing:
-    """Makes entries with boxes, and finds the classes of objects: `new` ones of rows, `numbers` of kept boxes."""
+    """Makes entries with boxes, and finds the classes of objects: `classes` of rows, and `kept` ones in columns."""
 
     def __init__(self, classes: Sequence[ImageClass], rules: BoxRules, notes: Notes) -> None:
         self.rules, self.notes = rules, notes
-        self.new: list[str] = []
-        self.numbers: dict[str, int] = {}  # by class name of kept boxes, in order of appearance
+        self.images = 0  # that were listed without a problem
+        self.classes = [*classes]
+        self.kept: list[str] = []  # names of the classes of kept boxes, in order of appearance
+        self._numbers: dict[str, int] = {}
         self._labels = {cls.name: label for label, cls in enumerate(classes)}
         self._words = class_by_word(classes)
 
@@ -234,14 +250,18 @@ class _Boxing:
 
     def number(self, name: str) -> int:
         """Return the number of a kept box's class."""
-        return self.numbers.setdefault(self._class_name(name), len(self.numbers))
+        name = self._class_name(name)
+        if name not in self._numbers:
+            self._numbers[name] = len(self.kept)
+            self.kept.append(name)
+        return self._numbers[name]
 
     def label(self, name: str) -> int:
         """Return the label of an object that becomes a row."""
         name = self._class_name(name)
         if name not in self._labels:
-            self._labels[name] = len(self._labels)
-            self.new.append(name)
+            self._labels[name] = len(self.classes)
+            self.classes.append(ImageClass(name))
         return self._labels[name]
 
     def _class_name(self, name: str) -> str:

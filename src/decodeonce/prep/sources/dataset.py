@@ -20,7 +20,7 @@ from decodeonce.errors import BuildError, DecodeonceError, Stopped, raise_file_s
 from decodeonce.formatting import counted
 from decodeonce.host import usable_cores
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes
-from decodeonce.prep.listing import Listing
+from decodeonce.prep.listing import Scan
 from decodeonce.prep.pixels.user_map import import_function
 from decodeonce.prep.processes.child import Parent, run_workers
 from decodeonce.prep.sources.files import size_problem
@@ -247,12 +247,8 @@ class DatasetSource(LabeledSource):
     def options(self) -> dict[str, Any]:
         return {**super().options(), **{name: value for name, value in self._options.items() if value != ""}}
 
-    def listing(self) -> Listing:
-        """Return every sample in the order of the indices."""
-        return self._packed(self._entries())
-
-    def _entries(self) -> Iterator[Entry]:
-        """Yield every sample, after all of them have been listed."""
+    def scan(self) -> Scan:
+        """Return every sample in the order of the indices, after all of them have been listed."""
         listed = dict(self._list_in_processes())
         seen: dict[str, str] = {}
         for first in sorted(listed):
@@ -260,6 +256,9 @@ class DatasetSource(LabeledSource):
                 if label:
                     seen.setdefault(label, f"{self._name}[{index}]")
         self._learn(seen)
+        return self._scanned(self._entries(listed))
+
+    def _entries(self, listed: Mapping[int, str]) -> Iterator[Entry]:
         for first in sorted(listed):
             for index, (label, numbers, size, version, problem) in enumerate(json.loads(listed[first]), first):
                 number, unlabeled = (0, "") if problem else self._class_of(label)

@@ -20,7 +20,7 @@ import xxhash
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.entry import Entry, name_bytes, name_text
-from decodeonce.prep.listing import Listing
+from decodeonce.prep.listing import Scan
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, stat_entries, system_of
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import CHUNK, HolderFile
@@ -106,16 +106,18 @@ class ListSource(LabeledSource):
         chosen = {"image_column": self._columns.image, "label_column": self._columns.label, "suffix": self._suffix}
         return {**super().options(), **{name: value for name, value in chosen.items() if value}}
 
-    def listing(self) -> Listing:
+    def scan(self) -> Scan:
         """Return every sample, in the order of the list."""
         self._learn_classes()
         searches = iter(range(MOST_SEARCHES))
         found = map(partial(self._with_cause, searches), stat_entries(self.root, self._listed(), self.links))
-        listing = self._packed(found)
+        return self._scanned(found)
+
+    def _warnings(self, samples: int) -> list[str]:
         if not (left := find_layout(self.file, self._columns).left):
-            return listing
+            return super()._warnings(samples)
         names = f"{', '.join(left):.200} of the table {'is' if len(left) == 1 else 'are'} not kept"
-        return replace(listing, warnings=[*listing.warnings, f"{names}; --column NAME keeps a column of numbers"])
+        return [*super()._warnings(samples), f"{names}; --column NAME keeps a column of numbers"]
 
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}

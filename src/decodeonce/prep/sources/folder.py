@@ -6,7 +6,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -14,12 +13,13 @@ from typing import Annotated
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.entry import Entry, name_bytes, name_text
-from decodeonce.prep.listing import Listing
+from decodeonce.prep.listing import Scan
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, SUFFIXES, system_of
 from decodeonce.prep.sources.safe_open import Links, expecting, read_small
 from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
+from decodeonce.store.manifest import ImageClass
 
 # Suffixes of images that are read, or that are rejected by name.
 READ_SUFFIXES = frozenset((*SUFFIXES, b".jpe", b".jfif", b".apng", b".pnm", b".pfm"))
@@ -64,7 +64,7 @@ class FolderSource(Source):
 
     Raises:
         BuildError: If `root` cannot be read, has no class folders or seems to contain splits, or there are both
-            `classes` and `no_labels`. `listing` raises it if `classes` lacks a folder.
+            `classes` and `no_labels`. `scan` raises it if `classes` lacks a folder.
 
     Example:
         >>> source = FolderSource(Path("imagenet/val"))
@@ -115,17 +115,25 @@ class FolderSource(Source):
     def options(self) -> Json:
         return {"no_labels": True} if self.no_labels else {}
 
-    def listing(self) -> Listing:
+    def scan(self) -> Scan:
         """Return every sample, by class in label order, then by name."""
         if not self.no_labels:
             check_classes(self.root, self._names, self._listed[0])
         folders = [""] if self.no_labels else self._names
         below = system_of(self.root).walk(self.root, "", folders, self.links)
-        listing = Listing.of(self._by_suffix.images(below), classes=self._names)
-        unused = unused_classes(self._names, listing.labels)
-        others = self._by_suffix.warnings("; --suffix reads them")
-        outside = [] if self.no_labels else _outside_classes(self.root, self._listed[1])
-        return replace(listing, warnings=[*unused, *others, *outside])
+        used = set[int]()
+
+        def noted() -> Iterator[Entry]:
+            for entry in self._by_suffix.images(below):
+                used.add(entry.label)
+                yield entry
+
+        def warnings(samples: int) -> list[str]:
+            others = self._by_suffix.warnings("; --suffix reads them")
+            outside = [] if self.no_labels else _outside_classes(self.root, self._listed[1])
+            return [*unused_classes(self._names, used), *others, *outside]
+
+        return Scan(noted(), tuple(map(ImageClass, self._names)), warnings)
 
 
 class BySuffix:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes, name_text
-from decodeonce.prep.listing import Listing
+from decodeonce.prep.listing import Scan
 from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, sort_members
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import SUFFIXES, parallel_map, system_of
@@ -338,7 +337,7 @@ class ImagenetSplit(Source):
     def fingerprint(self) -> object:
         return {**self.arguments(), "labels": self.labels.digest if self.is_flat else ""} if self.files else None
 
-    def listing(self) -> Listing:
+    def scan(self) -> Scan:
         """Return every image, by class in label order, then by name. Only headers of archives are read."""
         if self.is_flat and len(self.parts) > 1:
             raise BuildError(
@@ -348,12 +347,10 @@ class ImagenetSplit(Source):
             entries: Iterable[Entry] = self.labels.sort(self._entries([""]), self._names)
         else:
             entries = self._entries(self._names)
-        listing = Listing.of(entries)
         classes = tuple(ImageClass(name, self._words.get(name, "")) for name in self._names)
-        return replace(listing, classes=classes, warnings=self.warnings_about(len(listing)))
+        return Scan(entries, classes, self._warnings_about)
 
-    def warnings_about(self, samples: int) -> list[str]:
-        """Return warnings about classes, missing images and files that are no images."""
+    def _warnings_about(self, samples: int) -> list[str]:
         warnings, whole = [*self._warnings], WHOLE[self.split]
         wnids = sum(1 for name in self._names if WNID.fullmatch(name))
         if wnids >= MANY_CLASSES and samples != whole:

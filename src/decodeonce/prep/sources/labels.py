@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, Value, name_bytes
-from decodeonce.prep.listing import Listing, NumberColumn
+from decodeonce.prep.listing import NumberColumn, Scan
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.folder import (
     UNLABELED,
@@ -32,7 +31,8 @@ _WHOLE = re.compile(r"(-?[0-9]{1,18})(?:\.0*)?")  # pandas writes 5.0 if another
 class LabeledSource(Source):
     """Base of sources that learn their classes from labels in the data.
 
-    `listing` of a subclass must call `_learn` with all labels, then `_class_of` for each sample, and return `_packed`.
+    `scan` of a subclass must call `_learn` with all labels, then return `_scanned` with the entries, which call
+    `_class_of` for each sample.
 
     Args:
         root: The folder or file that entry names are relative to.
@@ -64,16 +64,18 @@ class LabeledSource(Source):
     def options(self) -> Json:
         return {"no_labels": True} if self.no_labels else {}
 
-    def _packed(self, entries: Iterable[Entry]) -> Listing:
-        """Return the listing of these entries with the classes that were learned, and warnings about them."""
-        listing = Listing.of(entries, self.column_names)
+    def _scanned(self, entries: Iterable[Entry]) -> Scan:
+        """Return the scan with these entries, and with the classes that were learned."""
+        return Scan(entries, tuple(map(ImageClass, self._names or ())), self._warnings)
+
+    def _warnings(self, samples: int) -> list[str]:
         names, used = self._names or [], {number for number in self._numbers.values() if number >= 0}
-        found = unused_classes(names, used)
+        warnings = unused_classes(names, used)
         if self._keeps_labels and self.no_labels:
-            found.append("the labels are numbers to predict, which the column keeps; all images get the label 0")
-        if self._given is None and len(listing) and len(used) > max(len(listing) // 2, 1):
-            found.append(f"{len(used)} different labels for {len(listing)} samples; check that the labels are classes")
-        return replace(listing, classes=tuple(map(ImageClass, names)), warnings=found)
+            warnings.append("the labels are numbers to predict, which the column keeps; all images get the label 0")
+        if self._given is None and samples and len(used) > max(samples // 2, 1):
+            warnings.append(f"{len(used)} different labels for {samples} samples; check that the labels are classes")
+        return warnings
 
     def _learn(self, seen: Mapping[str, object], *, numbered: bool = True) -> None:
         """Set the classes, and the class number of each label.

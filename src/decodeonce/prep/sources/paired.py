@@ -11,8 +11,8 @@ from typing import Any
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry
-from decodeonce.prep.listing import Listing
-from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED, Source, SourceWrapper
+from decodeonce.prep.listing import Scan
+from decodeonce.prep.sources.base import WITH_PAIRED, Source, SourceWrapper
 from decodeonce.prep.sources.files import SUFFIXES, file_entry, mode_of, parallel_map, read_file
 from decodeonce.prep.sources.safe_open import Links
 from decodeonce.remote import is_url, source_path
@@ -34,8 +34,7 @@ class PairedSource(SourceWrapper):
         follow_links: Whether links may lead out of a folder. Default False: the image of such a link is rejected.
 
     Raises:
-        BuildError: If `folders` is empty or has a URL, or `source` has boxes. Listing raises it if a folder does not
-            exist.
+        BuildError: If `folders` is empty or has a URL. Listing raises it if a folder does not exist.
 
     Example:
         >>> source = PairedSource(open_imagenet("imagenet", split="val"), {"target:rgb": Path("imagenet")})
@@ -49,8 +48,6 @@ class PairedSource(SourceWrapper):
         super().__init__(source, WITH_PAIRED)
         if not folders:
             raise BuildError(f"{self.root}: `folders` is empty, expected a mapping such as {{'mask': Path()}}")
-        if source.kind.endswith(WITH_BOXES):  # the digest of a listing covers boxes that were added last
-            raise BuildError(f"{self.root}: masks must be added before boxes: BoxedSource(PairedSource(...), ...)")
         self._own = list(map(Paired.parse, folders))
         self.paired = (*source.paired, *self._own)
         paths = {one.name: source_path(folders[one.text]) for one in self._own}
@@ -69,12 +66,11 @@ class PairedSource(SourceWrapper):
         folders = ", ".join(f"{name} from {folder}" for name, folder in self._folders.items())
         return f"{self.source.found}, {folders}"
 
-    def listing(self) -> Listing:
-        """Return the listing of the other source with the files that belong to each image."""
+    def scan(self) -> Scan:
+        """Return the scan of the other source with the files that belong to each image."""
         self._check_folders()
-        found = self.source.listing()
-        entries = parallel_map(next(iter(self._folders.values())), self._with_files, found)
-        return found.changed(entries)
+        scan = self.source.scan()
+        return replace(scan, entries=parallel_map(next(iter(self._folders.values())), self._with_files, scan.entries))
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
         """Yield the entries with these names."""
@@ -109,7 +105,8 @@ class PairedSource(SourceWrapper):
             if file.problem:
                 return replace(entry, problem=f"{name}: {file.problem}")
             planned[_key(name)] = [ending, file.size, file.version]
-        return replace(entry, planned={**entry.planned, **planned})
+        sizes = (str(int(numbers[1])) for numbers in planned.values())
+        return replace(entry, planned={**entry.planned, **planned}, digested=(*entry.digested, *sizes))
 
 
 def _key(name: str) -> str:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 from decodeonce.errors import TRANSIENT_ERRORS, BuildError, failure_from
 from decodeonce.host import limited_memory
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes
-from decodeonce.prep.listing import Listing
+from decodeonce.prep.listing import Scan
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
@@ -123,10 +123,10 @@ class ParquetSource(LabeledSource):
     def fingerprint(self) -> object:
         return [self.files.facts(), [*self._columns], self._requested]
 
-    def listing(self) -> Listing:
+    def scan(self) -> Scan:
         """Return every row, file by file. Labels are read twice, first for the classes."""
         self._learn(self._scan_labels())
-        return self._packed(chain.from_iterable(map(self._listed, range(sum(self._groups)))))
+        return self._scanned(chain.from_iterable(map(self._listed, range(sum(self._groups)))))
 
     def read(self, entry: Entry) -> list[bytes]:
         if self._images is None or self._images[0] != entry.unit:

@@ -23,7 +23,7 @@ from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import counted
 from decodeonce.host import usable_cores
 from decodeonce.prep.entry import Entry, Value, name_bytes, name_text
-from decodeonce.prep.listing import Listing, NumberColumn
+from decodeonce.prep.listing import NumberColumn, Scan
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
 from decodeonce.prep.sources.files import parallel_map, system_of
@@ -131,8 +131,8 @@ class WebdatasetSource(LabeledSource):
             labels = f"labels from {label_from}" if label_from else none
         return f"{self.files.describe('shard')}, {labels}"
 
-    def _warnings(self) -> list[str]:
-        warnings = []
+    def _warnings(self, samples: int) -> list[str]:
+        warnings = super()._warnings(samples)
         if self._without_end:
             found = f"{counted(len(self._without_end), 'shard')} without the empty blocks that end a tar"
             missing = "all members are whole, but others may be missing; if you downloaded it, check its size"
@@ -154,13 +154,8 @@ class WebdatasetSource(LabeledSource):
     def options(self) -> Json:
         return {**super().options(), **({"paired": self._suffixes} if self._suffixes else {}), **self._chosen}
 
-    def listing(self) -> Listing:
-        """Return every sample in the order of shards and members."""
-        listing = self._packed(self._entries())
-        return replace(listing, warnings=[*listing.warnings, *self._warnings()])
-
-    def _entries(self) -> Iterator[Entry]:
-        """Yield every sample, after all shards have been indexed."""
+    def scan(self) -> Scan:
+        """Return every sample in the order of shards and members, after all shards have been indexed."""
         columns, seen, indexes = number_columns(self.column_names), dict[str, str](), list[str]()
         self._unread = 0
         at_once = max(system_of(self.root).reads_at_once(self.root), usable_cores() if self._gzipped else 1)
@@ -178,7 +173,10 @@ class WebdatasetSource(LabeledSource):
                 listed = [(*sample.member, sample.label, sample.paired) for sample in found]
                 indexes.append(json.dumps(listed, default=name_text))
         self._learn(seen)
-        rows = zip(*columns, strict=True)
+        return self._scanned(self._entries(indexes, zip(*columns, strict=True)))
+
+    def _entries(self, indexes: Sequence[str], rows: Iterator[tuple[Value, ...]]) -> Iterator[Entry]:
+        """Yield the samples in the indexes of the shards. `rows` has the values of those that can be rows."""
         for number, index in enumerate(indexes):
             for name, place, size, damage, text, paired in json.loads(index):
                 label, problem = self._class_of(text)
@@ -195,7 +193,7 @@ class WebdatasetSource(LabeledSource):
             return entry
         numbers: list[list[float]] = [[*place] for place in paired]
         planned = {f"paired {one.name}": place for one, place in zip(self.paired, numbers, strict=True)}
-        return replace(entry, planned=planned)
+        return replace(entry, planned=planned, digested=tuple(str(size) for _, size in paired))
 
     def read(self, entry: Entry) -> list[bytes]:
         """Return the image and what is paired with it. They are read in the order of the tar."""
