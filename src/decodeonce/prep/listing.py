@@ -53,7 +53,7 @@ class Scan:
         classes: The classes in label order. They, and `box_classes`, may be complete only after the last entry.
         warnings: Called after the last entry with the number of samples that have no problem; returns sentences about
             what was found. Default: no warnings.
-        box_classes: The classes of kept boxes in label order; default None: no boxes are kept.
+        box_classes: The names of the classes of kept boxes; default None: no boxes are kept.
 
     Example:
         >>> entries = [Entry(b"cat/1.jpg", 0, 1024, 0), Entry(b"cat/2.jpg", 0, 0, 0, "empty file")]
