@@ -36,8 +36,8 @@ class OldSource(Source):
 BROKEN = {
     "old": (
         OLD,
-        "TypeError: OldSource is a source for an earlier decodeonce; expected scan(), read() -> list[bytes] and "
-        "arguments(); see docs/contribute/sources.md",
+        'TypeError: OldSource is a source for an earlier decodeonce: it has "entries"; docs/contribute/sources.md says '
+        "what replaces it",
     ),
     "raising": ("raise RuntimeError('this package is old')", "RuntimeError: this package is old"),
     "exiting": ("raise SystemExit(3)", "SystemExit: 3"),

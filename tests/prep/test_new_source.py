@@ -1,19 +1,25 @@
 """The sources of docs/contribute/sources.md work as that page says: its blocks are written to files and registered."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from decodeonce.build import Recipe, repair_store
 from decodeonce.errors import BuildError
+from decodeonce.prep.listing import Listing, Scan
+from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources import SOURCES, Registered, find_opener
-from decodeonce.store import open_store, verify_store
+from decodeonce.sources import BoxedSource, Entry, FolderSource, PairedSource, Source
+from decodeonce.store import ImageClass, open_store, verify_store
 from decodeonce.store.manifest import read_manifest
 from tests.docs.pages import ROOT, blocks
 from tests.forms.all_forms import PICS
+from tests.forms.folder import write_folder
 from tests.images import reference_row, tree_bytes
 from tests.prep.building import build_in_process
 from tests.store.signing import damage_rows
@@ -86,3 +92,73 @@ def test_source_of_records_in_larger_files(tmp_path: Path) -> None:
         file.write(b"cut")
     with pytest.raises(BuildError, match=r"data_batch_2\.bin: 27660 bytes, expected records of 3073 bytes"):
         build_in_process(find_opener("cifar10")(src), tmp_path / "other", RECIPE)
+
+
+def boxed(source: Source, root: Path, **rules: Any) -> BoxedSource:
+    """Return the source with a box for each of PICS, whose classes are `zebra` and `ant`."""
+    (root / "boxes").mkdir(exist_ok=True)
+    for number, pic in enumerate(PICS):
+        name, size = ("zebra", "ant")[number % 2], "<size><width>9</width><height>9</height></size>"
+        box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>8</xmax><ymax>8</ymax></bndbox>"
+        text = f"<annotation>{size}<object><name>{name}</name>{box}</object></annotation>"
+        (root / "boxes" / f"{pic.stem}.xml").write_text(text)
+    return BoxedSource(source, root / "boxes", BoxRules(**rules))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "src", PICS)
+
+
+@pytest.mark.parametrize("wrapped", ["plain", "boxed", "paired"])
+def test_source_that_reads_bytes_is_refused(tree: Path, tmp_path: Path, wrapped: str) -> None:
+    class BytesSource(FolderSource):
+        def read(self, entry: Entry) -> list[bytes]:
+            [data] = super().read(entry)
+            return data  # type: ignore[return-value]
+
+    source: Source = BytesSource(tree)
+    if wrapped == "boxed":
+        source = boxed(source, tmp_path)
+    if wrapped == "paired":
+        source = PairedSource(source, {"target:rgb": tree})
+    entry = next(iter(source.scan().entries))
+    with pytest.raises(BuildError, match=r"read\(\) of BytesSource returned bytes, expected a list of bytes; see"):
+        source.read_checked(entry)
+
+
+def test_label_without_a_class_is_refused(tree: Path) -> None:
+    class ShortSource(FolderSource):
+        def scan(self) -> Scan:
+            return replace(super().scan(), classes=[ImageClass("only")])
+
+    with pytest.raises(BuildError, match=r"_0\.JPEG: its label is 1, but `classes` of the scan has 1; see"):
+        ShortSource(tree).listing()
+
+
+def test_classes_that_boxes_would_renumber_are_refused(tree: Path, tmp_path: Path) -> None:
+    class LazySource(FolderSource):
+        def scan(self) -> Scan:
+            classes, found = list[ImageClass](), super().scan()
+
+            def entries() -> Iterator[Entry]:
+                for entry in found.entries:
+                    classes[:] = found.classes[: entry.label + 1]
+                    yield entry
+
+            return replace(found, entries=entries(), classes=classes)
+
+    assert LazySource(tree).listing().classes == FolderSource(tree).listing().classes
+    for rules in ({}, {"keep": 2}):
+        with pytest.raises(BuildError, match="classes of LazySource were added while its entries were listed"):
+            boxed(LazySource(tree), tmp_path, **rules).listing()
+
+
+def test_wrappers_of_kept_boxes_keep_what_they_finish(tree: Path, tmp_path: Path) -> None:
+    def facts(found: Listing) -> tuple[Sequence[str] | None, Any]:
+        return found.box_classes, found.numbers["labels"].tolist()
+
+    inside = PairedSource(boxed(FolderSource(tree), tmp_path, keep=2), {"target:rgb": tree}).listing()
+    outside = boxed(PairedSource(FolderSource(tree), {"target:rgb": tree}), tmp_path, keep=2).listing()
+    assert facts(inside) == facts(outside)
+    assert inside.box_classes == ("ant", "zebra")

@@ -314,10 +314,11 @@ def test_plan_time_rejects_are_part_of_the_digest(tree: Path, tmp_path: Path) ->
     empty.rmdir()
     empty.touch()
     assert scan(open_imagenet(tree)).digest == with_problem
-    listed = list(open_imagenet(tree).scan().entries)
+    found = open_imagenet(tree).scan()
+    listed = list(found.entries)
     (number,) = [number for number, entry in enumerate(listed) if entry.problem]
     listed[number] = replace(listed[number], problem="")
-    assert Listing.of(Scan(listed, ())).digest != with_problem
+    assert Listing.of(replace(found, entries=listed)).digest != with_problem
 
 
 def test_decoder_versions_include_format_libraries() -> None:

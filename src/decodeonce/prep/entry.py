@@ -25,7 +25,7 @@ class Undecodable(Exception):
         ...             raise Undecodable("not a JPEG")
         ...         return [data]
         >>> source = JpegFolder(Path("imagenet/val"))
-        >>> len(source.read(source.listing().entry(0)))
+        >>> len(source.read(next(iter(source.scan().entries))))
         1
     """
 

@@ -43,6 +43,10 @@ def _no_warnings(samples: int) -> list[str]:
     return []
 
 
+def _unchanged(listing: Listing) -> Listing:
+    return listing
+
+
 @dataclass
 class Scan:
     """A source while it is listed.
@@ -50,22 +54,26 @@ class Scan:
     Attributes:
         entries: Every sample, also those that cannot become rows, in an order that is the same in every scan. They can
             be iterated once, and should be made lazily: ImageNet has 1.3 million.
-        classes: The classes in label order. They, and `box_classes`, may be complete only after the last entry.
+        classes: The classes in label order. All of them are known before the first entry, except that boxes add classes
+            until the last one.
         warnings: Called after the last entry with the number of samples that have no problem; returns sentences about
             what was found. Default: no warnings.
-        box_classes: The names of the classes of kept boxes; default None: no boxes are kept.
+        box_classes: The names of the classes of kept boxes, complete after the last entry; default None: no boxes are
+            kept.
+        finish: Called with the samples as arrays; returns them with what can only be known then. Default: unchanged.
 
     Example:
         >>> entries = [Entry(b"cat/1.jpg", 0, 1024, 0), Entry(b"cat/2.jpg", 0, 0, 0, "empty file")]
-        >>> listing = Listing.of(Scan(entries, [ImageClass("cat")]))
-        >>> len(listing), listing.candidates
-        (1, 2)
+        >>> scan = Scan(entries, [ImageClass("cat")])
+        >>> [entry.problem for entry in scan.entries]
+        ['', 'empty file']
     """
 
     entries: Iterable[Entry]
     classes: Sequence[ImageClass]
     warnings: Callable[[int], list[str]] = _no_warnings
     box_classes: Sequence[str] | None = None
+    finish: Callable[[Listing], Listing] = _unchanged
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,11 @@ class Listing:
 
     @classmethod
     def of(cls, scan: Scan, column_names: Sequence[str] = ()) -> Listing:
-        """Pack the entries of a scan, whose `values` are those of columns with these names."""
+        """Pack the entries of a scan, whose `values` are those of columns with these names.
+
+        Raises:
+            BuildError: If the label of a sample is not that of a class.
+        """
         rows, names, rejects = bytearray(), bytearray(), list[Reject]()
         own = [column_file(name) for name in column_names]
         numbers = {file: NumberColumn(name) for file, name in zip(own, column_names, strict=True)}
@@ -122,7 +134,7 @@ class Listing:
             for name, value in (*zip(own, entry.values, strict=True), *entry.planned.items()):
                 numbers.setdefault(name, NumberColumn(name)).append(value)
         count = len(rows) // PACKED.size
-        return cls(
+        listing = cls(
             np.frombuffer(rows, ROW),
             np.frombuffer(names, np.uint8),
             {name: column.to_array() for name, column in numbers.items()},
@@ -134,6 +146,12 @@ class Listing:
             None if scan.box_classes is None else tuple(scan.box_classes),
             scan.warnings(count),
         )
+        labels = listing.rows["label"]
+        if len(wrong := np.flatnonzero((labels < 0) | (labels >= len(listing.classes)))):
+            entry = listing.entry(int(wrong[0]))
+            found = f"its label is {entry.label}, but `classes` of the scan has {len(listing.classes)}"
+            raise BuildError(f"{entry.text}: {found}; see docs/contribute/sources.md")
+        return scan.finish(listing)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -148,7 +166,7 @@ class Listing:
         return self.entries(row, row + 1)[0]
 
     def entries(self, first: int, last: int) -> list[Entry]:
-        """Return the samples [first, last), without their values in columns."""
+        """Return the samples [first, last). Their `planned` also has the values of columns, by file name."""
         places = self.rows[first:last][["unit", "place"]].tolist()
         lists = [values[first:last].tolist() for values in self.numbers.values()]
         held = zip(*lists, strict=True) if lists else [()] * len(places)

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from decodeonce.errors import BuildError, Stopped
+from decodeonce.errors import Stopped
 from decodeonce.host import limited_memory
 from decodeonce.prep.building.journal import FACTS, BlockRecord, PixelSums, journal_line
 from decodeonce.prep.building.plan import Block, Plan, read_plan, reject_error
@@ -56,8 +56,8 @@ class BlockDecoder:
         """Yield the entries, each with the function that returns its encoded bytes."""
         source = self._source
         if system_of(source.root).reads_ahead:
-            return read_units_ahead(source, entries) if source.unit_name else read_ahead(source.read, entries)
-        return ((entry, partial(source.read, entry)) for entry in entries)
+            return read_units_ahead(source, entries) if source.unit_name else read_ahead(source.read_checked, entries)
+        return ((entry, partial(source.read_checked, entry)) for entry in entries)
 
     def decode(self, block: Block, poison: dict[int, str], buffer: memoryview, reads: Iterable[Read]) -> BlockRecord:
         """Fill `buffer` with the block's rows and return the block's record; the bytes of rejects stay unchanged.
@@ -94,11 +94,7 @@ class BlockDecoder:
             raise Undecodable(poison)
         try:
             self._heartbeat.start_reading(number)
-            found = read()
-            if not isinstance(found, list):
-                what = f"read() of {type(self._source).__name__} returned {type(found).__name__}"
-                raise BuildError(f"{entry.text}: {what}, expected a list of bytes; see docs/contribute/sources.md")
-            data, *paired = found
+            data, *paired = read()
             self._heartbeat.start_decoding(number)  # remains if the image kills this process, also by an exception
             return self._maker.row(data, entry, *paired)
         except MemoryError:
@@ -136,7 +132,7 @@ def read_units_ahead(source: Source, entries: Iterable[Entry]) -> Iterator[Read]
     left, held = iter(entries), deque[Entry]()
 
     def read(entry: Entry, after: Entry) -> list[bytes]:
-        data = source.read(entry)
+        data = source.read_checked(entry)
         if after.unit != entry.unit:
             source.read_soon(after)
         return data

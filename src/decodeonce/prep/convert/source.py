@@ -99,21 +99,20 @@ class StoreSource(Source):
         }
         return {name: value for name, value in facts.items() if value is not None}
 
-    def listing(self) -> Listing:
-        """Return the selected rows in their order; raise BuildError if there are none.
+    def scan(self) -> Scan:
+        """Return the selected rows in their order; the listing raises BuildError if there are none.
 
         The classes are also those without selected rows, so that labels keep their meaning.
         """
-        found = super().listing()
-        if not len(found):
-            raise BuildError(f"{self.root}: no row is selected; `prep ls` lists rows, classes and sources")
-        return replace(found, carried=self._carried())
-
-    def scan(self) -> Scan:
         for rows in self.inputs:
             rows.check_files()
         first = self.inputs[0].manifest
-        return Scan(self._entries(), first.classes, box_classes=first.box_classes)
+        return Scan(self._entries(), first.classes, box_classes=first.box_classes, finish=self._with_rejects)
+
+    def _with_rejects(self, found: Listing) -> Listing:
+        if not len(found):
+            raise BuildError(f"{self.root}: no row is selected; `prep ls` lists rows, classes and sources")
+        return replace(found, carried=self._carried())
 
     def _entries(self) -> Iterator[Entry]:
         for unit, place in sorted(self.selected_rows(), key=self._sort_key) if self._sort else self.selected_rows():

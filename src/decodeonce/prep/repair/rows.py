@@ -110,7 +110,7 @@ class FromImages:
                     problems[name] = entry.problem
                     continue
                 try:
-                    data = self._source.read(entry)
+                    data = self._source.read_checked(entry)
                 except Undecodable as error:
                     problems[name] = f"{os.path.join(self._source.root, entry.text)}: {error}"
                     continue

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, RowMaker
 from decodeonce.prep.listing import Listing, Scan
 from decodeonce.prep.recipe import Recipe
@@ -57,8 +58,7 @@ class Source(ABC):
 
     To add a kind, write a subclass and register it. :doc:`/contribute/sources` shows how.
 
-    The process that plans a build makes the source, usually with an opener such as `open_folder`, and calls `listing`,
-    which calls `scan`.
+    The process that plans a build makes the source, usually with an opener such as `open_folder`, and calls `scan`.
     Each worker process makes its own copy with `type(source)(root, **arguments)` and calls `read` for its samples, from
     one thread unless `root` is a URL. The process that finishes the store makes a copy in the same way.
 
@@ -112,9 +112,12 @@ class Source(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if {"entries", "classes", "warnings", "read_all", "facts", "read_unit", "holder"} & vars(cls).keys():
-            expected = "expected scan(), read() -> list[bytes] and arguments(); see docs/contribute/sources.md"
-            raise TypeError(f"{cls.__name__} is a source for an earlier decodeonce; {expected}")
+        gone = {"warnings", "read_all", "facts", "read_unit", "reads_ahead", "carried_rejects"}
+        if "scan" not in vars(cls):  # with it, these may be the class's own
+            gone |= {"entries", "classes", "holder"}
+        if found := sorted(gone & vars(cls).keys()):
+            what = f'{cls.__name__} is a source for an earlier decodeonce: it has "{found[0]}"'
+            raise TypeError(f"{what}; docs/contribute/sources.md says what replaces it")
 
     @property
     def top(self) -> Path:
@@ -185,6 +188,13 @@ class Source(ABC):
             Undecodable: If these bytes alone are damaged. The text is the reason in rejects.tsv.
         """
         return [read_file(self.root, entry, self.links)]
+
+    def read_checked(self, entry: Entry) -> list[bytes]:
+        """Return what `read` returns; raise BuildError if it is not a list."""
+        if isinstance(found := self.read(entry), list):
+            return found
+        what = f"read() of {type(self).__name__} returned {type(found).__name__}"
+        raise BuildError(f"{entry.text}: {what}, expected a list of bytes; see docs/contribute/sources.md")
 
     def read_soon(self, entry: Entry) -> None:
         """Start to read what `read(entry)` will need, while other samples are decoded; default: do nothing.
@@ -264,7 +274,7 @@ class SourceWrapper(Source):
         return self.source.keeps_order
 
     def read(self, entry: Entry) -> list[bytes]:
-        return self.source.read(entry)
+        return self.source.read_checked(entry)
 
     def read_soon(self, entry: Entry) -> None:
         self.source.read_soon(entry)

@@ -122,16 +122,21 @@ class BoxedSource(SourceWrapper):
         else:
             annotations = CocoAnnotations(self.boxes, notes.note)
         inner = self.source.scan()
-        boxing = _Boxing(inner.classes, self.rules, notes)
+        known = tuple(inner.classes)
+        boxing = _Boxing(known, self.rules, notes)
 
         def warnings(samples: int) -> list[str]:
-            if new := boxing.classes[len(inner.classes) :]:
+            if known != tuple(inner.classes):
+                what = f"classes of {type(self.source).__name__} were added while its entries were listed"
+                raise BuildError(f"{what}, expected all before; see docs/contribute/sources.md")
+            if new := boxing.classes[len(known) :]:
                 first = ", ".join(cls.name for cls in new[:3])
                 notes.note("object names that became new classes", first, len(new))
             return [*inner.warnings(boxing.images), *notes.texts()]
 
         entries = self._boxed(inner.entries, annotations, boxing)
-        return Scan(entries, boxing.classes, warnings, boxing.kept if self.rules.keep else None)
+        kept = boxing.kept if self.rules.keep else None
+        return Scan(entries, boxing.classes, warnings, kept, lambda found: _with_sorted_boxes(inner.finish(found)))
 
     def _boxed(
         self, inner: Iterable[Entry], annotations: Annotations | CocoAnnotations, boxing: _Boxing
@@ -150,17 +155,6 @@ class BoxedSource(SourceWrapper):
             if not used:
                 raise BuildError(f"{self.boxes}: {unused[0]} and all other annotations match no image in {self.root}")
             boxing.notes.note(f"annotations in {self.boxes} that match no image", unused[0], len(unused))
-
-    def listing(self) -> Listing:
-        """Return all samples as arrays. Labels of kept boxes are in the order of the names of classes."""
-        found = super().listing()
-        if found.box_classes is None or not len(found):
-            return found
-        # While boxes were found, they were numbered in the order of appearance.
-        names = tuple(sorted(found.box_classes))
-        label_of = np.array([*map(names.index, found.box_classes), -1])
-        numbers = {**found.numbers, LABELS: label_of[found.numbers[LABELS]]}
-        return replace(found, numbers=numbers, box_classes=names)
 
     def columns(self) -> list[Column]:
         """Return the inner source's columns, then those of the kept boxes."""
@@ -184,6 +178,16 @@ class BoxedSource(SourceWrapper):
             return _packed(rows.planned[LABELS], present, -1)
         counts: np.ndarray = present.sum(1)
         return counts
+
+
+def _with_sorted_boxes(found: Listing) -> Listing:
+    """Return the samples with the labels of kept boxes in the order of the names, not in that of appearance."""
+    if found.box_classes is None or not len(found):
+        return found
+    names = tuple(sorted(found.box_classes))
+    label_of = np.array([*map(names.index, found.box_classes), -1])
+    numbers = {**found.numbers, LABELS: label_of[found.numbers[LABELS]]}
+    return replace(found, numbers=numbers, box_classes=names)
 
 
 class Notes:

@@ -181,7 +181,7 @@ class DatasetSource(LabeledSource):
 
     Example:
         >>> source = DatasetSource("mydata:digits")
-        >>> [cls.name for cls in source.listing().classes]
+        >>> [cls.name for cls in source.scan().classes]
         ['even', 'odd']
     """
 

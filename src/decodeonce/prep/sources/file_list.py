@@ -60,7 +60,7 @@ class ListSource(LabeledSource):
 
     Example:
         >>> source = open_list("val.csv", root=Path("imagenet/val"))
-        >>> [cls.name for cls in source.listing().classes]
+        >>> [cls.name for cls in source.scan().classes]
         ['goldfish', 'tabby', 'tench', 'white shark']
     """
 
@@ -302,7 +302,7 @@ def open_list(  # noqa: PLR0913 - the flags of the command
         n01440764/n01440764_0.JPEG,tench,0.5
         ...
         >>> source = open_list("val.csv", root=Path("imagenet/val"), column=["score"])
-        >>> source.listing().entry(0).values
+        >>> next(iter(source.scan().entries)).values
         (0.5,)
     """
     file = as_path(absolute(source_path(src)))

@@ -267,7 +267,7 @@ def open_folder(
 
     Example:
         >>> source = open_folder("imagenet/val")
-        >>> [cls.name for cls in source.listing().classes]
+        >>> [cls.name for cls in source.scan().classes]
         ['n01440764', 'n01443537', 'n01484850', 'n02123045']
     """
     root = source_path(src)

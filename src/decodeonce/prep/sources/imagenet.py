@@ -440,14 +440,15 @@ class ZipListing(NamedTuple):
 @lru_cache(maxsize=4)
 def list_kaggle_zip(root: Path, file: SourceFile) -> ZipListing:
     """List a zip. Kaggle's takes 20 s."""
-    listing = ZipListing({}, {})
-    for member in list_zip(SourceFiles(root, [file]).holder(0)):
+    listing, files = ZipListing({}, {}), SourceFiles(root, [file])
+    for member in list_zip(files.holder(0)):
         if (match := _IMAGE_PATH.fullmatch(member.name)) is not None:
             split, name = match[1].decode(), name_text(match[2] or b"")
             if name or is_image_name(member.base_name):
                 listing.splits.setdefault(split, {}).setdefault(name, []).append(member)
         elif member.base_name in _LISTS:
             listing.lists[member.base_name.decode()] = member
+    files.close()
     return listing
 
 

@@ -84,7 +84,7 @@ class PairedSource(SourceWrapper):
             ending, size, version = map(int, entry.planned[_key(name)])
             file = Entry(os.path.splitext(entry.name)[0] + ENDINGS[ending], 0, size, version)
             others.append(read_file(folder, file, self._links[name]))
-        return [*self.source.read(entry), *others]
+        return [*super().read(entry), *others]
 
     def _check_folders(self) -> None:
         for name, folder in self._folders.items():

@@ -85,7 +85,7 @@ class ParquetSource(LabeledSource):
 
     Example:
         >>> source = open_parquet("val.parquet")
-        >>> len(source.listing())
+        >>> len(list(source.scan().entries))
         16
     """
 

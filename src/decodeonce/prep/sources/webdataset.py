@@ -71,7 +71,7 @@ class WebdatasetSource(LabeledSource):
 
     Example:
         >>> source = open_webdataset("shards/shard-000000.tar")
-        >>> len(source.listing())
+        >>> len(list(source.scan().entries))
         16
     """
 
