@@ -60,7 +60,8 @@ class Scan:
             what was found. Default: no warnings.
         box_classes: The names of the classes of kept boxes, complete after the last entry; default None: no boxes are
             kept.
-        finish: Called with the samples as arrays; returns them with what can only be known then. Default: unchanged.
+        finish: For decodeonce's own sources: called with the samples as arrays, and returns them with what can only be
+            known then. Default: unchanged.
 
     Example:
         >>> entries = [Entry(b"cat/1.jpg", 0, 1024, 0), Entry(b"cat/2.jpg", 0, 0, 0, "empty file")]
