@@ -27,7 +27,7 @@ import numpy as np
 from bench.conditions import conditions, heading
 from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.journal import FACTS, BlockRecord, journal_line
-from decodeonce.prep.building.plan import Block, plan_content, read_plan, scan, write_plan
+from decodeonce.prep.building.plan import Block, checked_listing, plan_content, read_plan, write_plan
 from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.entry import Entry
@@ -124,7 +124,7 @@ def measure_plan(out: Path, count: int, classes: int) -> dict[str, float]:
     paths.journals.mkdir(parents=True)
     with Meter() as meter:
         start = time.perf_counter()
-        listing = scan(source)
+        listing = checked_listing(source)
         scanned = time.perf_counter() - start
         write_plan(paths, listing, plan_content(source, listing, RECIPE, decoders))
     return {**meter.found, "scan s": scanned, "written": file_bytes(paths.build)}

@@ -11,7 +11,7 @@ from decodeonce.cli.dryrun import IMAGES, UNITS, dry_run, sample_of
 from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.free_space import Need
-from decodeonce.prep.building.plan import scan
+from decodeonce.prep.building.plan import checked_listing
 from decodeonce.sources import FolderSource, Source
 from tests.command import prep
 from tests.forms.all_forms import PICS, PLAIN_FORMS
@@ -109,7 +109,7 @@ def test_missing_space_is_the_error_of_a_build(tree: Path, tmp_path: Path, monke
 
 
 def test_sample_is_random(tmp_path: Path) -> None:
-    listing = scan(FolderSource(make_tree(tmp_path / "src", per_class=30) / "train"))
+    listing = checked_listing(FolderSource(make_tree(tmp_path / "src", per_class=30) / "train"))
     names = [entry.text for entry in sample_of(listing, by_unit=False)]
     assert (len(set(names)), names) == (IMAGES, sorted(names))
     assert {name[:9] for name in names} == {"n00000000", "n00000001", "n00000002"}
@@ -117,7 +117,7 @@ def test_sample_is_random(tmp_path: Path) -> None:
 
 
 def test_sample_of_read_units_is_the_first_images_of_a_few(tmp_path: Path) -> None:
-    listing = scan(PLAIN_FORMS["webdataset-gzip"].make(tmp_path, PICS * 10))
+    listing = checked_listing(PLAIN_FORMS["webdataset-gzip"].make(tmp_path, PICS * 10))
     units = listing.rows["unit"]
     places = [listing.entries(0, len(listing)).index(entry) for entry in sample_of(listing, by_unit=True)]
     assert len(set(units.tolist())) > UNITS

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.building.plan import plan_content, read_plan, scan
+from decodeonce.prep.building.plan import checked_listing, plan_content, read_plan
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import StorePaths
@@ -22,7 +22,7 @@ SOURCE = FolderSource(make_tree(FOLDER / "src", classes=2, per_class=1) / "train
 
 def seeds() -> Iterator[bytes]:
     """Yield the plan of a small tree."""
-    facts = plan_content(SOURCE, scan(SOURCE), Recipe(8, 8), {"simplejpeg": "1"})
+    facts = plan_content(SOURCE, checked_listing(SOURCE), Recipe(8, 8), {"simplejpeg": "1"})
     facts["source"]["root"] = "images"  # not the name of this folder, which is different in every run
     yield sign(json.loads(json.dumps(facts)))
     yield b"[" * 100_000

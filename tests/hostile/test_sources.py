@@ -14,7 +14,7 @@ import pytest
 
 from decodeonce.build import BoxRules, Recipe, WorkSettings, build, make_plan
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
-from decodeonce.prep.building.plan import scan
+from decodeonce.prep.building.plan import checked_listing
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.boxed import Annotations, BoxedSource
 from decodeonce.prep.sources.files import MAX_DEPTH
@@ -341,7 +341,7 @@ def test_names_in_archives_are_not_used_as_paths(tmp_path: Path, contents: dict[
 
 def test_scan_keeps_hostile_names_unchanged(tmp_path: Path) -> None:
     write_tar(tmp_path / "x.tar", [part for name in HOSTILE[:2] for part in sample(name, IMAGE, cls="k")])
-    assert bytes(scan(open_webdataset(str(tmp_path))).names) == b"x.tar/../../evil.jpgx.tar/etc/evil.jpg"
+    assert bytes(checked_listing(open_webdataset(str(tmp_path))).names) == b"x.tar/../../evil.jpgx.tar/etc/evil.jpg"
 
 
 def test_lost_server_behind_a_link_to_src_causes_no_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

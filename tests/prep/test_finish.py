@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from decodeonce.build import Recipe, finish
 from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums, journal_line, summed_lines
-from decodeonce.prep.building.plan import Plan, plan_content, read_plan, scan, write_plan
+from decodeonce.prep.building.plan import Plan, checked_listing, plan_content, read_plan, write_plan
 from decodeonce.prep.listing import Scan
 from decodeonce.sources import Entry, Source, open_imagenet
 from decodeonce.store import StorePaths, disk, open_store, verify_store
@@ -41,7 +41,7 @@ def decode_all(out: Path, rejects: set[int]) -> Plan:
     """Make a plan and write all blocks; each row holds its planned number, except for the rejects."""
     source, paths = _Listed(Path("/nowhere")), StorePaths(out)
     paths.journals.mkdir(parents=True)
-    listing = scan(source)
+    listing = checked_listing(source)
     write_plan(paths, listing, plan_content(source, listing, RECIPE, {}))
     plan = read_plan(paths)
     journal, size = Journal(paths.journals, 0, 1), plan.recipe.row_bytes

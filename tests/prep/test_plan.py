@@ -19,10 +19,10 @@ from decodeonce.prep.building import free_space
 from decodeonce.prep.building.plan import (
     PLAN_VERSION,
     Plan,
+    checked_listing,
     move_plan,
     plan_content,
     read_plan,
-    scan,
     shuffled,
     write_plan,
 )
@@ -204,7 +204,7 @@ def test_plan_time_rejects_have_reasons(tmp_path: Path) -> None:
     with open(folder / "film.JPEG", "wb") as film:
         film.truncate((1 << 30) + 1)
     (folder / "linked.JPEG").symlink_to(folder / "n00000000_0.JPEG")
-    listing = scan(open_imagenet(tree))
+    listing = checked_listing(open_imagenet(tree))
     assert {reject.source.rsplit("/", 1)[1]: reject.reason for reject in listing.rejects} == {
         "dir.JPEG": "a directory",
         "gone.JPEG": "No such file or directory (a dangling link)",
@@ -242,7 +242,7 @@ def test_threads_on_network_file_system_list_the_same(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(files, "file_entry", fails)
     with pytest.raises(Stopped, match=r"n00000000_0.JPEG: Stale"):
-        scan(open_imagenet(tree))
+        checked_listing(open_imagenet(tree))
 
 
 def test_nfs_warns_if_blocks_share_pages(
@@ -278,7 +278,7 @@ def test_plan_takes_less_than_200_bytes_per_sample(tmp_path: Path) -> None:
     count, paths = 100_000, StorePaths(tmp_path)
     paths.journals.mkdir(parents=True)
     tracemalloc.start()
-    listing = scan(_Synthetic(count))
+    listing = checked_listing(_Synthetic(count))
     write_plan(paths, listing, plan_content(_Synthetic(count), listing, SMALL, {}))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -288,7 +288,7 @@ def test_plan_takes_less_than_200_bytes_per_sample(tmp_path: Path) -> None:
 def test_summarizing_changes_takes_less_than_200_bytes_per_sample(tmp_path: Path) -> None:
     count, paths = 30_000, StorePaths(tmp_path)
     paths.journals.mkdir(parents=True)
-    listing, more = scan(_Synthetic(count)), scan(_Synthetic(count + 2))
+    listing, more = checked_listing(_Synthetic(count)), checked_listing(_Synthetic(count + 2))
     write_plan(paths, listing, plan_content(_Synthetic(count), listing, SMALL, {}))
     plan = read_plan(paths)
     tracemalloc.start()
@@ -310,10 +310,10 @@ def test_plan_of_another_release_is_an_error(plan: Plan, tmp_path: Path) -> None
 def test_plan_time_rejects_are_part_of_the_digest(tree: Path, tmp_path: Path) -> None:
     empty = tree / "train/n00000001/a.JPEG"
     empty.mkdir()
-    with_problem = scan(open_imagenet(tree)).digest
+    with_problem = checked_listing(open_imagenet(tree)).digest
     empty.rmdir()
     empty.touch()
-    assert scan(open_imagenet(tree)).digest == with_problem
+    assert checked_listing(open_imagenet(tree)).digest == with_problem
     found = open_imagenet(tree).scan()
     listed = list(found.entries)
     (number,) = [number for number, entry in enumerate(listed) if entry.problem]

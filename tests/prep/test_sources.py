@@ -11,7 +11,7 @@ import pytest
 
 from decodeonce.build import Recipe, make_plan
 from decodeonce.errors import BuildError
-from decodeonce.prep.building.plan import read_plan, scan
+from decodeonce.prep.building.plan import checked_listing, read_plan
 from decodeonce.prep.sources import SOURCES, open_source
 from decodeonce.prep.sources.base import WITH_BOXES, Source
 from decodeonce.store import open_store
@@ -53,8 +53,8 @@ def test_every_image_is_listed_once_with_label_and_size(form: Form, source: Sour
     assert [entry.size for entry in entries] == [len(pic.data) if form.sizes_known else 0 for pic in pics]
     assert all(form.stem_of(PICS, pic).encode() in entry.name for entry, pic in zip(entries, pics, strict=True))
     assert len({entry.name for entry in entries}) == len(entries)
-    first = scan(source)
-    assert scan(source).digest_with_times == first.digest_with_times
+    first = checked_listing(source)
+    assert checked_listing(source).digest_with_times == first.digest_with_times
     plain = [replace(entry, digested=()) for entry in entries]  # for the digest
     assert first.entries(0, len(entries)) == plain
 

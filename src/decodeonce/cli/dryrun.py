@@ -28,9 +28,9 @@ from decodeonce.prep.building.plan import (
     Plan,
     allowed_rejects,
     check_matches_plan,
+    checked_listing,
     plan_content,
     read_plan,
-    scan,
 )
 from decodeonce.prep.building.worker import BlockDecoder
 from decodeonce.prep.entry import Entry, name_bytes
@@ -51,7 +51,7 @@ def dry_run(request: BuildRequest) -> Iterator[str]:
     source, out, recipe = request.source, request.out, request.recipe
     paths = StorePaths(out)
     check_output_dir(paths, source)
-    listing = scan(source, request.expect)
+    listing = checked_listing(source, request.expect)
     plan = Plan(paths, plan_content(source, listing, recipe, decoder_versions(recipe.container)))
     if started := paths.plan.exists():
         check_matches_plan(read_plan(paths), listing, plan.content)

@@ -95,7 +95,7 @@ class Event(Protocol):
 class Slot:
     """A batch-sized buffer of rows, uint8 (B, H, W, C), as a tensor (`memory`) and as an array (`pixels`).
 
-    With paired masks or images, it is uint8 (B, bytes of a row).
+    With paired masks or images, or pixels that a device unpacks, it is uint8 (B, bytes of a row).
 
     `copied` is the event of the last copy to a device. After it, the slot can be overwritten.
     """

@@ -278,7 +278,7 @@ class Filled:
 class Delivery:
     """Batches on the host. A batch uses the memory of its slot, which is given back when the user drops the batch.
 
-    The consumer's thread calls `begin` and `receive`; the filler's thread calls all other methods.
+    The consumer's thread calls `begin`, `receive` and `close`; the filler's thread calls all other methods.
     """
 
     transfers = False  # whether batches are copied to a device

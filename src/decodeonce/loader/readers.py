@@ -64,7 +64,7 @@ class _Scratch(threading.local):
 
 
 class Reader:
-    """Read rows into slots with `threads` threads and one preadv per run of consecutive rows.
+    """Makes the calls that read rows into slots, for `threads` threads, with one preadv per run of consecutive rows.
 
     Only one thread can call `open`, `calls` and `hint`; any thread can run the calls that they return. With `verify`,
     the thread that copied a row also checks it. With `unpack`, it then unpacks the image of the row, for slots of RGB.
@@ -75,8 +75,6 @@ class Reader:
     Raises:
         StoreError: If `verify` is set and checksums.npy or a column is damaged.
     """
-
-    name = "pread"
 
     def __init__(self, store: Store, threads: int, *, verify: bool = False, unpack: bool = False) -> None:
         self._packed = _Scratch()
@@ -205,8 +203,6 @@ class MmapReader(Reader):
     file server causes the same signal, so make_reader does not use this class on network file systems.
     """
 
-    name = "mmap"
-
     # Measured with batches of 50 MB from a warm page cache on two cores of an AMD EPYC 9005, in GB/s with one and two
     # threads: np.take 18.3 and 20.0, np.copyto row by row 17.3 and 17.9, torch.index_select 15.4 and 17.5, preadv 11.3
     # and 13.9. A first pass over a mapping ran at 11.5 with one thread. MADV_POPULATE_READ cost as much as it saved.
@@ -260,8 +256,6 @@ class DirectReader(Reader):
     Raises:
         OSError: The file system does not support direct reads.
     """
-
-    name = "direct"
 
     def __init__(
         self, store: Store, threads: int, *, verify: bool = False, unpack: bool = False, kept: float = 0.0

@@ -97,7 +97,7 @@ class Row:
     """An image as a row, with the facts that the store records about it.
 
     Args:
-        pixels: H*W*3 bytes, then those of what the recipe pairs with the image.
+        pixels: The packed image, then the bytes of what the recipe pairs with the image.
         width: Width of the source image in pixels.
         height: Height of the source image in pixels.
         unusual: What is unusual about the image, for rejects.tsv; "" for nothing.

@@ -18,10 +18,10 @@ from decodeonce.prep.building.plan import (
     Plan,
     check_expected,
     check_matches_plan,
+    checked_listing,
     move_plan,
     plan_content,
     read_plan,
-    scan,
     write_plan,
 )
 from decodeonce.prep.building.pool import Progress, WorkSettings, work
@@ -65,11 +65,11 @@ def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expec
     decoders = decoder_versions(recipe.container)
     if paths.plan.exists():
         sync_folder(paths.build)  # the process that wrote the plan may have been killed before this
-        if (plan := _stamped_plan(paths, source, recipe.facts(decoders))) is not None:
+        if (plan := _plan_if_unchanged(paths, source, recipe.facts(decoders))) is not None:
             if expect is not None:
                 check_expected(source, plan.candidates, len(plan.classes), expect)
             return plan
-    listing = scan(source, expect)
+    listing = checked_listing(source, expect)
     content = plan_content(source, listing, recipe, decoders)
     make_folder(paths.root)
     with locked(paths.build):  # if two processes plan at once, the second finds the first one's plan
@@ -85,7 +85,7 @@ def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expec
         return move_plan(plan, content)
 
 
-def _stamped_plan(paths: StorePaths, source: Source, recipe: Json) -> Plan | None:
+def _plan_if_unchanged(paths: StorePaths, source: Source, recipe: Json) -> Plan | None:
     """Return the plan if the source's fingerprint is still the same, so that an archive is indexed once."""
     plan = read_plan(paths)
     found = {"kind": source.kind, "root": absolute(source.root), "fingerprint": source.fingerprint()}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from decodeonce.errors import REPLACED_ERRORS, BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.building.journal import FACTS, Journals, summed_lines
-from decodeonce.prep.building.output_dir import check_shard
+from decodeonce.prep.building.output_dir import check_not_truncated
 from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.prep.entry import name_bytes, name_text
 from decodeonce.prep.sources.base import DecodedRows
@@ -89,7 +89,7 @@ def _finish_planned(paths: StorePaths, max_bad: str) -> Manifest:
             f"run: {submitted or f'prep work {out} && prep finish {out}'}"
         )
     for index in range(plan.blocks.shards):
-        check_shard(plan, index)
+        check_not_truncated(plan, index)
     return _Finisher(plan, journals).finish(max_bad)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
-from decodeonce.prep.building.plan import Plan, scan
+from decodeonce.prep.building.plan import Plan, checked_listing
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources.base import Source
@@ -63,7 +63,7 @@ def is_built(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect
     found, planned = open_store(out).manifest, recipe.facts(decoder_versions(recipe.container))
     if changes := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
         raise _different_store(paths.root, changes)
-    listing = scan(source, expect)
+    listing = checked_listing(source, expect)
     wanted = source.manifest_facts(planned, listing.digest)["source"]
     # The digest of the listing decides, not the options.
     if changes := _differences(*({**facts, "options": None} for facts in (wanted, found.source))):
@@ -126,7 +126,7 @@ def planned_shard(plan: Plan, index: int) -> tuple[Path, int]:
     return plan.shard(index), DATA_OFFSET + rows * plan.recipe.row_bytes
 
 
-def check_shard(plan: Plan, index: int) -> None:
+def check_not_truncated(plan: Plan, index: int) -> None:
     """Raise BuildError if a shard was cut since it was reserved. A longer one is cut when the store is finished."""
     path, size = planned_shard(plan, index)
     found = path.stat().st_size
@@ -143,7 +143,7 @@ def reserve_shards(plan: Plan) -> None:
     """Create every shard at its planned size, and reserve its space if the file system supports that."""
     for index in range(plan.blocks.shards):
         path, size = planned_shard(plan, index)
-        with writing(path, os.O_RDWR | os.O_CREAT) as fd:  # flushed: check_shard expects this size after a power loss
+        with writing(path, os.O_RDWR | os.O_CREAT) as fd:  # flushed: a power loss must not truncate it
             if not reserve(fd, size, path):
                 disk.ftruncate(fd, size)
     sync_folder(plan.paths.root)

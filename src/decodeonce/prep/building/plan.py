@@ -120,7 +120,7 @@ class Blocks:
         return range(task * len(self) // tasks, (task + 1) * len(self) // tasks)
 
 
-def scan(source: Source, expect: int | None = None) -> Listing:
+def checked_listing(source: Source, expect: int | None = None) -> Listing:
     """List a source once, and log its warnings.
 
     Raise BuildError if it does not list `expect` images (None: any number), or none that can become a row.

@@ -60,8 +60,8 @@ class Decoder:
     def row(self, data: bytes, entry: Entry, *paired: bytes) -> Row:
         """Decode, cut out, map, resize, crop and pack one image, followed by what the recipe pairs with it.
 
-        Raise Undecodable also if this takes more than IMAGE_BYTES of memory, and MemoryError if the machine, or a limit
-        set by the user, has too little. A map may raise LeftOut or Stopped.
+        Raise Undecodable also if this takes more memory than `host.IMAGE_BYTES`, and MemoryError if the machine, or a
+        limit set by the user, has too little. A map may raise LeftOut or Stopped.
         """
         try:
             return self._plain_row(data, entry) or self._any_row(data, entry, paired)

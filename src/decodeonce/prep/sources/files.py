@@ -228,7 +228,7 @@ def system_of(path: str | Path) -> LocalFiles | RemoteFiles:
 def parallel_map(
     top: Path, function: Callable[[Item], Result], items: Iterable[Item], at_once: int | None = None
 ) -> Iterator[Result]:
-    """Map a function over items in their order, with threads if `top` is on a network file system.
+    """Map a function over items in their order, with threads if `top` is a URL or on a network file system.
 
     Args:
         top: A path on the file system that `function` reads.
