@@ -37,6 +37,7 @@ def crash(*what: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.crash", *what]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stderr
+    assert done.stdout, done.stderr  # otherwise it raised an exception
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
