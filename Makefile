@@ -16,7 +16,7 @@ help: ## list the targets
 demo: env-demo $(if $(IMAGENET),,$(SAMPLE).done) ## build and load a small store (IMAGENET=/path: of your tree)
 	$(RUN) examples/demo.py "$(or $(IMAGENET),$(SAMPLE))"
 
-test: env-test ## run the tests (3 minutes): each module and guarantee once
+test: env-test ## run the tests (5 minutes): each module and guarantee once
 	$(RUN) -m pytest -n 2 --dist loadgroup $(TESTS)
 
 lint: env ## run ruff, mypy, relint on the documentation, zizmor

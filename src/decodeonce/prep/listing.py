@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +73,7 @@ class Scan:
     entries: Iterable[Entry]
     classes: Sequence[ImageClass]
     warnings: Callable[[int], list[str]] = _no_warnings
-    box_classes: Sequence[str] | None = None
+    box_classes: Collection[str] | None = None
     finish: Callable[[Listing], Listing] = _unchanged
 
 

@@ -143,7 +143,7 @@ class BoxedSource(SourceWrapper):
     ) -> Iterator[Entry]:
         used = set[bytes]()
         for name in annotations.names:
-            _ = boxing.number(name) if self.rules.keep else boxing.label(name)
+            boxing.learn(name)
         for entry, annotation in parallel_map(self.boxes, lambda e: (e, annotations.read(e.name)), inner):
             boxing.images += not entry.problem
             if annotation is not NOT_ANNOTATED:
@@ -211,8 +211,7 @@ class _Boxing:
         self.rules, self.notes = rules, notes
         self.images = 0  # that were listed without a problem
         self.classes = [*classes]
-        self.kept: list[str] = []  # names of the classes of kept boxes, in order of appearance
-        self._numbers: dict[str, int] = {}
+        self.kept: dict[str, int] = {}  # the number of each class of kept boxes, in order of appearance
         self._labels = {cls.name: label for label, cls in enumerate(classes)}
         self._words = class_by_word(classes)
 
@@ -232,14 +231,14 @@ class _Boxing:
         if keep or not found:
             yield self._planned(entry, found[:keep])
         else:
-            yield from (self._planned(replace(entry, label=self.label(each[0])), [each]) for each in found)
+            yield from (self._planned(replace(entry, label=self._label(each[0])), [each]) for each in found)
 
     def _planned(self, entry: Entry, found: list[tuple[str, Box]]) -> Entry:
         """Return the entry with boxes."""
         keep, boxes = self.rules.keep, [box for _, box in found]
         names = [self._class_name(name) for name, _ in found] if keep else []
         edges = [*chain(*boxes), *WHOLE * ((keep or 1) - len(boxes))]
-        numbers: list[float] = [self.number(name) for name in names]
+        numbers: list[float] = [self._number(name) for name in names]
         planned = {EDGES: edges, LABELS: numbers + [-1] * (keep - len(names))} if keep else {"box": edges}
         digested = (*entry.digested, *(",".join(map(repr, box)) for box in boxes), *map(ascii, names))
         return replace(entry, planned={**entry.planned, **planned}, digested=digested)
@@ -252,15 +251,18 @@ class _Boxing:
             else:
                 yield name, box
 
-    def number(self, name: str) -> int:
-        """Return the number of a kept box's class."""
-        name = self._class_name(name)
-        if name not in self._numbers:
-            self._numbers[name] = len(self.kept)
-            self.kept.append(name)
-        return self._numbers[name]
+    def learn(self, name: str) -> None:
+        """Number the class of objects of this name before those that the annotations of images name first."""
+        if self.rules.keep:
+            self._number(self._class_name(name))
+        else:
+            self._label(name)
 
-    def label(self, name: str) -> int:
+    def _number(self, class_name: str) -> int:
+        """Return the number of a kept box's class."""
+        return self.kept.setdefault(class_name, len(self.kept))
+
+    def _label(self, name: str) -> int:
         """Return the label of an object that becomes a row."""
         name = self._class_name(name)
         if name not in self._labels:
