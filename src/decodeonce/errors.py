@@ -21,9 +21,6 @@ PERMISSION_ERRORS = {errno.EACCES, errno.EPERM}
 UNWRITABLE_ERRORS = {errno.EROFS, *PERMISSION_ERRORS}
 # Another process or node replaced or removed a file or folder, maybe an open one.
 REPLACED_ERRORS = {errno.ENOENT, errno.ESTALE}
-# A change by another node causes these until it is visible here, or in a folder that the node works in, too.
-# sshfs reports EPERM for errors of its server such as EEXIST.
-CHANGED_ELSEWHERE_ERRORS = {errno.EEXIST, errno.ENOTEMPTY, errno.EPERM, *REPLACED_ERRORS}
 # The file system cannot reserve space, or has no locks.
 UNSUPPORTED_ERRORS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK}
 # The file system cannot flush a folder.

@@ -1,9 +1,7 @@
 """Whole builds: the same bytes with any number of workers and tasks, after kills and resumes; limits on rejects."""
 
 import os
-import re
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,28 +108,44 @@ def test_order_and_number_of_tasks_change_no_byte(tree: Path, reference: Bytes, 
 
 def test_second_of_two_plans_finds_the_first(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, source, recipe = tmp_path / "store", open_imagenet(tree), Recipe(**LARGE_ROWS)
-    write, plans = vars(build_module)["write_plan"], ThreadPoolExecutor(2)
-    later: list[Future[Plan]] = []
+    write, others = vars(build_module)["write_plan"], list[Plan]()
 
-    def write_while_another_plans(*arguments: Any) -> Any:
-        assert not later, "both processes plan"
-        later.append(plans.submit(make_plan, source, out, recipe))
-        while not re.search(rf"-> FLOCK .* {os.getpid()} ", Path("/proc/locks").read_text()):
-            assert not later[0].done(), "the second plan did not wait"
-        return write(*arguments)
+    def write_after_another_plan(*arguments: Any) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(build_module, "write_plan", write)
+            others.append(make_plan(source, out, recipe))
+        write(*arguments)
 
-    monkeypatch.setattr(build_module, "write_plan", write_while_another_plans)
-    first = make_plan(source, out, recipe)
-    assert {**first.content, "digest": later[0].result().content["digest"]} == later[0].result().content
-    plans.shutdown()
+    monkeypatch.setattr(build_module, "write_plan", write_after_another_plan)
+    assert make_plan(source, out, recipe).content == others[0].content
+    assert len([*StorePaths(out).build.glob("plan-*")]) == 1
 
 
-def test_plan_without_journals_is_built(tree: Path, reference: Bytes, tmp_path: Path) -> None:
-    # Two nodes without locks that plan at once: one may remove the folder of the other, and keep the plan.
+def test_plan_whose_process_was_killed_before_the_shards_is_completed(
+    tree: Path, reference: Bytes, tmp_path: Path
+) -> None:
     plan = make_plan(open_imagenet(tree), tmp_path, Recipe(**LARGE_ROWS))
     plan.paths.journals.rmdir()
+    plan.shard(1).unlink()
+    for step in (work, finish, read_status):
+        with pytest.raises(BuildError, match=r"journals: missing, because the plan is not complete; unless `prep"):
+            step(tmp_path)
     build(open_imagenet(tree), tmp_path, Recipe(**LARGE_ROWS), WorkSettings(workers=1, max_bad="2"))
     assert tree_bytes(tmp_path) == reference
+
+
+def test_disk_that_is_full_after_the_plan_leaves_room_for_another(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with disks.small_disk(tmp_path, "32m") as disk, monkeypatch.context() as patched:
+        patched.setattr(build_module, "check_free_space", lambda *_: None)  # as if a quota were unknown
+        with pytest.raises(OSError, match="No space left on device"):
+            make_plan(open_imagenet(tree), disk / "store", Recipe(**LARGE_ROWS))
+        make_plan(open_imagenet(tree), disk / "store", Recipe(**{**LARGE_ROWS, "height": 512}))
+        assert {path.name for path in (disk / "store").iterdir()} == {
+            ".build",
+            *(f"images-0000{k}.npy" for k in range(4)),
+        }
 
 
 def test_contradicting_journals_stop_the_build(tree: Path, reference: Bytes, tmp_path: Path) -> None:

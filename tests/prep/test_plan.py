@@ -131,6 +131,7 @@ def test_different_decoders_are_an_error(plan: Plan, tree: Path, tmp_path: Path)
 def test_leftovers_of_killed_plan_are_removed(tree: Path, tmp_path: Path) -> None:
     plan = make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=99, width=99, container="hdf5"))
     plan.paths.plan.unlink()
+    plan.paths.journals.rmdir()
     for renamed in ("out/.fuse_hidden000001c100000032", "out/.build/.nfs0000000000bc2e1a00000002"):
         (tmp_path / renamed).touch()  # removed, but still open
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
@@ -157,7 +158,7 @@ def test_build_with_done_blocks_but_no_plan_stays_unchanged(plan: Plan, tree: Pa
     work(tmp_path / "out", WorkSettings(workers=1))
     plan.paths.plan.unlink()
     before = tree_bytes(tmp_path / "out")
-    with pytest.raises(BuildError, match=r"plan.json: missing, although blocks of this build are done; remove .*out"):
+    with pytest.raises(BuildError, match=r"plan.json: missing, although this build has begun; remove .*out"):
         make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     assert tree_bytes(tmp_path / "out") == before
 

@@ -127,11 +127,11 @@ def test_removing_a_removed_file_is_fine(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_one_process_at_a_time_holds_lock(tmp_path: Path) -> None:
-    folder, inside, counts = tmp_path / "store/.build", Counter[str](), []
+    folder, inside, counts = tmp_path / "store/.repair", Counter[str](), []
 
     def enter(number: int) -> None:
         for _ in range(50):
-            with locked(folder):
+            with locked(folder, waits_for="a test"):
                 inside["now"] += 1
                 counts.append(inside["now"])
                 (folder / f"file{number}").touch()
@@ -149,7 +149,7 @@ def test_read_only_folder_is_not_locked(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
     monkeypatch.setattr(disk, "mkdir", read_only)
-    with locked(tmp_path / ".repair"):
+    with locked(tmp_path / ".repair", waits_for="a test"):
         assert list(tmp_path.iterdir()) == []
 
 
@@ -160,7 +160,7 @@ def test_lock_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(fcntl, "flock", stale)
     monkeypatch.setattr(sharing, "LOCK_SECONDS", 0.05)
     opened = len(open_files())
-    with pytest.raises(OSError, match="Stale file handle"), locked(tmp_path / ".repair"):
+    with pytest.raises(OSError, match="Stale file handle"), locked(tmp_path / ".repair", waits_for="a test"):
         pass
     assert len(open_files()) == opened
 
@@ -182,12 +182,12 @@ def test_lock_file_is_closed_before_folder_is_removed(tmp_path: Path, monkeypatc
     renamed: list[Path] = []
     monkeypatch.setattr(disk, "unlink", unlink_on_nfs)
     monkeypatch.setattr(disk, "close", close)
-    with locked(tmp_path / ".repair"):
+    with locked(tmp_path / ".repair", waits_for="a test"):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_with_other_files_keeps_lock_file(tmp_path: Path) -> None:
-    with locked(tmp_path / ".build"):
-        (tmp_path / ".build/plan.json").touch()
-    assert sorted(os.listdir(tmp_path / ".build")) == ["lock", "plan.json"]
+    with locked(tmp_path / ".repair", waits_for="a test"):
+        (tmp_path / ".repair/store.json").touch()
+    assert sorted(os.listdir(tmp_path / ".repair")) == ["lock", "store.json"]

@@ -14,7 +14,6 @@ import pytest
 
 from decodeonce.build import Progress, Recipe, WorkSettings, build, finish, is_built, make_plan, plan_unless_built, work
 from decodeonce.errors import BuildError, Stopped, StoreError
-from decodeonce.prep.building import build as build_module
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import StorePaths, open_store, stage_store
 from tests.command import prep
@@ -198,25 +197,38 @@ def test_error_names_differences_from_finished_store(
         build(source, store, recipe)
 
 
+MOMENTS = [
+    ("build", "check_output_dir"),  # before a plan is looked for
+    ("build", "write_plan"),  # before this process publishes its own
+    ("build", "reserve_shards"),
+    ("output_dir", "planned_shard"),  # just before it creates the shards
+]
+
+
+@pytest.mark.parametrize(("module", "name"), MOMENTS)
 def test_plan_does_not_touch_store_finished_meanwhile(
-    tree: Path, recipe: Recipe, expected_files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tree: Path,
+    recipe: Recipe,
+    expected_files: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    name: str,
 ) -> None:
-    source, check = open_imagenet(tree), vars(build_module)["check_output_dir"]
-    for at in (1, 2):  # before and after the plan takes the lock
-        out, calls = tmp_path / f"store{at}", list[object]()
-        make_plan(source, out, recipe)
-        work(out, WorkSettings(workers=1, max_bad="2"))
+    source, out, before = open_imagenet(tree), tmp_path / "store", list[object]()
+    patched = sys.modules[f"decodeonce.prep.building.{module}"]
+    call = vars(patched)[name]
 
-        def check_then_finish(*arguments: Any, out: Path = out, calls: list[object] = calls, at: int = at) -> None:
-            calls.append(check(*arguments))
-            if len(calls) == at:
-                finish(out, ALLOWANCE)
+    def call_after_another_build(*arguments: Any) -> Any:
+        if not before:
+            before.append(name)
+            build(source, out, recipe, WorkSettings(workers=1, max_bad="2"))
+        return call(*arguments)
 
-        with monkeypatch.context() as patched:
-            patched.setattr(build_module, "check_output_dir", check_then_finish)
-            assert plan_unless_built(source, out, recipe) is None
-        assert len(calls) >= at
-        assert tree_bytes(out) == expected_files
+    monkeypatch.setattr(patched, name, call_after_another_build)
+    assert plan_unless_built(source, out, recipe) is None
+    assert before
+    assert tree_bytes(out) == expected_files
 
 
 @pytest.mark.parametrize("times", [4, pytest.param(300, marks=pytest.mark.long)])

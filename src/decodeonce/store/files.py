@@ -17,7 +17,6 @@ from typing import BinaryIO
 import xxhash
 
 from decodeonce.errors import REPLACED_ERRORS, UNFLUSHABLE_ERRORS, UNSUPPORTED_ERRORS, StoreError, add_path_to_errors
-from decodeonce.host import network_file_system
 from decodeonce.store import disk
 
 NAME_SECONDS = 1.1  # FUSE file systems cache for one second which file has a name
@@ -130,9 +129,6 @@ def publish(path: Path, data: bytes) -> bool:
             return True
         if os.path.lexists(path):
             return False
-        if network_file_system(path.parent) is None:  # such as vfat; the caller holds a lock
-            disk.replace(temporary, path)
-            return True
         return _write_new(path, data)
     finally:
         with suppress(OSError):  # report the first error

@@ -26,12 +26,12 @@ CACHE_SECONDS = 60.0
 
 
 @contextmanager
-def locked(folder: Path, *, waits_for: str = "") -> Iterator[None]:
+def locked(folder: Path, *, waits_for: str) -> Iterator[None]:
     """Hold the lock of a private folder. Create the folder first, and remove it at the end if it is empty by then.
 
     The lock is on the file LOCK in the folder, because on some network file systems a lock on the folder itself
     excludes only processes of the same node. The lock ends with its process. Nothing is locked if the file system has
-    no locks or is read-only. If `waits_for` names the command that may hold the lock, waiting is logged.
+    no locks or is read-only. A warning says if this waits for another process; `waits_for` names its command.
     """
     fd = _lock(folder, waits_for)
     try:
@@ -78,8 +78,7 @@ def _waited_for_lock(fd: int, folder: Path, waits_for: str) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        if waits_for:
-            logging.getLogger("decodeonce").warning("%s: waiting for %s to finish", folder.parent, waits_for)
+        logging.getLogger("decodeonce").warning("%s: waiting for %s to finish", folder.parent, waits_for)
         fcntl.flock(fd, fcntl.LOCK_EX)
         return True
     except OSError as error:

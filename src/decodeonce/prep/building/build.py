@@ -6,14 +6,12 @@ import logging
 import mmap
 import os
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
-from decodeonce.errors import CHANGED_ELSEWHERE_ERRORS, BuildError
+from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.free_space import check_free_space, find_storage, space_needed
-from decodeonce.prep.building.output_dir import check_output_dir, clear_leftovers, is_built, reserve_shards, with_paired
+from decodeonce.prep.building.output_dir import check_output_dir, is_built, reserve_shards, with_paired
 from decodeonce.prep.building.plan import (
     Plan,
     check_expected,
@@ -31,10 +29,8 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source
 from decodeonce.remote import absolute
 from decodeonce.store import Manifest, StorePaths
-from decodeonce.store.files import make_folder, sync_folder
 from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.shard_file import PAGE
-from decodeonce.store.sharing import locked, on_network
 
 
 def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect: int | None = None) -> Plan:
@@ -63,26 +59,14 @@ def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expec
     paths, recipe = StorePaths(out), with_paired(recipe, source)
     check_output_dir(paths, source)
     decoders = decoder_versions(recipe.container)
-    if paths.plan.exists():
-        sync_folder(paths.build)  # the process that wrote the plan may have been killed before this
-        if (plan := _plan_if_unchanged(paths, source, recipe.facts(decoders))) is not None:
-            if expect is not None:
-                check_expected(source, plan.candidates, len(plan.classes), expect)
-            return plan
-    listing = checked_listing(source, expect)
-    content = plan_content(source, listing, recipe, decoders)
-    make_folder(paths.root)
-    with locked(paths.build):  # if two processes plan at once, the second finds the first one's plan
-        make_folder(paths.build)  # reports it if the folder is not writable
-        planned = paths.plan.exists()  # before check_output_dir: a finish writes store.json, then removes the plan
-        check_output_dir(paths, source)
-        if not planned:
-            _write_new_plan(paths, listing, content)
-        plan = read_plan(paths)
-        check_matches_plan(plan, listing, content)  # also a new one: without locks, another node may have written it
-        if all(plan.content["source"][key] == content["source"][key] for key in ("root", "arguments")):
-            return plan
-        return move_plan(plan, content)
+    plan = _plan_if_unchanged(paths, source, recipe.facts(decoders)) if paths.plan.exists() else None
+    if plan is None:
+        listing = checked_listing(source, expect)
+        plan = _plan_for(paths, source, listing, plan_content(source, listing, recipe, decoders))
+    elif expect is not None:
+        check_expected(source, plan.candidates, len(plan.classes), expect)
+    reserve_shards(plan)
+    return plan
 
 
 def _plan_if_unchanged(paths: StorePaths, source: Source, recipe: Json) -> Plan | None:
@@ -93,28 +77,28 @@ def _plan_if_unchanged(paths: StorePaths, source: Source, recipe: Json) -> Plan 
     return plan if same and plan.content["recipe"] == recipe else None
 
 
-def _write_new_plan(paths: StorePaths, listing: Listing, content: Json) -> None:
-    if paths.journals.is_dir() and any(paths.journals.iterdir()):  # a plan is written before any journal
-        advice = f"{missing_advice(paths.build)}remove {quoted(paths.root)} and build again"
-        raise BuildError(f"{paths.plan}: missing, although blocks of this build are done; {advice}")
-    plan = Plan(paths, content)
-    # On a network, another node may have just reserved the same shards, and may be using them.
-    kept = {plan.shard(index) for index in range(plan.blocks.shards)} if on_network(paths.root) else set[Path]()
-    clear_leftovers(paths, keep=kept)
-    storage, need = find_storage(paths.root), space_needed(plan)
-    reserved = sum(path.stat().st_blocks << 9 for path in kept if path.exists())
-    check_free_space(paths.root, storage, replace(need, bytes=need.bytes - reserved))
+def _plan_for(paths: StorePaths, source: Source, listing: Listing, content: Json) -> Plan:
+    """Return the plan in OUT if it matches the listing. If there is none, write one."""
+    if not paths.plan.exists():
+        check_output_dir(paths, source)  # again, because another process may have finished the store meanwhile
+        if paths.journals.is_dir():
+            advice = f"{missing_advice(paths.build)}remove {quoted(paths.root)} and build again"
+            raise BuildError(f"{paths.plan}: missing, although this build has begun; {advice}")
+        _check_space(Plan(paths, content))
+        write_plan(paths, listing, content)
+    plan = read_plan(paths)
+    check_matches_plan(plan, listing, content)  # also a new one: another process may have written it first
+    if all(plan.content["source"][key] == content["source"][key] for key in ("root", "arguments")):
+        return plan
+    return move_plan(plan, content)
+
+
+def _check_space(plan: Plan) -> None:
+    """Raise BuildError if there is too little space for a build. Warn if its tasks may disturb each other on NFS."""
+    storage = find_storage(plan.paths.root)
+    check_free_space(plan.paths.root, storage, space_needed(plan))
     if storage.kind == "NFS":
         _warn_of_shared_pages(plan)
-    make_folder(paths.journals)
-    try:
-        reserve_shards(plan)
-        write_plan(paths, listing, content)
-    except OSError as error:  # such as a full disk: release the space that was reserved
-        # Without locks on the file system, another process may be planning or may have written a plan.
-        if error.errno not in CHANGED_ELSEWHERE_ERRORS and not paths.plan.exists():
-            clear_leftovers(paths)
-        raise
 
 
 def _warn_of_shared_pages(plan: Plan) -> None:

@@ -10,7 +10,6 @@ import itertools
 import math
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,17 +18,17 @@ from numpy.typing import NDArray
 from decodeonce.errors import REPLACED_ERRORS, BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.building.journal import FACTS, Journals, summed_lines
-from decodeonce.prep.building.output_dir import check_not_truncated
+from decodeonce.prep.building.output_dir import check_not_truncated, clean_up
 from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.prep.entry import name_bytes, name_text
 from decodeonce.prep.sources.base import DecodedRows
 from decodeonce.store import Column, Manifest, StorePaths
-from decodeonce.store.files import remove_file, remove_tree, sync_folder
+from decodeonce.store.files import sync_folder
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Reject, line, reject_line, sample_lines
-from decodeonce.store.writer import seal_store, trim_shards, write_array, write_small
+from decodeonce.store.writer import seal_store, write_array, write_small
 
 CHUNK_ROWS = 1 << 13
 
@@ -69,11 +68,7 @@ def finish(out: str | os.PathLike[str], max_bad: str = "auto") -> Manifest:
                 raise
     manifest = manifest or read_manifest(paths.manifest)
     sync_folder(paths.root)  # again, because the finish that wrote store.json may have failed at this point
-    trim_shards(paths, manifest)
-    if paths.build.exists():
-        remove_file(paths.plan)  # first, because a task that is still running checks for it before each block
-        with suppress(OSError):  # not needed for a complete store; on NFS, open files of a running task stay in .build
-            remove_tree(paths.build)
+    clean_up(paths, manifest)
     return manifest
 
 

@@ -192,12 +192,16 @@ class Journals:
         authors: The processes that wrote the journals.
 
     Raises:
-        BuildError: Two processes decoded a block differently, so its checksums may not match its rows.
+        BuildError: Two processes decoded a block differently, so its checksums may not match its rows. Or the
+            process that plans has not reserved the shards yet.
     """
 
     def __init__(self, folder: Path, of: Callable[[int, int], bool] = lambda task, tasks: True) -> None:
         self.lines: dict[int, JournalLine] = {}
         self.authors: dict[Path, Author] = {}
+        if not folder.is_dir():
+            advice = "unless `prep plan` or `prep build` is still running, run it again"
+            raise BuildError(f"{folder}: missing, because the plan is not complete; {advice}")
         for name in sorted(os.listdir(folder)):
             match = NAME.fullmatch(name)
             if match and of(int(match[1]), int(match[2])):

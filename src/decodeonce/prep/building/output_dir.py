@@ -1,11 +1,12 @@
-"""The folder OUT: check what is already in it, clear what a killed plan left, reserve the space of the shards."""
+"""The folder OUT: check what is already in it, reserve the space of the shards, and remove `.build` at the end."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from decodeonce.prep.building.plan import Plan, checked_listing
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources.base import Source
-from decodeonce.store import StorePaths, disk, open_store
+from decodeonce.store import Manifest, StorePaths, disk, open_store
 from decodeonce.store.columns import column_file
-from decodeonce.store.files import empty_folder, remove_file, reserve, sync_folder, writing
+from decodeonce.store.files import make_folder, remove_file, remove_tree, reserve, sync_folder, writing
 from decodeonce.store.hashing import canonical
-from decodeonce.store.manifest import DATA_OFFSET
-from decodeonce.store.sharing import LOCK, on_network
+from decodeonce.store.manifest import DATA_OFFSET, read_manifest
+from decodeonce.store.sharing import on_network
+from decodeonce.store.writer import trim_shards
 
 # Files that a killed build may leave in OUT and in OUT/.build. Any other file belongs to the user.
 # sshfs and NFS rename a removed file that is still open.
@@ -103,21 +105,9 @@ def check_output_dir(paths: StorePaths, source: Source) -> None:
     foreign = [path for path in paths.root.iterdir() if path.name not in ours and not OURS.fullmatch(path.name)]
     if paths.build.exists():
         foreign += [path for path in paths.build.iterdir() if not OURS_IN_BUILD.fullmatch(path.name)]
-    # While a plan is being made, .build holds only the lock at first.
-    begun = paths.build.exists() and os.listdir(paths.build) != [LOCK]
-    if foreign or (not begun and {path.name for path in paths.root.iterdir()} - {paths.build.name}):
+    if foreign or (not paths.build.exists() and any(paths.root.iterdir())):
         found = f"it contains {foreign[0].name}" if foreign else "it is not empty"
         raise BuildError(f"{paths.root}: not an unfinished build: {found}; choose another OUT")
-
-
-def clear_leftovers(paths: StorePaths, *, keep: Collection[Path] = ()) -> None:
-    """Remove the files of a killed plan. `.build` is emptied last, because it marks the shards as a build's own."""
-    for path in paths.root.glob("images-*"):
-        if path not in keep:
-            remove_file(path)
-    sync_folder(paths.root)  # otherwise a power loss may leave shards without the .build that marks them
-    # Without locks, another node may be about to publish a plan whose files are in such a folder.
-    empty_folder(paths.build, keep=(LOCK, "plan-") if on_network(paths.root) else LOCK)
 
 
 def planned_shard(plan: Plan, index: int) -> tuple[Path, int]:
@@ -140,10 +130,51 @@ def check_not_truncated(plan: Plan, index: int) -> None:
 
 
 def reserve_shards(plan: Plan) -> None:
-    """Create every shard at its planned size, and reserve its space if the file system supports that."""
-    for index in range(plan.blocks.shards):
-        path, size = planned_shard(plan, index)
-        with writing(path, os.O_RDWR | os.O_CREAT) as fd:  # flushed: a power loss must not truncate it
-            if not reserve(fd, size, path):
-                disk.ftruncate(fd, size)
-    sync_folder(plan.paths.root)
+    """Create every shard at its planned size, and reserve its space if the file system supports that.
+
+    The folder of the journals is created last: once it exists, this is done. Several processes may call this at once.
+    Raise BuildError if another one finishes the store meanwhile.
+    """
+    paths = plan.paths
+    if paths.journals.is_dir():
+        return
+    _check_unfinished(paths)  # after the line above, because a finish writes store.json, then removes the journals
+    sync_folder(paths.build)  # the process that wrote the plan may have been killed before this
+    shards = dict(planned_shard(plan, index) for index in range(plan.blocks.shards))
+    for path in paths.root.glob("images-*"):
+        if path not in shards:  # left by a process that was killed while it released the shards of an earlier plan
+            remove_file(path)
+    try:
+        for path, size in shards.items():
+            with writing(path, os.O_RDWR | os.O_CREAT) as fd:  # flushed: a power loss must not truncate it
+                if not reserve(fd, size, path) and os.fstat(fd).st_size < size:
+                    disk.ftruncate(fd, size)
+        sync_folder(paths.root)
+        make_folder(paths.journals)
+    except OSError:  # such as a full disk
+        _release(paths, shards)
+        raise
+    _check_unfinished(paths)  # again, because this process may have grown its shards
+
+
+def _check_unfinished(paths: StorePaths) -> None:
+    """Raise BuildError if the store is finished, after what this process added to it has been removed."""
+    if paths.manifest.exists():
+        clean_up(paths, read_manifest(paths.manifest))
+        raise BuildError(f"{paths.root}: another process finished this build; run the same command again")
+
+
+def _release(paths: StorePaths, shards: Iterable[Path]) -> None:
+    """Remove the plan and the shards, unless another process may have begun to decode, or may do so unseen."""
+    if not (on_network(paths.root) or paths.journals.is_dir() or paths.manifest.exists()):
+        for path in (paths.plan, *shards):
+            remove_file(path)
+
+
+def clean_up(paths: StorePaths, manifest: Manifest) -> None:
+    """Cut the shards of a finished store to their final size, and remove `.build`."""
+    trim_shards(paths, manifest)
+    if paths.build.exists():
+        remove_file(paths.plan)  # first, because a task that is still running checks for it before each block
+        with suppress(OSError):  # not needed for a complete store; on NFS, open files of a running task stay in .build
+            remove_tree(paths.build)

@@ -319,6 +319,7 @@ def write_plan(paths: StorePaths, listing: Listing, content: Json) -> None:
     seed, by_unit = content["recipe"]["shuffle_seed"], bool(content["source"]["unit_name"])
     order = row_order(listing, seed, by_unit=by_unit)
     chunks = [order[first : first + CHUNK] for first in range(0, len(order), CHUNK)]
+    make_folder(paths.build)  # by itself, so that an error names it
     folder = paths.build / f"plan-{os.urandom(4).hex()}"
     make_folder(folder)
     write_atomic(folder / NAMES, (_names(listing, chunk) for chunk in chunks))

@@ -27,7 +27,7 @@ from decodeonce.prep.processes.child import KILLED, child_of, wait_for
 from decodeonce.prep.recipe import OnBad, check_choice, differences
 from decodeonce.remote import QUERY
 from decodeonce.store import StorePaths
-from decodeonce.store.files import make_folder
+from decodeonce.store.files import sync_folder
 from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.manifest import overlap
 from decodeonce.store.reader import runs
@@ -136,7 +136,7 @@ def work(
         if plan is None:
             plan = read_plan(paths)
             _check_decoders(plan)
-        make_folder(paths.journals)  # without locks, another node may have removed it while it wrote the same plan
+        sync_folder(paths.build)  # the process that created the journals' folder may have been killed before this
         _decode_share(plan, how or WorkSettings(), progress or (lambda done: None))
     except (BuildError, Stopped, OSError) as error:
         if not paths.manifest.exists():
