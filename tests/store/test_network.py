@@ -12,7 +12,6 @@ import pytest
 
 from decodeonce.build import Recipe, build, make_plan
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.building import build as building
 from decodeonce.prep.building import plan as planning
 from decodeonce.prep.sources.imagenet import open_imagenet
 from decodeonce.store import StorePaths, add_column, columns, disk, files, open_store, remove_column, sharing, writer
@@ -59,7 +58,7 @@ def test_of_two_plans_that_are_published_at_once_one_is_the_plan(
 def test_plan_that_is_published_while_another_node_plans_is_used(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other node removes leftovers before this one publishes, and publishes afterwards."""
+    """The other node publishes after this one."""
     source, out, recipe = open_imagenet(tree), tmp_path / "out", Recipe(height=8, width=8)
 
     def publish(path: Path, data: bytes) -> bool:
@@ -76,11 +75,7 @@ def test_plan_that_is_published_while_another_node_plans_is_used(
     assert verify_store(out).ok
 
 
-@pytest.mark.parametrize("network", ["FUSE", None])
-def test_file_is_published_once_also_without_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str | None
-) -> None:
-    monkeypatch.setattr(files, "network_file_system", lambda path: network)
+def test_file_is_published_once_also_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = disk.link
 
     def nfs(source: Path, dest: Path) -> None:
@@ -112,7 +107,6 @@ def test_file_that_cannot_be_published_without_links_leaves_nothing(
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(fd, data)
 
-    monkeypatch.setattr(files, "network_file_system", lambda path: "FUSE")
     monkeypatch.setattr(disk, "link", lambda source, dest: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no")))
     monkeypatch.setattr(disk, "write", full)
     with pytest.raises(OSError, match="No space left"):
@@ -120,23 +114,25 @@ def test_file_that_cannot_be_published_without_links_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("code", "kept"), [(errno.ENOENT, True), (errno.ENOSPC, False)])
-def test_failed_plan_releases_its_shards_unless_another_node_may_use_them(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kept: bool
+def test_shards_that_another_node_may_use_stay_when_the_disk_is_full(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(paths: StorePaths, *args: Any) -> None:
-        raise OSError(code, os.strerror(code), str(paths.plan))
+    def full(fd: int, offset: int, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(building, "write_plan", fail)
-    with pytest.raises(OSError, match=os.strerror(code)):
-        make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=8, width=8))
-    assert (tmp_path / "out/images-00000.npy").exists() == kept
+    source, out, recipe = open_imagenet(tree), tmp_path / "out", Recipe(height=8, width=8)
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "fallocate", full)
+        with pytest.raises(OSError, match="No space left"):
+            make_plan(source, out, recipe)
+    assert (out / "images-00000.npy").exists()
+    assert build(source, out, recipe).count == 15
 
 
-def test_space_that_a_killed_plan_reserved_counts_as_free(tree: Path, tmp_path: Path) -> None:
+def test_space_that_a_killed_plan_reserved_is_used(tree: Path, tmp_path: Path) -> None:
     recipe = Recipe(height=128, width=128)  # 15 rows need 0.74 MB
     with small_disk(tmp_path, "1m") as disk:
-        make_plan(open_imagenet(tree), disk / "out", recipe).paths.plan.unlink()
+        make_plan(open_imagenet(tree), disk / "out", recipe).paths.journals.rmdir()
         make_plan(open_imagenet(tree), disk / "out", recipe)
 
 
