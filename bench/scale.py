@@ -32,10 +32,11 @@ from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.listing import Scan
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source
-from decodeonce.store import ImageClass, StorePaths
+from decodeonce.store import ImageClass
 from decodeonce.store.hashing import row_checksum
 
 SCRATCH = Path(__file__).resolve().parent.parent / "build"
@@ -120,7 +121,7 @@ class Meter:
 
 def measure_plan(out: Path, count: int, classes: int) -> dict[str, float]:
     """Scan and write a plan like `make_plan`, but do not create shards."""
-    paths, source, decoders = StorePaths(out), SyntheticSource(count, classes), decoder_versions(RECIPE.container)
+    paths, source, decoders = BuildPaths(out), SyntheticSource(count, classes), decoder_versions(RECIPE.container)
     paths.journals.mkdir(parents=True)
     with Meter() as meter:
         start = time.perf_counter()
@@ -132,7 +133,7 @@ def measure_plan(out: Path, count: int, classes: int) -> dict[str, float]:
 
 def write_journals(out: Path, tasks: int) -> dict[str, float]:
     """Create sparse shards of full size, and one journal per task that records all of its blocks as completed."""
-    plan = read_plan(StorePaths(out))
+    plan = read_plan(BuildPaths(out))
     blocks, zeros = plan.blocks, row_checksum(bytes(plan.recipe.row_bytes))
     for shard in range(blocks.place(plan.count - 1)[0] + 1):
         with open(plan.paths.shard(shard, ".npy"), "wb") as file:

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.plan import checked_listing, plan_content, read_plan
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.folder import FolderSource
-from decodeonce.store import StorePaths
 from tests.fuzz import scratch
 from tests.fuzz.trees import mutate_tree, reencode
 from tests.images import make_tree
 from tests.store.signing import sign
 
 FOLDER = scratch("plan")
-PATHS = StorePaths(FOLDER / "out")
+PATHS = BuildPaths(FOLDER / "out")
 PATHS.build.mkdir(parents=True)
 mutate = mutate_tree
 SOURCE = FolderSource(make_tree(FOLDER / "src", classes=2, per_class=1) / "train")

@@ -15,8 +15,9 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.building import build as build_module
 from decodeonce.prep.building.journal import FACTS, Journal, Journals, journal_line
 from decodeonce.prep.building.status import read_status
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.store import StorePaths, open_store, verify_store
+from decodeonce.store import open_store, verify_store
 from decodeonce.store.layout import ContainerName
 from decodeonce.store.table import read_rejects
 from tests import disks
@@ -97,8 +98,8 @@ def test_order_and_number_of_tasks_change_no_byte(tree: Path, reference: Bytes, 
     assert read_status(out).blocks_done < len(plan.blocks)
     with pytest.raises(BuildError, match=r"blocks are not done .*run: prep work .* && prep finish"):
         finish(out, ALL)
-    StorePaths(out).jobs.mkdir()
-    StorePaths(out).submit.touch()
+    BuildPaths(out).jobs.mkdir()
+    BuildPaths(out).submit.touch()
     with pytest.raises(BuildError, match=r"run: bash .*/store.jobs/submit.sh$"):
         finish(out, ALL)
     work(out, WorkSettings(max_bad="2"))
@@ -118,7 +119,7 @@ def test_second_of_two_plans_finds_the_first(tree: Path, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(build_module, "write_plan", write_after_another_plan)
     assert make_plan(source, out, recipe).content == others[0].content
-    assert len([*StorePaths(out).build.glob("plan-*")]) == 1
+    assert len([*BuildPaths(out).build.glob("plan-*")]) == 1
 
 
 def test_plan_whose_process_was_killed_before_the_shards_is_completed(
@@ -152,7 +153,7 @@ def test_contradicting_journals_stop_the_build(tree: Path, reference: Bytes, tmp
     out = tmp_path / "store"
     make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
     work(out, WorkSettings(max_bad="2"))
-    folder = StorePaths(out).journals
+    folder = BuildPaths(out).journals
     other = Journal(folder, 9, 10)
     other.append(journal_line(replace(next(Journals(folder).records([4])), facts=np.zeros(1, FACTS))))
     for step in (work, finish):

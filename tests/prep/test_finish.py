@@ -12,8 +12,9 @@ from decodeonce.build import Recipe, finish
 from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums, journal_line, summed_lines
 from decodeonce.prep.building.plan import Plan, checked_listing, plan_content, read_plan, write_plan
 from decodeonce.prep.listing import Scan
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.sources import Entry, Source, open_imagenet
-from decodeonce.store import StorePaths, disk, open_store, verify_store
+from decodeonce.store import disk, open_store, verify_store
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import ImageClass
 from tests.images import make_tree
@@ -39,7 +40,7 @@ class _Listed(Source):
 
 def decode_all(out: Path, rejects: set[int]) -> Plan:
     """Make a plan and write all blocks; each row holds its planned number, except for the rejects."""
-    source, paths = _Listed(Path("/nowhere")), StorePaths(out)
+    source, paths = _Listed(Path("/nowhere")), BuildPaths(out)
     paths.journals.mkdir(parents=True)
     listing = checked_listing(source)
     write_plan(paths, listing, plan_content(source, listing, RECIPE, {}))

@@ -27,10 +27,10 @@ from decodeonce.prep.building.plan import (
     write_plan,
 )
 from decodeonce.prep.listing import Listing, Scan
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.sources import files
 from decodeonce.sources import Entry, FolderSource, Links, Source, file_entry, open_imagenet
-from decodeonce.store import StorePaths
 from decodeonce.store.manifest import ImageClass
 from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
@@ -276,7 +276,7 @@ class _Synthetic(Source):
 
 @pytest.mark.long
 def test_plan_takes_less_than_200_bytes_per_sample(tmp_path: Path) -> None:
-    count, paths = 100_000, StorePaths(tmp_path)
+    count, paths = 100_000, BuildPaths(tmp_path)
     paths.journals.mkdir(parents=True)
     tracemalloc.start()
     listing = checked_listing(_Synthetic(count))
@@ -287,7 +287,7 @@ def test_plan_takes_less_than_200_bytes_per_sample(tmp_path: Path) -> None:
 
 
 def test_summarizing_changes_takes_less_than_200_bytes_per_sample(tmp_path: Path) -> None:
-    count, paths = 30_000, StorePaths(tmp_path)
+    count, paths = 30_000, BuildPaths(tmp_path)
     paths.journals.mkdir(parents=True)
     listing, more = checked_listing(_Synthetic(count)), checked_listing(_Synthetic(count + 2))
     write_plan(paths, listing, plan_content(_Synthetic(count), listing, SMALL, {}))

@@ -16,8 +16,8 @@ from decodeonce.build import Recipe, WorkSettings, finish, make_plan, work
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.journal import FACTS, Author, BlockRecord, Journal, Journals, journal_line
 from decodeonce.prep.building.status import read_status
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.store import StorePaths
 from tests.images import jpeg, make_tree
 
 
@@ -51,7 +51,7 @@ def test_started_tasks_are_listed_with_share_and_rate(planned: Path) -> None:
 def journal_of_killed_task(planned: Path) -> Path:
     """Run a task, and return its journal as after a kill during the second line."""
     work(planned, WorkSettings(workers=1, task=0, tasks=5, max_bad="2"))
-    (journal,) = StorePaths(planned).journals.iterdir()
+    (journal,) = BuildPaths(planned).journals.iterdir()
     whole = journal.read_bytes()
     journal.write_bytes(whole[: whole.index(b"\n") + 10])
     ended = subprocess.Popen(["true"])
@@ -92,7 +92,7 @@ def test_task_whose_process_ended_on_this_node_is_stopped(planned: Path) -> None
 
 
 def test_task_reads_only_journals_that_can_hold_its_blocks(planned: Path) -> None:
-    journals = StorePaths(planned).journals
+    journals = BuildPaths(planned).journals
     for name in ("2of3-elsewhere-1-ab.log", "0of3-unfinished.tmp"):  # the second is no journal
         (journals / name).mkdir()  # opening it would fail
     for task, tasks in ((0, 3), (1, 3), (1, 9)):

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from decodeonce import open_store
 from decodeonce.build import Conversion, Selection, convert
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.store import stage_store, verify_store
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
-from decodeonce.store.layout import ContainerName, StorePaths
+from decodeonce.store.layout import ContainerName
 from decodeonce.store.manifest import DATA_OFFSET
 from decodeonce.store.writer import shard_ranges
 from tests.packages import needs_torch
@@ -71,7 +72,7 @@ def make_large_store(root: Path, container: ContainerName, shard_rows: int) -> L
     near = {start + step for start in starts | {(1 << 36) // ROW_BYTES, COUNT} for step in (-1, 0, 1)}
     numbers = sorted(row for row in near if 0 <= row < COUNT)
     images = np.random.default_rng(0).integers(0, 256, (len(numbers), *SHAPE), np.uint8)
-    paths = StorePaths(root)
+    paths = BuildPaths(root)
     sums = np.full(COUNT, row_checksum(bytes(ROW_BYTES)), np.uint64)
     for index, (first, count) in enumerate(shards):
         with open(paths.shard(index, CONTAINERS[container].suffix), "wb", buffering=0) as file:

@@ -13,8 +13,9 @@ import pytest
 from decodeonce.build import Recipe, build, make_plan
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.building import plan as planning
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.store import StorePaths, add_column, columns, disk, files, open_store, remove_column, sharing, writer
+from decodeonce.store import add_column, columns, disk, files, open_store, remove_column, sharing, writer
 from decodeonce.store.verify import verify_store
 from tests.disks import small_disk
 from tests.images import tree_bytes
@@ -192,7 +193,7 @@ def test_column_that_another_node_adds_again_after_a_removal_is_kept(
     store = make_store(tmp_path / "s", random_images(COUNT), columns={"score": SCORES})
     changing, calls = columns._changing, list[int]()
 
-    def add_before_the_second(paths: StorePaths) -> Any:
+    def add_before_the_second(paths: BuildPaths) -> Any:
         calls.append(len(calls))
         if len(calls) == 2:
             monkeypatch.setattr(columns, "_changing", changing)

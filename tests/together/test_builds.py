@@ -14,8 +14,9 @@ import pytest
 
 from decodeonce.build import Progress, Recipe, WorkSettings, build, finish, is_built, make_plan, plan_unless_built, work
 from decodeonce.errors import BuildError, Stopped, StoreError
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.store import StorePaths, open_store, stage_store
+from decodeonce.store import open_store, stage_store
 from tests.command import prep
 from tests.images import make_tree, tree_bytes
 from tests.together.processes import ROOT, Prep, build_arguments
@@ -131,7 +132,7 @@ def test_workers_end_when_their_parent_is_killed(
     os.kill(paused.process.pid, signal.SIGKILL)
     assert paused.ended().returncode == -signal.SIGKILL  # every worker has closed its pipes
     os.close(hold)
-    assert StorePaths(out).plan.exists()
+    assert BuildPaths(out).plan.exists()
     ended = prep(*build_arguments(tree, out))
     assert (ended.returncode, ended.stderr) == (0, ""), ended
     assert tree_bytes(out) == expected_files

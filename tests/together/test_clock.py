@@ -14,8 +14,8 @@ import pytest
 from decodeonce.build import Recipe, WorkSettings, build, finish, make_plan, work
 from decodeonce.prep.building.journal import Journals
 from decodeonce.prep.building.status import Status, read_status
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.sources.imagenet import open_imagenet
-from decodeonce.store import StorePaths
 from tests.images import tree_bytes
 from tests.packages import need
 from tests.together.processes import ROOT
@@ -60,7 +60,7 @@ def test_jumping_clocks_do_not_change_bytes(
     assert_makes_sense(read_status(out), 5)
     prep_at(faketime, "+30y", *work_command, "--task", 1)
     assert_makes_sense(read_status(out), 10)
-    times = [line.time for line in Journals(StorePaths(out).journals).lines.values()]
+    times = [line.time for line in Journals(BuildPaths(out).journals).lines.values()]
     assert times[4] < times[0] < time.time() + YEAR < time.time() + 29 * YEAR < times[5]
     work(out, WorkSettings(workers=1, max_bad="2"))
     assert_makes_sense(read_status(out), 15)

@@ -19,7 +19,7 @@ from decodeonce.cli.options import DEFAULT_MAX_BAD, MaxBad, Workers, option
 from decodeonce.cli.output import advice_on, build_progress, rejects_text, say
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
-from decodeonce.store.layout import StorePaths
+from decodeonce.prep.paths import BuildPaths
 
 if TYPE_CHECKING:
     from decodeonce.prep.building.pool import Progress
@@ -36,7 +36,7 @@ def run_build(request: BuildRequest) -> None:
     say_found(request)
     if request.dry_run:
         return say_dry_run(request)
-    was_finished = StorePaths(request.out).manifest.exists()
+    was_finished = BuildPaths(request.out).manifest.exists()
     start, decoded = time.monotonic(), 0
     with build_progress() as show:
 
@@ -120,7 +120,7 @@ def say_dry_run(request: BuildRequest) -> None:
 def _say_finished(out: Path, manifest: Manifest, speed: str = "") -> None:
     from decodeonce.store.table import read_rejects
 
-    found = Counter((reject.action, reject.reason) for reject in read_rejects(StorePaths(out).rejects))
+    found = Counter((reject.action, reject.reason) for reject in read_rejects(BuildPaths(out).rejects))
     listed = Counter[str]()
     for (action, _), count in found.items():
         listed[action] += count
@@ -156,15 +156,15 @@ def work(
     share = _share(task, tasks)
     with parse.usage_errors():
         how = pool.WorkSettings(workers=workers, task=share.task, tasks=share.tasks, max_bad=max_bad, on_bad=on_bad)
-    if StorePaths(out).manifest.exists():
+    if BuildPaths(out).manifest.exists():
         return say_built(out)
-    if StorePaths(out).plan.exists():  # otherwise `pool.work` reports what is missing
+    if BuildPaths(out).plan.exists():  # otherwise `pool.work` reports what is missing
         say(f"{out}: {share}")
     if task is None and (idle := find_idle_hosts()):
         say(f"warning: {idle}", err=True)
     with build_progress() as progress:
         pool.work(out, how, progress)
-    if StorePaths(out).manifest.exists():
+    if BuildPaths(out).manifest.exists():
         return say_built(out)
     say(f"{out}: task {share.task} of {share.tasks} is done; after all tasks, run: prep finish {quoted(out)}")
 
@@ -187,7 +187,7 @@ def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
 
     with parse.usage_errors():
         WorkSettings(max_bad=max_bad)
-    was_finished = StorePaths(out).manifest.exists()
+    was_finished = BuildPaths(out).manifest.exists()
     manifest = finish_build(out, max_bad)  # this also completes a finish that was killed
     if was_finished:
         return say_built(out)

@@ -14,11 +14,11 @@ from decodeonce.errors import BuildError
 def cancel(out: Annotated[Path, typer.Argument(help="Build whose jobs `prep submit` wrote.", metavar="OUT")]) -> None:
     """Cancel a build's queued and running jobs. Completed blocks are kept."""
     from decodeonce.prep.jobs.submitted import submitted_jobs
-    from decodeonce.store import StorePaths
+    from decodeonce.prep.paths import BuildPaths
 
     jobs = submitted_jobs(out)
     if not jobs:
-        raise BuildError(f"{StorePaths(out).submitted}: no such file; this build was not submitted with `prep submit`")
+        raise BuildError(f"{BuildPaths(out).submitted}: no such file; this build was not submitted with `prep submit`")
     queued = [job for job in reversed(jobs) if job.states()]  # PBS deletes jobs that wait for a deleted one
     for job in queued:
         if (problem := job.cancel()) and job.states():

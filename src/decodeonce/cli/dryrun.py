@@ -35,12 +35,13 @@ from decodeonce.prep.building.plan import (
 from decodeonce.prep.building.worker import BlockDecoder
 from decodeonce.prep.entry import Entry, name_bytes
 from decodeonce.prep.listing import Listing
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import Child, Parent, death, wait_for
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source
 from decodeonce.remote import QUERY, take_over
-from decodeonce.store import Reject, StorePaths
+from decodeonce.store import Reject
 
 IMAGES = 32  # to look at
 UNITS = 4  # to read some of the images from, because a read unit is read as a whole
@@ -49,7 +50,7 @@ UNITS = 4  # to read some of the images from, because a read unit is read as a w
 def dry_run(request: BuildRequest) -> Iterator[str]:
     """Yield the lines to print. Raises the errors of a build, lack of space last."""
     source, out, recipe = request.source, request.out, request.recipe
-    paths = StorePaths(out)
+    paths = BuildPaths(out)
     check_output_dir(paths, source)
     listing = checked_listing(source, request.expect)
     plan = Plan(paths, plan_content(source, listing, recipe, decoder_versions(recipe.container)))
@@ -153,7 +154,7 @@ def main(arguments: list[str]) -> int:
     with Parent(arguments) as parent, limited_memory():
         task = parent.receive()
         take_over(task["query"])
-        plan = Plan(StorePaths(task["out"]), task["plan"])
+        plan = Plan(BuildPaths(task["out"]), task["plan"])
         decoder = BlockDecoder(plan, parent.heartbeat, fail_on_bad=False)
         buffer = memoryview(bytearray(plan.recipe.row_bytes))
         entries = [Entry(**{**entry, "name": name_bytes(entry["name"])}) for entry in task["entries"]]

@@ -180,13 +180,13 @@ def logs(
 ) -> None:
     """Print the end of each log of a build's jobs."""
     from decodeonce.prep.jobs.submitted import submitted_jobs
-    from decodeonce.store import StorePaths
+    from decodeonce.prep.paths import BuildPaths
 
     jobs = submitted_jobs(out)
     paths = [path for job in jobs for path in job.printed(out)]
     if not paths:
         what = "no job has printed anything yet" if jobs else "this build was not submitted with `prep submit`"
-        raise BuildError(f"{StorePaths(out).jobs}: {what}")
+        raise BuildError(f"{BuildPaths(out).jobs}: {what}")
     for path in paths:
         with path.open(encoding="utf-8", errors="backslashreplace") as file:
             last = deque(file, lines)

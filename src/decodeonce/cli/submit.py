@@ -23,7 +23,7 @@ from decodeonce.cli.output import say
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import quoted
 from decodeonce.prep.jobs.schedulers import SCHEDULERS
-from decodeonce.store.layout import StorePaths
+from decodeonce.prep.paths import BuildPaths
 
 if TYPE_CHECKING:
     from decodeonce.prep.jobs.base import Chain, Site
@@ -189,7 +189,7 @@ def _commands(request: BuildRequest, words: Sequence[str], chain: Chain) -> list
     from decodeonce.formatting import no_option
 
     prep, out = _program_command(), no_option(request.out)
-    log = ["--log", f"{StorePaths(request.out).jobs}/logs/"]
+    log = ["--log", f"{BuildPaths(request.out).jobs}/logs/"]
     allowed = ["--max-bad", request.work.max_bad]
     work = [*prep, "work", out, "--tasks", str(chain.processes), *allowed, "--on-bad", request.work.on_bad]
     # Not every batch system hides the cores of other jobs, so the default number of workers could be too high.

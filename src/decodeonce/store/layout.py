@@ -84,9 +84,9 @@ def image_bytes(pixels: PixelsName, shape: tuple[int, int, int]) -> int:
 
 
 class StorePaths:
-    """The paths of a store at `root`, finished or in progress.
+    """The paths of a store at `root`.
 
-    The private folders `staging`, `repair` and `build` exist only while a part, a repair or a build is unfinished.
+    The private folders `staging` and `repair` exist only while a part or a repair is unfinished.
 
     Args:
         root: Folder of the store.
@@ -109,28 +109,10 @@ class StorePaths:
         self.staging = root / ".stage"
         self.claim = self.staging / "stage.json"  # the rows that an unfinished part is going to hold
         self.repair = root / ".repair"
-        self.build = root / ".build"
-        self.plan = self.build / "plan.json"  # written last: the plan exists only with this file
-        self.journals = self.build / "journals"
 
     def shard(self, index: int, suffix: str) -> Path:
         """Shard `index` (from 0)."""
         return self.root / f"images-{index:05d}{suffix}"
-
-    @property
-    def jobs(self) -> Path:
-        """Folder for scripts and logs of jobs, next to the store. The store does not depend on it."""
-        return self.root.absolute().with_name(f"{self.root.absolute().name}.jobs")
-
-    @property
-    def submit(self) -> Path:
-        """The script that submits all jobs as a chain."""
-        return self.jobs / "submit.sh"
-
-    @property
-    def submitted(self) -> Path:
-        """The ids of the submitted jobs."""
-        return self.jobs / "submitted"
 
 
 def _url_error(url: str) -> StoreError:

@@ -24,11 +24,12 @@ from decodeonce.prep.building.plan import (
 )
 from decodeonce.prep.building.pool import Progress, WorkSettings, work
 from decodeonce.prep.listing import Listing
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source
 from decodeonce.remote import absolute
-from decodeonce.store import Manifest, StorePaths
+from decodeonce.store import Manifest
 from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.shard_file import PAGE
 
@@ -56,7 +57,7 @@ def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expec
         >>> plan.count
         16
     """
-    paths, recipe = StorePaths(out), with_paired(recipe, source)
+    paths, recipe = BuildPaths(out), with_paired(recipe, source)
     check_output_dir(paths, source)
     decoders = decoder_versions(recipe.container)
     plan = _plan_if_unchanged(paths, source, recipe.facts(decoders)) if paths.plan.exists() else None
@@ -69,7 +70,7 @@ def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expec
     return plan
 
 
-def _plan_if_unchanged(paths: StorePaths, source: Source, recipe: Json) -> Plan | None:
+def _plan_if_unchanged(paths: BuildPaths, source: Source, recipe: Json) -> Plan | None:
     """Return the plan if the source's fingerprint is still the same, so that an archive is indexed once."""
     plan = read_plan(paths)
     found = {"kind": source.kind, "root": absolute(source.root), "fingerprint": source.fingerprint()}
@@ -77,7 +78,7 @@ def _plan_if_unchanged(paths: StorePaths, source: Source, recipe: Json) -> Plan 
     return plan if same and plan.content["recipe"] == recipe else None
 
 
-def _plan_for(paths: StorePaths, source: Source, listing: Listing, content: Json) -> Plan:
+def _plan_for(paths: BuildPaths, source: Source, listing: Listing, content: Json) -> Plan:
     """Return the plan in OUT if it matches the listing. If there is none, write one."""
     if not paths.plan.exists():
         check_output_dir(paths, source)  # again, because another process may have finished the store meanwhile
@@ -139,7 +140,7 @@ def plan_unless_built(
         >>> plan is None  # because train.store is finished
         True
     """
-    paths = StorePaths(out)
+    paths = BuildPaths(out)
     if not paths.manifest.exists():
         try:
             return make_plan(source, out, recipe, expect)

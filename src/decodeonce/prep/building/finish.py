@@ -21,8 +21,9 @@ from decodeonce.prep.building.journal import FACTS, Journals, summed_lines
 from decodeonce.prep.building.output_dir import check_not_truncated, clean_up
 from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.prep.entry import name_bytes, name_text
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.sources.base import DecodedRows
-from decodeonce.store import Column, Manifest, StorePaths
+from decodeonce.store import Column, Manifest
 from decodeonce.store.files import sync_folder
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
@@ -57,7 +58,7 @@ def finish(out: str | os.PathLike[str], max_bad: str = "auto") -> Manifest:
         >>> finish(out).shape
         (64, 64, 3)
     """
-    paths = StorePaths(out)
+    paths = BuildPaths(out)
     manifest = None
     if not paths.manifest.exists():
         try:
@@ -72,7 +73,7 @@ def finish(out: str | os.PathLike[str], max_bad: str = "auto") -> Manifest:
     return manifest
 
 
-def _finish_planned(paths: StorePaths, max_bad: str) -> Manifest:
+def _finish_planned(paths: BuildPaths, max_bad: str) -> Manifest:
     """Write everything up to store.json. The plan's mappings end with this call, so that NFS releases their files."""
     plan, journals = read_plan(paths), Journals(paths.journals)
     missing = [block for block in range(len(plan.blocks)) if block not in journals.lines]

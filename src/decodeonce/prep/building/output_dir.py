@@ -13,10 +13,11 @@ from pathlib import Path
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.plan import Plan, checked_listing
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources.base import Source
-from decodeonce.store import Manifest, StorePaths, disk, open_store
+from decodeonce.store import Manifest, disk, open_store
 from decodeonce.store.columns import column_file
 from decodeonce.store.files import make_folder, remove_file, remove_tree, reserve, sync_folder, writing
 from decodeonce.store.hashing import canonical
@@ -56,7 +57,7 @@ def is_built(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect
         >>> is_built(open_imagenet("imagenet"), Path("train.store"), Recipe(shuffle_seed=0))
         True
     """
-    paths = StorePaths(out)
+    paths = BuildPaths(out)
     if not paths.manifest.exists():
         return False
     if paths.part.exists():
@@ -93,7 +94,7 @@ def _different_store(out: Path, changes: str) -> BuildError:
     return BuildError(f"{out}: {what}; choose another OUT, or remove it first")
 
 
-def check_output_dir(paths: StorePaths, source: Source) -> None:
+def check_output_dir(paths: BuildPaths, source: Source) -> None:
     """Raise BuildError unless a store of this source can be created or resumed here."""
     if paths.manifest.exists():
         raise BuildError(f"{paths.root}: already holds a finished store; choose another OUT, or remove it first")
@@ -157,21 +158,21 @@ def reserve_shards(plan: Plan) -> None:
     _check_unfinished(paths)  # again, because this process may have grown its shards
 
 
-def _check_unfinished(paths: StorePaths) -> None:
+def _check_unfinished(paths: BuildPaths) -> None:
     """Raise BuildError if the store is finished, after what this process added to it has been removed."""
     if paths.manifest.exists():
         clean_up(paths, read_manifest(paths.manifest))
         raise BuildError(f"{paths.root}: another process finished this build; run the same command again")
 
 
-def _release(paths: StorePaths, shards: Iterable[Path]) -> None:
+def _release(paths: BuildPaths, shards: Iterable[Path]) -> None:
     """Remove the plan and the shards, unless another process may have begun to decode, or may do so unseen."""
     if not (on_network(paths.root) or paths.journals.is_dir() or paths.manifest.exists()):
         for path in (paths.plan, *shards):
             remove_file(path)
 
 
-def clean_up(paths: StorePaths, manifest: Manifest) -> None:
+def clean_up(paths: BuildPaths, manifest: Manifest) -> None:
     """Cut the shards of a finished store to their final size, and remove `.build`."""
     trim_shards(paths, manifest)
     if paths.build.exists():

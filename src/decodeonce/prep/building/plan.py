@@ -33,11 +33,12 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.journal import BlockRecord
 from decodeonce.prep.listing import CHUNK, ROW, Listing
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.base import Source
 from decodeonce.remote import absolute, as_path
-from decodeonce.store import Column, ImageClass, Reject, StorePaths
+from decodeonce.store import Column, ImageClass, Reject
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import make_folder, publish, remove_tree, write_atomic
 from decodeonce.store.hashing import GOLDEN, digest_of, mix, sign
@@ -189,7 +190,7 @@ class Plan:
         (16, (64, 64, 3), ['n01440764', 'n01443537', 'n01484850', 'n02123045'])
     """
 
-    def __init__(self, paths: StorePaths, content: Json) -> None:
+    def __init__(self, paths: BuildPaths, content: Json) -> None:
         self.paths, self.content = paths, content
         self.count = int(content["count"])
         self.rejects = [Reject(**reject) for reject in content["rejects"]]
@@ -258,7 +259,7 @@ class Plan:
         return open_source(content["kind"], as_path(content["root"]), content["arguments"])
 
 
-def read_plan(paths: StorePaths) -> Plan:
+def read_plan(paths: BuildPaths) -> Plan:
     """Read the plan in OUT/.build; raise BuildError if it is missing or damaged."""
     try:
         encoded = paths.plan.read_bytes()
@@ -314,7 +315,7 @@ def plan_content(source: Source, listing: Listing, recipe: Recipe, decoders: dic
     }
 
 
-def write_plan(paths: StorePaths, listing: Listing, content: Json) -> None:
+def write_plan(paths: BuildPaths, listing: Listing, content: Json) -> None:
     """Write the files of a plan, plan.json last. If another process has written its own first, that is the plan."""
     seed, by_unit = content["recipe"]["shuffle_seed"], bool(content["source"]["unit_name"])
     order = row_order(listing, seed, by_unit=by_unit)

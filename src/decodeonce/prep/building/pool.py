@@ -22,11 +22,11 @@ from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped, failure_from
 from decodeonce.host import usable_cores
 from decodeonce.prep.building.journal import Journal, Journals
 from decodeonce.prep.building.plan import Plan, allowed_rejects, read_plan, reject_error
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import KILLED, child_of, wait_for
 from decodeonce.prep.recipe import OnBad, check_choice, differences
 from decodeonce.remote import QUERY
-from decodeonce.store import StorePaths
 from decodeonce.store.files import sync_folder
 from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.manifest import overlap
@@ -129,7 +129,7 @@ def work(
         >>> finish(out).count
         16
     """
-    paths = StorePaths(out)
+    paths = BuildPaths(out)
     if paths.manifest.exists():
         return
     try:
@@ -144,7 +144,7 @@ def work(
         logging.getLogger("decodeonce").warning("%s: another process finished this build; nothing left to do", out)
 
 
-def _failure_of(error: BuildError | Stopped | OSError, paths: StorePaths) -> BuildError | Stopped:
+def _failure_of(error: BuildError | Stopped | OSError, paths: BuildPaths) -> BuildError | Stopped:
     """Return the error to raise; for an OSError, Stopped if the build, or on a network a file of it, is gone."""
     if not isinstance(error, OSError):
         return error

@@ -15,7 +15,8 @@ from decodeonce.errors import BuildError
 from decodeonce.host import process_exists
 from decodeonce.prep.building.journal import Author, Journals
 from decodeonce.prep.building.plan import Plan, read_plan
-from decodeonce.store import Reject, StorePaths
+from decodeonce.prep.paths import BuildPaths
+from decodeonce.store import Reject
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.table import read_rejects
 
@@ -87,7 +88,7 @@ class Status:
 
 def read_status(out: str | os.PathLike[str]) -> Status:
     """Return the status of the build or finished store at `out`; raise BuildError if there is neither."""
-    paths = StorePaths(out)
+    paths = BuildPaths(out)
     if paths.manifest.exists():
         manifest = read_manifest(paths.manifest)
         blocks = -(-manifest.count // manifest.block_rows)

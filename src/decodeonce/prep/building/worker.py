@@ -23,12 +23,12 @@ from decodeonce.host import limited_memory
 from decodeonce.prep.building.journal import FACTS, BlockRecord, PixelSums, journal_line
 from decodeonce.prep.building.plan import Block, Plan, read_plan, reject_error
 from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.processes.child import Heartbeat, Parent
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import system_of
 from decodeonce.remote import take_over
-from decodeonce.store import StorePaths
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import read_manifest
@@ -212,7 +212,7 @@ def main(arguments: list[str]) -> int:
         take_over(settings.get("query", ""))
         # Absolute, because the user's code may change the current folder while a block is written.
         out, journal = (Path(os.path.abspath(settings[name])) for name in ("out", "journal"))
-        plan = read_plan(StorePaths(out))
+        plan = read_plan(BuildPaths(out))
         decoder = BlockDecoder(plan, parent.heartbeat, fail_on_bad=settings["on_bad"] == "fail")
         serve(parent, plan, decoder, journal)
     return 0

@@ -13,7 +13,7 @@ from decodeonce.launch import launch_variables
 from decodeonce.prep.jobs.base import Chain, Job, Site
 from decodeonce.prep.jobs.schedulers import SCHEDULERS
 from decodeonce.prep.jobs.submitted import LOGS, job_states
-from decodeonce.store import StorePaths
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.store.files import make_folder, write_atomic
 
 # Plan and finish are one process each, which mostly waits for the file system. On sites that allot memory by cores,
@@ -28,7 +28,7 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
 
     Raises BuildError if the batch system forbids a character in the path of OUT.jobs or `chain.then`.
     """
-    paths, scheduler = StorePaths(out), SCHEDULERS[site.scheduler]
+    paths, scheduler = BuildPaths(out), SCHEDULERS[site.scheduler]
     if found := set(scheduler.forbidden) & set(str(paths.jobs)):
         raise BuildError(
             f"{paths.jobs}: {site.scheduler} treats {found.pop()!r} in the path of a log specially; choose another OUT"
@@ -72,7 +72,7 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
     return paths.submit
 
 
-def _submission(paths: StorePaths, site: Site, chain: Chain, folder: Path) -> str:
+def _submission(paths: BuildPaths, site: Site, chain: Chain, folder: Path) -> str:
     """Return the text of submit.sh: the file of this name in this package, with the words in @...@ filled in."""
     scheduler = SCHEDULERS[site.scheduler]
     array, finish = f"array{scheduler.suffix}", f"finish{scheduler.suffix}"
@@ -97,7 +97,7 @@ def _submission(paths: StorePaths, site: Site, chain: Chain, folder: Path) -> st
     return re.sub("@([A-Z_]+)@", lambda word: words[word[1]], template.rstrip("\n"))
 
 
-def _write(paths: StorePaths, texts: Mapping[str, bytes]) -> None:
+def _write(paths: BuildPaths, texts: Mapping[str, bytes]) -> None:
     """Write the scripts, unless others are there whose jobs may still run them."""
     there = {name: path.read_bytes() for name in texts if (path := paths.jobs / name).exists()}
     if there and there != texts:

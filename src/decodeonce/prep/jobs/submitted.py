@@ -17,7 +17,7 @@ from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.jobs.schedulers import SCHEDULERS, Scheduler
-from decodeonce.store import StorePaths
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.store.layout import Json
 
 LOGS = "logs"  # the folder in OUT.jobs with a log of each process
@@ -70,7 +70,7 @@ class SubmittedJob:
 
     def printed(self, out: Path) -> list[Path]:
         """Return the files with what the job or its elements printed, oldest first."""
-        folder, names = StorePaths(out).jobs, [name.format(number=self.number) for name in self._system.logs]
+        folder, names = BuildPaths(out).jobs, [name.format(number=self.number) for name in self._system.logs]
         paths = (path for name in names for path in folder.glob(name) if path.is_file())
         return sorted(paths, key=lambda path: path.stat().st_mtime)
 
@@ -86,7 +86,7 @@ class SubmittedJob:
 
 def submitted_jobs(out: Path) -> list[SubmittedJob]:
     """Return the jobs of the last submission of a build, in their order; none if it was not submitted."""
-    path = StorePaths(out).submitted
+    path = BuildPaths(out).submitted
     try:
         lines = path.read_text("utf-8", "surrogateescape").splitlines()
     except FileNotFoundError:
@@ -117,7 +117,7 @@ def job_states(out: Path) -> dict[str, JobStates]:
         {"plan 1234": JobStates({}, {"finished": 1}), "array 1235": JobStates({"running": 3, "pending": 13}, {})}
     """
     jobs = submitted_jobs(out)
-    ends = _ends(StorePaths(out).jobs / LOGS) if jobs else {}
+    ends = _ends(BuildPaths(out).jobs / LOGS) if jobs else {}
     found = {}
     for job in jobs:
         queued = Counter(job.states())
