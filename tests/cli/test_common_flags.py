@@ -15,8 +15,9 @@ import pytest
 import typer
 
 from decodeonce import __version__, cli
-from decodeonce.cli import log, output, parse
+from decodeonce.cli import log, output
 from decodeonce.cli.app import WITHOUT_LOG
+from decodeonce.cli.command import parse_bytes
 from decodeonce.cli.examples import EXAMPLES, examples
 from decodeonce.prep.sources import KINDS
 from tests.command import app, assert_fails, prep, prep_process, run, write_program
@@ -126,13 +127,13 @@ def test_wrong_path_error_says_what_was_expected(words: list[str], expected: str
 
 def test_sizes_are_parsed_and_errors_name_the_flag() -> None:
     sizes = {"32GiB": 32 << 30, "10GB": 10**10, "1.5TB": 15 * 10**11, "4096": 4096, "1 kb": 1000}
-    assert {text: parse.byte_size(text) for text in sizes} == sizes
+    assert {text: parse_bytes(text) for text in sizes} == sizes
     with pytest.raises(typer.BadParameter, match=r"--cache 3x: expected a size such as 32GiB, 10GB or 500MiB$"):
-        parse.byte_size("3x", "--cache")
+        parse_bytes("3x", "--cache")
     with pytest.raises(typer.BadParameter, match="did you mean 32GiB"):
-        parse.byte_size("32g", "--cache")
+        parse_bytes("32g", "--cache")
     with pytest.raises(typer.BadParameter, match=r"--cache 32: 32 bytes cannot hold an image; did you mean 32GiB\?$"):
-        parse.byte_size("32", "--cache")
+        parse_bytes("32", "--cache")
 
 
 def test_all_other_commands_have_quiet_and_log() -> None:

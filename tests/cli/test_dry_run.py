@@ -7,8 +7,8 @@ import pytest
 
 from decodeonce.build import Recipe, WorkSettings, build, make_plan
 from decodeonce.cli import dryrun
+from decodeonce.cli.build import BuildRequest
 from decodeonce.cli.dryrun import IMAGES, UNITS, dry_run, sample_of
-from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.free_space import Need
 from decodeonce.prep.building.plan import checked_listing

@@ -6,26 +6,337 @@ opener (decodeonce/prep/sources/__init__.py). The flags of all kinds are the fie
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin
 
 import typer
 
-from decodeonce.cli import parse
-from decodeonce.cli.kinds import BuildRequest, OnBadOption, kinds_app
-from decodeonce.cli.options import DEFAULT_MAX_BAD, MaxBad, Workers, option
+from decodeonce.cli.command import (
+    Click,
+    Command,
+    DryRun,
+    Group,
+    LoggedCommand,
+    Out,
+    Workers,
+    make_command,
+    new_app,
+    option,
+    parameters,
+    parse_bytes,
+    parse_paired,
+    parse_seed,
+    parse_size,
+    usage_errors,
+    with_options,
+)
 from decodeonce.cli.output import advice_on, build_progress, rejects_text, say
+from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
 from decodeonce.prep.paths import BuildPaths
+from decodeonce.prep.recipe import BoxOrigin, BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
+from decodeonce.prep.sources import KINDS, find_opener
+from decodeonce.store.layout import ContainerName, PixelsName
 
 if TYPE_CHECKING:
-    from decodeonce.prep.building.pool import Progress
+    from decodeonce.prep.building.pool import Progress, WorkSettings
+    from decodeonce.prep.sources.base import Source
     from decodeonce.store import Manifest
 
+Src = Annotated[
+    str, typer.Argument(metavar="SRC", help="Source of the images: a folder, a file or a pattern, depending on KIND.")
+]
 Planned = Annotated[Path, typer.Argument(metavar="OUT", help="Planned store.")]
+Size = Annotated[str, option("Set the height and width of a row in pixels: 256, or HxW such as 192x256.", "SIZE")]
+DEFAULT_MAX_BAD = "auto"
+MaxBad = Annotated[
+    str,
+    option(
+        "Fail if more images than this are rejected: a number such as 25, a share such as 0.1%, or auto. auto allows "
+        "0.1% of the images, or, with fewer than 10,000 images, a tenth of them, but at most ten.",
+        "SHARE",
+    ),
+]
+OnBadOption = Annotated[
+    OnBad,
+    option("An image that cannot be decoded: reject (skip it and list it in rejects.tsv) or fail (stop the build)."),
+]
+
+# The headings of --help, with the parameters below each. The flags of one kind of source are below "Source".
+HEADINGS = {
+    "Source": ("classes", "follow_links", "expect"),
+    "Images": ("size", "fit", "filter", "exif", "levels", "on_damaged", "scaled_decode", "map", "paired", "pixels"),
+    "Store": ("container", "shard_size", "shuffle_seed"),
+    "Boxes": ("boxes", "box_margin", "min_box", "without_box", "box_origin", "keep_boxes"),
+    "Run": ("workers", "on_bad", "max_bad", "dry_run"),
+}
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """A build as the command line describes it."""
+
+    source: Source
+    out: Path
+    recipe: Recipe
+    work: WorkSettings
+    dry_run: bool
+    expect: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """The flags of a build that all kinds of source share."""
+
+    size: Size = "256"
+    fit: Annotated[
+        Fit,
+        option(
+            "How images reach the size. crop: resize, then crop the center, like torchvision's Resize and "
+            "CenterCrop; stretch: change the aspect ratio; pad: resize to fit and add black borders."
+        ),
+    ] = Recipe.fit
+    filter: Annotated[Filter, option("Filter for resizing; bilinear is torchvision's default.")] = Recipe.filter
+    pixels: Annotated[
+        PixelsName,
+        option("Form of the stored images: rgb, or yuv420 in half the bytes, with colors at half resolution."),
+    ] = Recipe.pixels
+    container: Annotated[
+        ContainerName,
+        option("File format of the shards: npy (NumPy arrays) or hdf5 (HDF5 files).", flag="--format"),
+    ] = Recipe.container
+    shard_size: Annotated[
+        str,
+        option("Limit each shard to this size, such as 10GB. A shard contains at least one block of rows.", "BYTES"),
+    ] = "32GiB"
+    shuffle_seed: Annotated[
+        str | None,
+        option(
+            "Shuffle the rows with this seed; none keeps the source's order. "
+            "(default: 0; none for ImageNet's val, Parquet and .tar.gz)",
+            "N",
+        ),
+    ] = None
+    workers: Workers = None
+    on_bad: OnBadOption = "reject"
+    max_bad: MaxBad = DEFAULT_MAX_BAD
+    exif: Annotated[
+        Exif, option("EXIF rotation: ignore it (keep pixels as stored) or apply it (rotate them upright).")
+    ] = Recipe.exif
+    levels: Annotated[
+        str | None,
+        option(
+            "Scale gray of 12 or 16 bits without alpha, so that LOW becomes black and HIGH white, such as 0:4095 for "
+            "X-rays; auto: the lowest and highest value of each image. (default: keep the upper 8 bits)",
+            "LOW:HIGH",
+        ),
+    ] = Recipe.levels
+    on_damaged: Annotated[
+        OnDamaged,
+        option(
+            "A damaged image that can be decoded: keep (list it in rejects.tsv), reject (skip it and list it) or "
+            "keep-truncated (also keep truncated images, whose missing part is one color)."
+        ),
+    ] = Recipe.on_damaged
+    scaled_decode: Annotated[
+        bool,
+        option(
+            "Decode large JPEGs at a smaller size, such as 1/2 or 3/8. This is faster and gives other pixels.",
+            flag="--scaled-decode",
+        ),
+    ] = Recipe.scaled_decode
+    classes: Annotated[
+        Path | None,
+        option("Read the class names in label order from FILE, one per line. (default: those of SRC)", "FILE"),
+    ] = None
+    boxes: Annotated[
+        Path | None,
+        option(
+            "Read boxes from COCO's JSON, or from a folder of ILSVRC's or VOC's XML, and make a row of every object. "
+            "(default: whole images)",
+            "PATH",
+        ),
+    ] = None
+    box_margin: Annotated[
+        float | None, option("Widen each box on every side by X times its width or height. (default: 0)", "X")
+    ] = None
+    min_box: Annotated[int | None, option("Skip objects with a side of less than N pixels. (default: 1)", "N")] = None
+    without_box: Annotated[
+        WithoutBox | None,
+        option("An image without a box: keep it as a row, or skip it. (default: keep)"),
+    ] = None
+    box_origin: Annotated[
+        BoxOrigin | None,
+        option(
+            "Meaning of the XML's coordinates. 1: pixels numbered from 1, as in VOC; 0: from 0, as in ILSVRC; "
+            "edge: distances from the image's edges. (default: by the XML's <database>, or edge)"
+        ),
+    ] = None
+    keep_boxes: Annotated[
+        int | None,
+        option("Make a row of each image instead of each object, and store up to K of its boxes.", "K", min=1),
+    ] = None
+    map: Annotated[
+        str | None, option("Call your function on each decoded image, before resizing.", "PACKAGE.MODULE:FUNCTION")
+    ] = None
+    paired: Annotated[
+        list[str] | None,
+        option(
+            "Store a mask with each image. It is the file in DIR with the path of the image and any image suffix. With "
+            "webdataset, pass the suffix of the masks in the tar as DIR. NAME:rgb=DIR keeps three channels. Repeat the "
+            "flag for more masks.",
+            "NAME=DIR",
+        ),
+    ] = None
+    follow_links: Annotated[
+        bool,
+        option(
+            "Follow links that lead outside SRC. Without this flag, images behind such links are rejected, and an "
+            "archive or Parquet file behind one stops the build.",
+            flag="--follow-links",
+        ),
+    ] = False
+    dry_run: DryRun = False
+    expect: Annotated[
+        int | None,
+        option("Fail unless SRC lists exactly N images, including rejected ones. (default: any number)", "N", min=1),
+    ] = None
+
+    def request(self, src: str, out: Path, opener: Callable[..., Source]) -> BuildRequest:
+        """Check all flags, then open SRC."""
+        from decodeonce.prep.building.pool import WorkSettings
+        from decodeonce.prep.sources.folder import read_class_list
+
+        if not src:
+            raise typer.BadParameter("SRC is empty; expected a path or a pattern")
+        with usage_errors():
+            recipe = self._recipe()
+            work = WorkSettings(workers=self.workers, max_bad=self.max_bad, on_bad=self.on_bad)
+            names = read_class_list(self.classes) if self.classes else None
+            paired = parse_paired(self.paired) if self.paired else {}
+        if paired:
+            from decodeonce.prep.sources.paired import open_with_paired
+
+            opener = partial(open_with_paired, opener, paired=paired)
+        source = opener(src, classes=names, follow_links=self.follow_links)
+        if self.boxes is not None and recipe.boxes is not None:
+            from decodeonce.prep.sources.boxed import BoxedSource
+
+            source = BoxedSource(
+                source, self.boxes, recipe.boxes, origin=self.box_origin, follow_links=self.follow_links
+            )
+        if self.shuffle_seed is None and source.keeps_order:
+            recipe = replace(recipe, shuffle_seed=None)
+        with usage_errors():
+            recipe = replace(recipe, paired=source.paired)
+        return BuildRequest(source, out, recipe, work, self.dry_run, self.expect)
+
+    def _recipe(self) -> Recipe:
+        from decodeonce.prep.pixels.user_map import find_map
+
+        height, width = parse_size(self.size)
+        same: tuple[str, ...] = (
+            "fit",
+            "filter",
+            "container",
+            "exif",
+            "levels",
+            "on_damaged",
+            "scaled_decode",
+            "pixels",
+        )
+        return Recipe(
+            **{name: getattr(self, name) for name in same},
+            height=height,
+            width=width,
+            shard_size=parse_bytes(self.shard_size),
+            shuffle_seed=0 if self.shuffle_seed is None else parse_seed(self.shuffle_seed),
+            boxes=self._box_rules(),
+            map=find_map(self.map) if self.map else None,
+        )
+
+    def _box_rules(self) -> BoxRules | None:
+        flags = {"margin": self.box_margin, "least": self.min_box, "without": self.without_box, "keep": self.keep_boxes}
+        given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+        if self.boxes is not None:
+            return BoxRules(**given)
+        if given or self.box_origin:
+            flags_of_boxes = "--box-margin, --min-box, --without-box, --box-origin and --keep-boxes"
+            raise typer.BadParameter(f"{flags_of_boxes} require --boxes PATH")
+        return None
+
+
+def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Command] = LoggedCommand) -> typer.Typer:
+    """Return a group with a command for each kind of source, created on first use, that opens SRC and calls `run`."""
+
+    class Kinds(Group):
+        lazy: ClassVar = {kind: partial(_kind_command, kind, run, cls) for kind in KINDS}
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            from decodeonce.prep.sources.plugins import plugins
+
+            return [*self.lazy, *sorted(plugins())]
+
+        def get_command(self, ctx: Any, name: str) -> Any:
+            if name not in self.lazy and (command := _plugin_command(name, run, cls)):  # finding it takes time
+                self.commands.setdefault(name, command)
+            return super().get_command(ctx, name)
+
+    app = new_app(cls=Kinds, help=help_text, subcommand_metavar="KIND SRC OUT [FLAGS]")
+    app.callback()(lambda: None)
+    return app
+
+
+def _plugin_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Click:
+    """Return the command of a kind that another package adds; None if none does.
+
+    If creating the command fails, only running it is an error.
+    """
+    from decodeonce.prep.sources.plugins import plugin_errors, plugins
+
+    if kind not in plugins():
+        return None
+    try:
+        with plugin_errors(kind):
+            return _kind_command(kind, run, cls)
+    except BuildError as error:
+        problem = error
+
+    def broken(words: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+        raise problem
+
+    return make_command(broken, cls, help=str(problem), context_settings={"ignore_unknown_options": True})
+
+
+def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Click:
+    opener = find_opener(kind)
+
+    def command(src: Src, out: Out, options: BuildOptions, **own: object) -> None:
+        run(options.request(src, out, partial(opener, **own)))
+
+    annotated = [parameter for parameter in parameters(opener) if get_origin(parameter.annotation) is Annotated]
+    help_text = (inspect.getdoc(opener) or "").partition("\n\n")[0]
+    made = make_command(with_options(command, BuildOptions, map(_flag, annotated)), cls, help=help_text)
+    headings = {name: heading for heading, names in HEADINGS.items() for name in names}
+    headings |= {parameter.name: "Source" for parameter in annotated}
+    for param in made.params:
+        param.rich_help_panel = headings.get(param.name)
+    return made
+
+
+def _flag(parameter: Parameter) -> Parameter:
+    """Return the flag of a parameter annotated as `Annotated[type, "help text"]` or with a "METAVAR" after the text."""
+    kind, *texts = get_args(parameter.annotation)
+    flag = f"--{parameter.name.replace('_', '-')}" if kind is bool else ""
+    return parameter.replace(annotation=Annotated[kind, option(*texts, flag=flag)])
 
 
 def run_build(request: BuildRequest) -> None:
@@ -154,7 +465,7 @@ def work(
     from decodeonce.prep.building import pool
 
     share = _share(task, tasks)
-    with parse.usage_errors():
+    with usage_errors():
         how = pool.WorkSettings(workers=workers, task=share.task, tasks=share.tasks, max_bad=max_bad, on_bad=on_bad)
     if BuildPaths(out).manifest.exists():
         return say_built(out)
@@ -185,7 +496,7 @@ def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
     from decodeonce.prep.building.finish import finish as finish_build
     from decodeonce.prep.building.pool import WorkSettings
 
-    with parse.usage_errors():
+    with usage_errors():
         WorkSettings(max_bad=max_bad)
     was_finished = BuildPaths(out).manifest.exists()
     manifest = finish_build(out, max_bad)  # this also completes a finish that was killed

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from decodeonce.cli import parse
-from decodeonce.cli.command import Group, LoggedCommand, new_app
-from decodeonce.cli.options import StoreArgument
+from decodeonce.cli.command import Group, LoggedCommand, StoreArgument, new_app, usage_errors
 from decodeonce.cli.output import say
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the column; its file is NAME.npy.")]
@@ -35,7 +33,7 @@ def add(
 
     from decodeonce.store.columns import add_column, read_numbers
 
-    with parse.usage_errors():
+    with usage_errors():
         column = add_column(store, name, read_numbers(file))
     numbers = "x".join(map(str, column.shape)) or "1"
     say(f"{store}: column {name} added: {numbers} {np.dtype(column.dtype)} per row, in {column.file}")

@@ -1,26 +1,38 @@
-"""Base classes of the commands of `prep`: help with examples, errors with suggestions, --quiet and --log."""
+"""What the commands of `prep` share: their classes, the values that they parse, and their common flags.
+
+The classes add examples to the help, suggestions to errors, and the flags --quiet and --log.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from inspect import Parameter, Signature
-from typing import Annotated, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from decodeonce import cli
-from decodeonce.cli import parse
 from decodeonce.cli.examples import examples
 from decodeonce.errors import Stopped
+from decodeonce.store.layout import Paired
+
+if TYPE_CHECKING:
+    from decodeonce.store import Store
+    from decodeonce.store.select import Selection
 
 Click = Any  # an object of click, or of the copy of click in newer versions of Typer
 USAGE_ERROR: Click = typer.BadParameter.__base__
 QUIET = "Print only errors, warnings and --json output."
 LOG = "Append events to FILE as JSON lines. If FILE is a folder (FILE/), each process writes its own file there."
+LARGEST = 2**63 - 1
+LEAST = 4096  # bytes; a smaller size without a unit is refused
 
 
 def new_app(**settings: Any) -> typer.Typer:
@@ -73,7 +85,7 @@ def with_options(function: Callable[..., None], options: type, more: Iterable[Pa
     """
 
     def wrapped(**given: Any) -> None:
-        with parse.usage_errors():
+        with usage_errors():
             made = options(**{field.name: given.pop(field.name) for field in fields(options)})
         function(options=made, **given)
 
@@ -170,3 +182,95 @@ def _quiet_and_log(
     log_file: Annotated[str | None, typer.Option("--log", help=LOG, metavar="FILE")] = None,
 ) -> None:
     """Define the flags of every `LoggedCommand`."""
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turn a ValueError into a usage error."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Return (height, width) for "256" or "192x256"."""
+    match = re.fullmatch(r"([0-9]{1,6})(?:x([0-9]{1,6}))?", text.strip().lower())
+    height, width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not (1 <= height <= 16384 and 1 <= width <= 16384):
+        raise typer.BadParameter(f"--size {text}: expected pixels, 1 to 16384, such as 256 or 192x256 (HxW)")
+    return height, width
+
+
+def parse_bytes(text: str, flag: str = "--shard-size") -> int:
+    """Return the bytes of "32GiB", "1.5TB" or "65536". A few bytes without a unit are refused: the unit is missing."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(?:([KMGT])(I?))?(B?)", text.strip().upper())
+    number, prefix, binary, unit = match.groups() if match else ("0", "", "", "")
+    size = int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix or " "))
+    cut = prefix and not unit  # such as 32G or 32Gi
+    if cut or not 1 <= size <= LARGEST:
+        hint = f"; did you mean {number}{prefix}iB?" if cut else ""
+        raise typer.BadParameter(f"{flag} {text}: expected a size such as 32GiB, 10GB or 500MiB{hint}")
+    if size < LEAST and not unit:
+        raise typer.BadParameter(f"{flag} {text}: {size} bytes cannot hold an image; did you mean {number}GiB?")
+    return size
+
+
+def parse_paired(texts: list[str]) -> dict[str, str]:
+    """Return the folders of "mask=masks" and "target:rgb=targets" by "mask" and "target:rgb"."""
+    found = dict(text.split("=", 1) for text in texts if "=" in text)
+    with usage_errors():
+        names = {Paired.parse(name).name for name in found}
+    if len(names) < len(texts) or not all(found.values()):
+        raise typer.BadParameter(f"--paired {' '.join(texts)}: expected NAME=DIR, such as mask=masks, each name once")
+    return found
+
+
+def parse_seed(text: str) -> int | None:
+    """Return a seed, or None for "none"."""
+    if text.strip().lower() == "none":
+        return None
+    if not re.fullmatch("[0-9]{1,19}", text.strip()) or int(text) > LARGEST:
+        raise typer.BadParameter(f"--shuffle-seed {text}: expected an integer up to {LARGEST}, or none")
+    return int(text)
+
+
+def option(help_text: str, metavar: str | None = None, *, flag: str = "", **others: Any) -> Any:
+    """Return a Typer option named `flag`, or like its parameter. A bool without `flag` would also get --no-X."""
+    return typer.Option(*filter(None, [flag]), help=help_text, metavar=metavar, **others)
+
+
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Store to create, or to resume if its build was stopped.")]
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Finished store.")]
+Workers = Annotated[int | None, option("Run N workers at the same time. (default: usable cores)", "N", min=1)]
+DryRun = Annotated[bool, option("Print what would be written, and write nothing to OUT.", flag="--dry-run")]
+JsonFlag = Annotated[bool, option("Print one JSON object instead of text.", flag="--json")]
+ClassOption = Annotated[
+    list[str] | None,
+    option("Select rows of this class. Repeat the flag for more classes. (default: all)", "NAME", flag="--class"),
+]
+MatchOption = Annotated[
+    str | None,
+    option("Select rows whose source matches a pattern such as 'train/n01440764/*'. (default: all)", "GLOB"),
+]
+RowsOption = Annotated[
+    str | None, option("Select rows by a Python slice such as 0:1000 or -500:. (default: all)", "A:B")
+]
+
+
+def selection(names: list[str] | None, match: str | None, rows: str | None) -> Selection:
+    """Return the selection of --class, --match and --rows."""
+    from decodeonce.store.select import Selection, row_range
+
+    with usage_errors():
+        return Selection(tuple(names or ()), match, row_range(rows) if rows is not None else (None, None))
+
+
+def selected_lines(
+    store: Store, names: list[str] | None, match: str | None, rows: str | None
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the rows that --class, --match and --rows select, each with its line of samples.tsv."""
+    from decodeonce.store.select import select_lines
+
+    with usage_errors():
+        return select_lines(store, selection(names, match, rows))

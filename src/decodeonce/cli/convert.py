@@ -7,9 +7,21 @@ from typing import Annotated
 
 import typer
 
-from decodeonce.cli import parse
 from decodeonce.cli.build import check_alone, say_built
-from decodeonce.cli.options import ClassOption, DryRun, MatchOption, Out, RowsOption, Workers, option, selection
+from decodeonce.cli.command import (
+    ClassOption,
+    DryRun,
+    MatchOption,
+    Out,
+    RowsOption,
+    Workers,
+    option,
+    parse_bytes,
+    parse_seed,
+    parse_size,
+    selection,
+    usage_errors,
+)
 from decodeonce.cli.output import build_progress, say
 from decodeonce.formatting import counted
 from decodeonce.prep.recipe import Filter, Sort
@@ -50,15 +62,15 @@ def convert(
     Every row is verified before it is written. Stores are merged if they have the same recipe, classes and columns;
     rows are then numbered through all IN, also for --rows. Run the same command again to resume.
     """
-    height_width = parse.row_size(size) if size is not None else None
-    shard_bytes = parse.byte_size(shard_size) if shard_size is not None else None
-    seed = parse.shuffle_seed("none" if shuffle_seed is None else shuffle_seed)
+    height_width = parse_size(size) if size is not None else None
+    shard_bytes = parse_bytes(shard_size) if shard_size is not None else None
+    seed = parse_seed("none" if shuffle_seed is None else shuffle_seed)
     selected = selection(names, match, rows)
     check_alone()
     from decodeonce.prep.convert.convert import Conversion, open_conversion
     from decodeonce.prep.convert.convert import convert as convert_stores
 
-    with parse.usage_errors():
+    with usage_errors():
         conversion = Conversion(
             container=container,
             shard_size=shard_bytes,

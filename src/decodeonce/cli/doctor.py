@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 from decodeonce import __version__, launch
-from decodeonce.cli.options import JsonFlag
+from decodeonce.cli.command import JsonFlag
 from decodeonce.cli.output import print_json, say
 from decodeonce.formatting import counted, size_text
 from decodeonce.host import available_memory, cgroup_cores, cgroup_memory, installed_version, usable_cores

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from decodeonce.cli.kinds import BuildRequest
+from decodeonce.cli.build import BuildRequest
 from decodeonce.cli.output import advice_on, both_sizes_text
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import counted, size_text

@@ -15,7 +15,7 @@ import typer
 
 import decodeonce
 from decodeonce.cli import printable
-from decodeonce.cli.options import ClassOption, JsonFlag, MatchOption, RowsOption, StoreArgument, option, selected_lines
+from decodeonce.cli.command import ClassOption, JsonFlag, MatchOption, RowsOption, StoreArgument, option, selected_lines
 from decodeonce.cli.output import (
     both_sizes_text,
     check_out,

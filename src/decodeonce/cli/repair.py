@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from decodeonce.cli import parse
-from decodeonce.cli.options import StoreArgument, option
+from decodeonce.cli.command import StoreArgument, option, parse_paired
 from decodeonce.cli.output import count_bar, say
 from decodeonce.formatting import counted
 
@@ -36,7 +35,7 @@ def repair(store: StoreArgument, source: FromOption = None, paired: PairedOption
     from decodeonce.prep.repair.repair import repair_store
 
     with count_bar("rows") as update:
-        done = repair_store(store, source, paired=parse.paired(paired or []), progress=update)
+        done = repair_store(store, source, paired=parse_paired(paired or []), progress=update)
     if done.rows:  # otherwise it is not a store, or its manifest cannot be read
         rows = [counted(done.repaired_rows, "row")] if done.repaired_rows else []
         repaired, intact = ", ".join([*rows, *done.repaired_files]), f"{counted(done.rows, 'row')} intact"

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import decodeonce
-from decodeonce.cli.options import option
+from decodeonce.cli.command import option
 from decodeonce.cli.output import count_bar, say
 from decodeonce.formatting import quoted, size_text
 from decodeonce.launch import check_rank, find_rank

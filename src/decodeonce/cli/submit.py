@@ -13,12 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from decodeonce.cli import STOPPING, parse, program
-from decodeonce.cli.build import say_dry_run, say_found, say_storage
-from decodeonce.cli.command import Command, Group, LoggedCommand, new_app, with_options
+from decodeonce.cli import STOPPING, program
+from decodeonce.cli.build import BuildRequest, kinds_app, say_dry_run, say_found, say_storage
+from decodeonce.cli.command import (
+    Command,
+    Group,
+    LoggedCommand,
+    new_app,
+    option,
+    parse_bytes,
+    usage_errors,
+    with_options,
+)
 from decodeonce.cli.examples import examples
-from decodeonce.cli.kinds import BuildRequest, kinds_app
-from decodeonce.cli.options import option
 from decodeonce.cli.output import say
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import quoted
@@ -114,7 +121,7 @@ class JobOptions:
             raise typer.BadParameter(f"--then {self.then}: no such file; expected a job script")
         settings["directives"] = tuple(settings.pop("directive", ()))
         settings |= {"seconds": _seconds(settings.get("time")), "mem": _memory(settings.get("mem"))}
-        with parse.usage_errors():
+        with usage_errors():
             return Chain(**{name: value for name, value in settings.items() if name not in ("time", "site", "submit")})
 
 
@@ -158,7 +165,7 @@ def _memory(text: str | None) -> str | None:
     """Return a size for batch systems: "64G" as it is, "64GiB" in MiB."""
     if text is None or re.fullmatch("[0-9]+[KMGT]", text):
         return text
-    return f"{max(1, parse.byte_size(text, '--mem') >> 20)}M"
+    return f"{max(1, parse_bytes(text, '--mem') >> 20)}M"
 
 
 def parse_build(words: Sequence[str], then: Callable[[BuildRequest], None]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import decodeonce
-from decodeonce.cli.options import StoreArgument
+from decodeonce.cli.command import StoreArgument
 from decodeonce.cli.output import check_out, count_bar, say, write_out
 from decodeonce.formatting import size_text
 
