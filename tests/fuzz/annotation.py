@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from random import Random
 
-from decodeonce.prep.pixels.geometry import pixel_box
+from decodeonce.prep.pixels.decode import pixel_box
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources.boxed import Annotation, parse, usable_box
 from tests.fuzz import Mutate

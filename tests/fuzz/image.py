@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, features
 
 from decodeonce.prep.entry import Entry, Undecodable
-from decodeonce.prep.pixels import geometry
+from decodeonce.prep.pixels import failure_reasons
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import BoxRules, Exif, Fit, OnDamaged, Recipe
 from tests.fuzz import Mutate
@@ -107,7 +107,7 @@ def TestOneInput(data: bytes) -> None:
     fit, exif, on_damaged, scaled, box = CHOICES[data[0] % len(CHOICES)]
     decoder = decoder_of(fit, exif, on_damaged, scaled, BoxRules() if box else None)
     try:
-        with patch.object(geometry, "MAX_PIXELS", MAX_PIXELS):
+        with patch.object(failure_reasons, "MAX_PIXELS", MAX_PIXELS):
             row = decoder.row(data[1:], Entry(b"a/b.jpg", 0, len(data), 0, planned={"box": box} if box else {}))
     except Undecodable:
         return

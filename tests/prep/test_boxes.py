@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Box, Entry
-from decodeonce.prep.pixels.geometry import pixel_box
+from decodeonce.prep.pixels.decode import pixel_box
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources import files, open_source
 from decodeonce.prep.sources.boxed import NOT_ANNOTATED, Annotation, Annotations, BoxedSource, parse, usable_box

@@ -11,8 +11,7 @@ from PIL import Image
 
 from decodeonce.prep.entry import Entry, Row
 from decodeonce.prep.pixels import versions
-from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.pixels.geometry import fit_to
+from decodeonce.prep.pixels.decode import Decoder, fit_to
 from decodeonce.prep.recipe import Recipe
 from tests.images import encoded, exif, jpeg, reference_row
 

@@ -17,7 +17,7 @@ from decodeonce.cli.report import page as page_module
 from decodeonce.cli.report.charts import Axis, y_axis
 from decodeonce.cli.report.page import enlarged, environment, read_sizes
 from decodeonce.cli.rows import evenly_spaced
-from decodeonce.prep.pixels.geometry import fit_to
+from decodeonce.prep.pixels.decode import fit_to
 from decodeonce.store import Reject, open_store, stage_store
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, reject_line, sample_lines
 from tests.report.stores import gather_facts, make_store_of_many_classes

@@ -10,6 +10,7 @@ from typing import Protocol
 # (left, top, right, bottom) as fractions of the image's width and height, 0 to 1. Annotations may have been made at
 # another image size, so pixels would not do.
 Box = tuple[float, float, float, float]
+PixelBox = tuple[int, int, int, int]  # the same in pixels; right and bottom are exclusive
 WHOLE = [math.nan] * 4
 Value = int | float | list[int] | list[float]  # a sample's value in a numeric column
 

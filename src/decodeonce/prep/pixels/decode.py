@@ -8,8 +8,10 @@ with Pillow. Formats are recognized by content, never by name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import simplejpeg
@@ -17,10 +19,10 @@ import xxhash
 from numpy.typing import NDArray
 from PIL import Image
 
-from decodeonce.prep.entry import Box, Entry, Row, Undecodable
+from decodeonce.prep.entry import Box, Entry, PixelBox, Row, Undecodable
 from decodeonce.prep.pixels import unusual
-from decodeonce.prep.pixels.geometry import Placement, check_size, fit_to, pixel_box, upright
-from decodeonce.prep.pixels.unusual import DecodedImage
+from decodeonce.prep.pixels.failure_reasons import check_size
+from decodeonce.prep.pixels.unusual import DecodedImage, upright
 from decodeonce.prep.pixels.user_map import LoadedMap, MapSample
 from decodeonce.prep.recipe import Recipe
 from decodeonce.store.layout import Paired
@@ -36,6 +38,7 @@ FILTERS = {
 }
 JPEG_START = b"\xff\xd8\xff"
 OTHER_SUFFIXES = tuple(suffix.encode() for suffix, name in unusual.SUFFIX_FORMATS.items() if name != "JPEG")
+_ALMOST = 1e-6  # 0.29 * 100 is 28.999999999999996
 
 
 class Decoder:
@@ -248,6 +251,49 @@ class Decoder:
         box = (left * across, top * down, (left + width) * across, (top + height) * down)
         region = image.resize((width, height), filter_, box=box)
         return region if region.size == self._row else self._padded(region, fit)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Resize to (width, height), then take the window of the row's size whose corner is at (left, top).
+
+    With fit "pad", left and top are negative or 0: the resized image is inside the row.
+    """
+
+    width: int
+    height: int
+    left: int
+    top: int
+
+
+@lru_cache(maxsize=4096)
+def fit_to(fit: str, source: tuple[int, int], row: tuple[int, int]) -> Placement:
+    """Return the Placement of a source (width, height) to a row (width, height).
+
+    "crop" gives the integers of torchvision's Resize(size) and CenterCrop(size) on a PIL image: the long side is
+    int(size * long / short), the corner is int(round(excess / 2.0)) with Python's round-half-to-even
+    (torchvision.transforms.functional: _compute_resized_output_size and center_crop).
+    """
+    (w, h), (row_w, row_h) = source, row
+    if fit == "stretch":
+        return Placement(row_w, row_h, 0, 0)
+    width_leads = row_w * h >= row_h * w if fit == "crop" else row_w * h <= row_h * w
+    if width_leads:
+        width, height = row_w, max(1, int(row_w * h / w))
+    else:
+        width, height = max(1, int(row_h * w / h)), row_h
+    if fit == "crop":
+        return Placement(width, height, round((width - row_w) / 2.0), round((height - row_h) / 2.0))
+    return Placement(width, height, -((row_w - width) // 2), -((row_h - height) // 2))
+
+
+def pixel_box(box: Box, width: int, height: int) -> PixelBox:
+    """Return the pixels that a box touches, as (left, top, right, bottom); right and bottom are exclusive."""
+    left = min(math.floor(box[0] * width + _ALMOST), width - 1)
+    top = min(math.floor(box[1] * height + _ALMOST), height - 1)
+    right = min(math.ceil(box[2] * width - _ALMOST), width)
+    bottom = min(math.ceil(box[3] * height - _ALMOST), height)
+    return (left, top, max(right, left + 1), max(bottom, top + 1))
 
 
 def _jpeg_header(data: bytes) -> tuple[int, int, str] | None:

@@ -1,4 +1,4 @@
-"""Find the reason why decoding failed, as rejects.tsv gives it."""
+"""The reasons why an image cannot be decoded, as rejects.tsv gives them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import zlib
 
 from PIL import Image, UnidentifiedImageError, features
 
+from decodeonce.prep.entry import Undecodable
+
+MAX_PIXELS = 178_956_970  # Pillow's limit for a decompression bomb
 # What Pillow's plugins raise if the content does not match its header.
 BAD_CONTENT = (
     OSError,
@@ -55,6 +58,14 @@ START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
 LOSSLESS = (0xC3, 0xCB)
 BASELINE = (0xC0, 0xC1)
 BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without a length
+
+
+def check_size(width: int, height: int) -> None:
+    """Raise Undecodable if an image of this size has no pixels, or more than MAX_PIXELS."""
+    if not 0 < width * height <= MAX_PIXELS:
+        if width < 1 or height < 1:
+            raise Undecodable(f"{width}x{height} pixels")
+        raise Undecodable(f"decompression bomb: {width}x{height} pixels, more than {MAX_PIXELS}")
 
 
 def reason(data: bytes, error: Exception) -> str:

@@ -18,10 +18,16 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from decodeonce.host import IMAGE_BYTES, can_allocate
-from decodeonce.prep.entry import Undecodable
-from decodeonce.prep.pixels import geometry
-from decodeonce.prep.pixels.failure_reasons import BAD_CONTENT, has_single_scan, is_lossless, reads_avif, reason
-from decodeonce.prep.pixels.geometry import PixelBox, check_size, upright
+from decodeonce.prep.entry import PixelBox, Undecodable
+from decodeonce.prep.pixels import failure_reasons
+from decodeonce.prep.pixels.failure_reasons import (
+    BAD_CONTENT,
+    check_size,
+    has_single_scan,
+    is_lossless,
+    reads_avif,
+    reason,
+)
 from decodeonce.prep.recipe import gray_range
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
@@ -76,6 +82,11 @@ class DecodedImage:
         """(width, height) of what `image` shows, in pixels of the source."""
         left, top, right, bottom = self.box or (0, 0, self.width, self.height)
         return upright((right - left, bottom - top), self.turn)
+
+
+def upright(size: tuple[int, int], turn: int) -> tuple[int, int]:
+    """Return (width, height) after applying EXIF orientation `turn` (1 to 8), or before it."""
+    return (size[1], size[0]) if turn >= 5 else size
 
 
 def decode(data: bytes, levels: str | None, *, truncated: bool = False) -> DecodedImage:
@@ -284,6 +295,6 @@ def _pixels(data: bytes) -> int:
     """Return the number of pixels in an image's header, at most MAX_PIXELS; 0 if the header cannot be read."""
     try:
         with _opened(data, check=False) as image:
-            return min(image.width * image.height, geometry.MAX_PIXELS)
+            return min(image.width * image.height, failure_reasons.MAX_PIXELS)
     except BAD_CONTENT:
         return 0

@@ -41,7 +41,8 @@ from numpy.typing import NDArray
 from decodeonce.errors import BuildError, raise_file_system_failure
 from decodeonce.prep.entry import WHOLE, Box, Entry, name_bytes, name_text
 from decodeonce.prep.listing import Listing, Scan
-from decodeonce.prep.pixels.geometry import fit_to, turned_box, upright
+from decodeonce.prep.pixels.decode import fit_to
+from decodeonce.prep.pixels.unusual import upright
 from decodeonce.prep.recipe import BoxOrigin, BoxRules
 from decodeonce.prep.sources.base import WITH_BOXES, DecodedRows, Source, SourceWrapper
 from decodeonce.prep.sources.files import parallel_map, stem_of
@@ -299,9 +300,21 @@ def _placed(rows: DecodedRows) -> NDArray[np.float64]:
         fit = fit_to(recipe.fit, upright((width, height), turn), (recipe.width, recipe.height))
         fits[index] = fit.width, fit.height, fit.left, fit.top
         if turn != 1:
-            boxes[index] = [turned_box(box, turn) for box in boxes[index].tolist()]
+            boxes[index] = [_turned_box(box, turn) for box in boxes[index].tolist()]
     placed = boxes * fits[:, :, [0, 1, 0, 1]] - fits[:, :, [2, 3, 2, 3]]
     return placed.clip(0, 2 * (recipe.width, recipe.height))
+
+
+def _turned_box(box: Box, turn: int) -> Box:
+    """Return a box after its image was rotated or flipped by EXIF orientation `turn` (1 to 8)."""
+    left, top, right, bottom = box
+    if turn >= 5:
+        left, top, right, bottom = top, left, bottom, right
+    if turn in (2, 3, 6, 7):
+        left, right = 1 - right, 1 - left
+    if turn in (3, 4, 7, 8):
+        top, bottom = 1 - bottom, 1 - top
+    return (left, top, right, bottom)
 
 
 def _packed(values: np.ndarray, present: NDArray[np.bool_], absent: int) -> np.ndarray:
