@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from decodeonce.prep.sources.dataset import open_dataset as open_dataset
     from decodeonce.prep.sources.file_list import ListSource as ListSource
     from decodeonce.prep.sources.file_list import open_list as open_list
+    from decodeonce.prep.sources.files import Links as Links
+    from decodeonce.prep.sources.files import expecting as expecting
     from decodeonce.prep.sources.files import file_entry as file_entry
     from decodeonce.prep.sources.files import named_entries as named_entries
     from decodeonce.prep.sources.files import read_file as read_file
+    from decodeonce.prep.sources.files import read_small as read_small
     from decodeonce.prep.sources.files import size_problem as size_problem
     from decodeonce.prep.sources.folder import FolderSource as FolderSource
     from decodeonce.prep.sources.folder import check_no_duplicates as check_no_duplicates
     from decodeonce.prep.sources.folder import open_folder as open_folder
+    from decodeonce.prep.sources.holders import SourceFile as SourceFile
+    from decodeonce.prep.sources.holders import SourceFiles as SourceFiles
+    from decodeonce.prep.sources.holders import source_file as source_file
     from decodeonce.prep.sources.imagenet import ImagenetSplit as ImagenetSplit
     from decodeonce.prep.sources.imagenet import open_imagenet as open_imagenet
     from decodeonce.prep.sources.paired import PairedSource as PairedSource
     from decodeonce.prep.sources.parquet import ParquetSource as ParquetSource
     from decodeonce.prep.sources.parquet import open_parquet as open_parquet
-    from decodeonce.prep.sources.safe_open import Links as Links
-    from decodeonce.prep.sources.safe_open import expecting as expecting
-    from decodeonce.prep.sources.safe_open import read_small as read_small
-    from decodeonce.prep.sources.source_files import SourceFile as SourceFile
-    from decodeonce.prep.sources.source_files import SourceFiles as SourceFiles
-    from decodeonce.prep.sources.source_files import source_file as source_file
     from decodeonce.prep.sources.webdataset import WebdatasetSource as WebdatasetSource
     from decodeonce.prep.sources.webdataset import open_webdataset as open_webdataset
 
@@ -47,13 +47,20 @@ _NAMES = {
     "decodeonce.prep.sources.boxed": ("BoxedSource",),
     "decodeonce.prep.sources.dataset": ("DatasetSource", "open_dataset"),
     "decodeonce.prep.sources.file_list": ("ListSource", "open_list"),
-    "decodeonce.prep.sources.files": ("file_entry", "named_entries", "read_file", "size_problem"),
+    "decodeonce.prep.sources.files": (
+        "Links",
+        "expecting",
+        "file_entry",
+        "named_entries",
+        "read_file",
+        "read_small",
+        "size_problem",
+    ),
     "decodeonce.prep.sources.folder": ("FolderSource", "check_no_duplicates", "open_folder"),
+    "decodeonce.prep.sources.holders": ("SourceFile", "SourceFiles", "source_file"),
     "decodeonce.prep.sources.imagenet": ("ImagenetSplit", "open_imagenet"),
     "decodeonce.prep.sources.paired": ("PairedSource",),
     "decodeonce.prep.sources.parquet": ("ParquetSource", "open_parquet"),
-    "decodeonce.prep.sources.safe_open": ("Links", "expecting", "read_small"),
-    "decodeonce.prep.sources.source_files": ("SourceFile", "SourceFiles", "source_file"),
     "decodeonce.prep.sources.webdataset": ("WebdatasetSource", "open_webdataset"),
 }
 __getattr__, __dir__ = lazy_imports(__name__, _NAMES)

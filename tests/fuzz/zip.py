@@ -8,8 +8,8 @@ from random import Random
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.sources.archives import list_zip, read_member
-from decodeonce.prep.sources.files import LOCAL_FILES, MAX_FILE_BYTES
-from decodeonce.prep.sources.holders import Holder
+from decodeonce.prep.sources.files import MAX_FILE_BYTES
+from decodeonce.prep.sources.holders import Holder, open_holder
 from tests.fuzz import Mutate, scratch
 from tests.images import replaced
 
@@ -59,7 +59,7 @@ def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
 def TestOneInput(data: bytes) -> None:
     """List the zip, and read the members that a build would read."""
     FILE.write_bytes(data)
-    with LOCAL_FILES.open(FILE) as holder:
+    with open_holder(FILE) as holder:
         _read(holder)
 
 

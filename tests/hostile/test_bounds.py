@@ -22,8 +22,8 @@ import pytest
 from decodeonce.errors import BuildError, DecodeonceError
 from decodeonce.prep.sources import archives, boxed, file_list, files, parquet, patterns
 from decodeonce.prep.sources.archives import BLOCK, list_tar, list_zip, read_member
-from decodeonce.prep.sources.files import LOCAL_FILES, MAX_FILE_BYTES
-from decodeonce.prep.sources.holders import Member
+from decodeonce.prep.sources.files import MAX_FILE_BYTES
+from decodeonce.prep.sources.holders import Member, open_holder
 from decodeonce.prep.sources.imagenet_labels import DEVKIT_TAR, TRUTH, CompanionFiles
 from decodeonce.sources import Undecodable, open_imagenet, open_list, open_parquet, open_webdataset
 from tests.forms.imagenet import tar_bytes, zip_bytes
@@ -60,7 +60,7 @@ def write_sparse(path: Path, data: bytes, size: int) -> Path:
 
 def listed(path: Path) -> list[Member]:
     """List a tar or a zip."""
-    with LOCAL_FILES.open(path) as holder:
+    with open_holder(path) as holder:
         return list((list_zip if path.suffix == ".zip" else list_tar)(holder))
 
 
@@ -72,7 +72,7 @@ def header(kind: bytes, size: int, name: str = "x.jpg") -> bytes:
 
 def bounds() -> dict[str, int]:
     """Map "module.NAME" to the value of each constant of the modules in the table of docs/contribute/sources.md."""
-    others = [import_module(f"decodeonce.prep.sources.{name}") for name in ("labels", "safe_open", "webdataset")]
+    others = [import_module(f"decodeonce.prep.sources.{name}") for name in ("labels", "webdataset")]
     modules = (archives, boxed, file_list, files, parquet, patterns, *others)
     return {f"{m.__name__.rpartition('.')[2]}.{key}": value for m in modules for key, value in vars(m).items()}
 
@@ -218,7 +218,7 @@ def test_zip_member_is_not_decompressed_beyond_its_declared_size(tmp_path: Path)
     (tmp_path / "x.zip").write_bytes(replaced(data, central + 24, struct.pack("<L", 1000)))
     [found] = listed(tmp_path / "x.zip")
     too_much = pytest.raises(Undecodable, match="damaged zip: 1001 bytes")
-    with LOCAL_FILES.open(tmp_path / "x.zip") as holder, peak_below(3 * MB), too_much:
+    with open_holder(tmp_path / "x.zip") as holder, peak_below(3 * MB), too_much:
         read_member(holder, found.place, found.size)
     (tmp_path / "x.zip").write_bytes(replaced(data, central + 24, struct.pack("<L", MAX_FILE_BYTES + 1)))
     [found] = listed(tmp_path / "x.zip")
@@ -323,7 +323,7 @@ def test_footer_and_row_groups_of_parquet_files_are_limited(tmp_path: Path, monk
 def test_rows_labels_and_paths_of_parquet_files_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table_file(tmp_path / "x.parquet", 5, label=["a", "b" * 70_000, "c", "d", "e"])
     columns = parquet.Columns("image.bytes", "image.path", "label")
-    with LOCAL_FILES.open(path) as holder:
+    with open_holder(path) as holder:
         table = parquet.Table(holder)
         with refused("x.parquet: row group 0: the labels are long texts"):
             table.scan(columns)
@@ -343,9 +343,9 @@ def test_row_group_that_decompresses_to_more_than_declared_is_refused(tmp_path: 
     code = f"""
 from decodeonce import host
 from decodeonce.prep.sources import parquet
-from decodeonce.prep.sources.files import LOCAL_FILES
+from decodeonce.prep.sources.holders import open_holder
 parquet.MORE_BYTES, host.SPARE_BYTES = 64 << 20, 0  # more than the file declares
-with LOCAL_FILES.open({os.fsencode(path)!r}) as holder:
+with open_holder({str(path)!r}) as holder:
     parquet.Table(holder).read(0, ["image"])
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -9,7 +9,7 @@ import pytest
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.journal import Journals
 from decodeonce.prep.sources import parquet as tables
-from decodeonce.prep.sources.files import LOCAL_FILES
+from decodeonce.prep.sources.holders import open_holder
 from tests.fuzz.journal import signed
 
 
@@ -18,7 +18,7 @@ def test_workers_refuse_parquet_file_with_invalid_utf_8(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": [b"x", b"y"], "label": ["cat", "dog"]}), path)
     path.write_bytes(path.read_bytes().replace(b"image", b"im\xffge"))
     with (
-        LOCAL_FILES.open(path) as holder,
+        open_holder(path) as holder,
         pytest.raises(BuildError, match=r"utf-8.*; expected a complete Parquet file"),
     ):
         tables.Table(holder).read(0, ["image"])

@@ -13,7 +13,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.sources import files
 from decodeonce.prep.sources import imagenet as imagenet_forms
 from decodeonce.prep.sources.archives import list_tar, sort_members
-from decodeonce.prep.sources.holders import Member
+from decodeonce.prep.sources.holders import Member, open_holder
 from decodeonce.prep.sources.imagenet import AnySplit, ImagenetSplit, open_imagenet
 from decodeonce.sources import Source, Undecodable
 from decodeonce.store.class_words import ilsvrc2012
@@ -293,7 +293,7 @@ def test_images_without_labels_are_rejects(tmp_path: Path) -> None:
 
 
 def listed(path: Path) -> list[tuple[bytes, str]]:
-    with files.LOCAL_FILES.open(path) as holder:
+    with open_holder(path) as holder:
         return [(m.name, m.problem) for m in list_tar(holder)]
 
 

@@ -14,7 +14,7 @@ from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.files import LOCAL_FILES, STAT_THREADS
-from decodeonce.prep.sources.holders import GzipStream
+from decodeonce.prep.sources.holders import GzipStream, open_holder
 from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.store.manifest import DATA_OFFSET
 from tests.command import prep
@@ -297,6 +297,6 @@ def test_stream_that_became_shorter_stops_task(tmp_path: Path) -> None:
 
 def test_gzip_stream_may_have_many_members(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"abc") + gzip.compress(b"def"))
-    with LOCAL_FILES.open(tmp_path / "a.gz") as file:
+    with open_holder(tmp_path / "a.gz") as file:
         stream = GzipStream(file, BuildError)
         assert (stream.read_at(0, 2), stream.read_at(2, 9), stream.size) == (b"ab", b"cdef", 6)

@@ -10,7 +10,7 @@ import numpy as np
 
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.source_files import SourceFiles, source_file
+from decodeonce.prep.sources.holders import SourceFiles, source_file
 from decodeonce.store.checks import check_file
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import verify_command

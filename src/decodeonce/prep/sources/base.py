@@ -14,9 +14,8 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, RowMaker
 from decodeonce.prep.listing import Listing, Scan
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.files import named_entries, read_file
-from decodeonce.prep.sources.safe_open import Links
-from decodeonce.prep.sources.source_files import SourceFiles
+from decodeonce.prep.sources.files import Links, named_entries, read_file
+from decodeonce.prep.sources.holders import SourceFiles
 from decodeonce.store.layout import Json, Paired
 from decodeonce.store.manifest import Column
 

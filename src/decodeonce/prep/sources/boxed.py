@@ -45,8 +45,7 @@ from decodeonce.prep.pixels.decode import fit_to
 from decodeonce.prep.pixels.unusual import upright
 from decodeonce.prep.recipe import BoxOrigin, BoxRules
 from decodeonce.prep.sources.base import WITH_BOXES, DecodedRows, Source, SourceWrapper
-from decodeonce.prep.sources.files import parallel_map, stem_of
-from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
+from decodeonce.prep.sources.files import Links, expecting, open_regular, parallel_map, stem_of
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
 

@@ -21,11 +21,10 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.listing import Scan
-from decodeonce.prep.sources.files import IMAGE_SUFFIXES, stat_entries, system_of
+from decodeonce.prep.sources.files import IMAGE_SUFFIXES, Links, expecting, stat_entries
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
-from decodeonce.prep.sources.holders import CHUNK, HolderFile
+from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder
 from decodeonce.prep.sources.labels import LabeledSource, parse_value
-from decodeonce.prep.sources.safe_open import Links, expecting
 from decodeonce.remote import absolute, as_path, check_scheme, check_url, is_url, scheme_of, source_path
 from decodeonce.store.layout import Json
 
@@ -459,7 +458,7 @@ def _separator(file: Path, line: str) -> str:
 
 def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and fields of each line that is not blank."""
-    with expecting(file, EXPECTED), system_of(file).open(file) as holder:
+    with expecting(file, EXPECTED), open_holder(file) as holder:
         if b"\0" in holder.read_at(0, LOOKED_AT):  # an image, an archive, or a list that Excel wrote
             raise BuildError(f"{file}: binary or UTF-16; expected UTF-8 text; convert it: iconv -f UTF-16 -t UTF-8")
         raw = io.BufferedReader(HolderFile(holder), CHUNK)

@@ -15,8 +15,7 @@ from decodeonce.formatting import counted, quoted
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.listing import Scan
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.files import IMAGE_SUFFIXES, SUFFIXES, system_of
-from decodeonce.prep.sources.safe_open import Links, expecting, read_small
+from decodeonce.prep.sources.files import IMAGE_SUFFIXES, SUFFIXES, Links, expecting, read_small, system_of
 from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass

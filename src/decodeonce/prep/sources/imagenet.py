@@ -20,12 +20,18 @@ from decodeonce.prep.entry import Entry, Undecodable, name_bytes, name_text
 from decodeonce.prep.listing import Scan
 from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, sort_members
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.files import SUFFIXES, parallel_map, system_of
+from decodeonce.prep.sources.files import SUFFIXES, Links, expecting, parallel_map, system_of
 from decodeonce.prep.sources.folder import WNID, BySuffix, check_classes, list_top
-from decodeonce.prep.sources.holders import Member
+from decodeonce.prep.sources.holders import (
+    FileFacts,
+    Member,
+    SourceFile,
+    SourceFiles,
+    file_path,
+    open_holder,
+    source_file,
+)
 from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
-from decodeonce.prep.sources.safe_open import Links, expecting
-from decodeonce.prep.sources.source_files import FileFacts, SourceFile, SourceFiles, file_path, source_file
 from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
@@ -120,7 +126,7 @@ def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
     system = system_of(root)
     if system.is_file(root):
         file = source_file(root, "")
-        with system.open(root) as holder:
+        with open_holder(root) as holder:
             is_zip = holder.read_at(0, 2) == b"PK"
             first = None if is_zip else next(list_tar(holder), None)
         own = "train" if first is not None and first.name.endswith(b".tar") else "val"

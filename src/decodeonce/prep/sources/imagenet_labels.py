@@ -12,9 +12,8 @@ from typing import NamedTuple
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes
 from decodeonce.prep.sources.archives import list_tar
-from decodeonce.prep.sources.files import stem_of, system_of
-from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream
-from decodeonce.prep.sources.safe_open import MAX_TEXT_BYTES, expecting
+from decodeonce.prep.sources.files import MAX_TEXT_BYTES, expecting, stem_of, system_of
+from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream, open_holder
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
 
@@ -135,14 +134,14 @@ class CompanionFiles:
 
 
 def _content(path: Path) -> bytes:
-    with expecting(path, ADVICE), system_of(path).open(path) as file:
+    with expecting(path, ADVICE), open_holder(path) as file:
         if file.size > MAX_TEXT_BYTES:
             raise OSError(errno.EFBIG, f"more than {MAX_TEXT_BYTES} bytes")
         return file.read_at(0, file.size)
 
 
 def _truth_in_tar(path: Path) -> bytes:
-    with expecting(path, ADVICE), system_of(path).open(path) as file:
+    with expecting(path, ADVICE), open_holder(path) as file:
         # Some browsers have already unpacked the file.
         tar = GzipStream(file, BuildError) if file.read_at(0, len(GZIP_MAGIC)) == GZIP_MAGIC else file
         for member in list_tar(tar):

@@ -13,8 +13,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.listing import Scan
 from decodeonce.prep.sources.base import WITH_PAIRED, Source, SourceWrapper
-from decodeonce.prep.sources.files import SUFFIXES, file_entry, mode_of, parallel_map, read_file
-from decodeonce.prep.sources.safe_open import Links
+from decodeonce.prep.sources.files import SUFFIXES, Links, file_entry, mode_of, parallel_map, read_file
 from decodeonce.remote import is_url, source_path
 from decodeonce.store.layout import Json, Paired
 

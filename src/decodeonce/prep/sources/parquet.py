@@ -21,10 +21,9 @@ from decodeonce.prep.listing import Scan
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
-from decodeonce.prep.sources.holders import Holder, HolderFile, ObjectHolder
+from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, ObjectHolder, SourceFiles
 from decodeonce.prep.sources.labels import LabeledSource
 from decodeonce.prep.sources.patterns import matching_files
-from decodeonce.prep.sources.source_files import FileFacts, SourceFiles
 from decodeonce.store.layout import Json
 
 MAX_FOOTER_BYTES = 1 << 26  # the footer is read whole; with 10,000 row groups of three columns it has about 4 MB

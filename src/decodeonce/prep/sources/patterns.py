@@ -14,7 +14,7 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.entry import name_text
 from decodeonce.prep.sources.files import parallel_map, system_of
-from decodeonce.prep.sources.source_files import SourceFiles, source_file
+from decodeonce.prep.sources.holders import SourceFiles, source_file
 from decodeonce.remote import absolute, as_path, source_text
 
 _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}.*")

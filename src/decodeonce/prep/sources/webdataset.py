@@ -26,13 +26,11 @@ from decodeonce.prep.entry import Entry, Value, name_bytes, name_text
 from decodeonce.prep.listing import NumberColumn, Scan
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
-from decodeonce.prep.sources.files import parallel_map, system_of
+from decodeonce.prep.sources.files import expecting, parallel_map, system_of
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
-from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream, Holder, Member, read_exactly
+from decodeonce.prep.sources.holders import GZIP_MAGIC, FileFacts, GzipStream, Holder, Member, SourceFiles, read_exactly
 from decodeonce.prep.sources.labels import LabeledSource, number_columns
 from decodeonce.prep.sources.patterns import matching_files
-from decodeonce.prep.sources.safe_open import expecting
-from decodeonce.prep.sources.source_files import FileFacts, SourceFiles
 from decodeonce.store.layout import Json, Paired
 
 SUFFIXES = SOURCES["webdataset"].suffixes
