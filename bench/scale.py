@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from decodeonce.prep.entry import Entry
 
 from bench.conditions import conditions, heading
 from decodeonce.prep.building.finish import finish
@@ -30,8 +31,7 @@ from decodeonce.prep.building.journal import FACTS, BlockRecord, journal_line
 from decodeonce.prep.building.plan import Block, checked_listing, plan_content, read_plan, write_plan
 from decodeonce.prep.building.pool import WorkSettings, work
 from decodeonce.prep.building.status import read_status
-from decodeonce.prep.entry import Entry
-from decodeonce.prep.listing import Scan
+from decodeonce.prep.listing import Entry, Scan
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe

@@ -8,17 +8,16 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "src" / "decodeonce"
 # Add an import only for a good reason: with fewer imports, a subpackage can be read without the others.
 SUBPACKAGES = {
-    "prep.entry": set[str](),
-    "prep.listing": {"prep.entry"},
+    "prep.listing": set[str](),
     "prep.recipe": set[str](),
     "prep.processes": set[str](),
     "prep.user_code": set[str](),
     "prep.jobs": set[str](),
-    "prep.pixels": {"prep.entry", "prep.recipe", "prep.user_code"},
-    "prep.sources": {"prep.entry", "prep.listing", "prep.recipe", "prep.pixels", "prep.processes", "prep.user_code"},
-    "prep.building": {"prep.entry", "prep.listing", "prep.recipe", "prep.pixels", "prep.sources", "prep.processes"},
-    "prep.convert": {"prep.entry", "prep.listing", "prep.recipe", "prep.pixels", "prep.sources", "prep.building"},
-    "prep.repair": {"prep.entry", "prep.recipe", "prep.pixels", "prep.sources", "prep.convert"},
+    "prep.pixels": {"prep.listing", "prep.recipe", "prep.user_code"},
+    "prep.sources": {"prep.listing", "prep.recipe", "prep.pixels", "prep.processes", "prep.user_code"},
+    "prep.building": {"prep.listing", "prep.recipe", "prep.pixels", "prep.sources", "prep.processes"},
+    "prep.convert": {"prep.listing", "prep.recipe", "prep.pixels", "prep.sources", "prep.building"},
+    "prep.repair": {"prep.listing", "prep.recipe", "prep.pixels", "prep.sources", "prep.convert"},
 }
 PARTS = {
     "store": {"errors", "lazy", "formatting", "host", "remote"},

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from decodeonce.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from decodeonce.prep.entry import Entry as Entry
-    from decodeonce.prep.entry import Undecodable as Undecodable
+    from decodeonce.prep.listing import Entry as Entry
     from decodeonce.prep.listing import Scan as Scan
+    from decodeonce.prep.listing import Undecodable as Undecodable
     from decodeonce.prep.sources import Registered as Registered
     from decodeonce.prep.sources.base import DecodedRows as DecodedRows
     from decodeonce.prep.sources.base import Source as Source
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from decodeonce.prep.sources.webdataset import open_webdataset as open_webdataset
 
 _NAMES = {
-    "decodeonce.prep.entry": ("Entry", "Undecodable"),
-    "decodeonce.prep.listing": ("Scan",),
+    "decodeonce.prep.listing": ("Entry", "Scan", "Undecodable"),
     "decodeonce.prep.sources": ("Registered",),
     "decodeonce.prep.sources.base": ("DecodedRows", "Source"),
     "decodeonce.prep.sources.boxed": ("BoxedSource",),

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image, features
 
-from decodeonce.prep.entry import Entry, Undecodable
+from decodeonce.prep.listing import Entry, Undecodable
 from decodeonce.prep.pixels import failure_reasons
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import BoxRules, Exif, Fit, OnDamaged, Recipe

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from random import Random
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.entry import Undecodable
+from decodeonce.prep.listing import Undecodable
 from decodeonce.prep.sources.archives import list_zip, read_member
 from decodeonce.prep.sources.files import MAX_FILE_BYTES
 from decodeonce.prep.sources.holders import Holder, open_holder

@@ -16,7 +16,7 @@ from decodeonce import Stopped, host
 from decodeonce.build import Recipe, WorkSettings, build
 from decodeonce.host import IMAGE_BYTES, SPARE_BYTES, can_allocate, limited_memory
 from decodeonce.prep.building import pool
-from decodeonce.prep.entry import Entry, Row, Undecodable
+from decodeonce.prep.listing import Entry, Row, Undecodable
 from decodeonce.prep.pixels import unusual
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.sources.folder import FolderSource
@@ -85,7 +85,7 @@ LIMITED = """
 import resource, sys
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.entry import Entry
+from decodeonce.prep.listing import Entry
 decoder, data = Decoder(Recipe(height=32, width=32)), [open(path, "rb").read() for path in sys.argv[2:]]
 used = int(open("/proc/self/statm").read().split()[5 if sys.argv[1] == "DATA" else 0]) * resource.getpagesize()
 resource.setrlimit(getattr(resource, "RLIMIT_" + sys.argv[1]), (used + (60 << 20),) * 2)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.entry import Box, Entry
+from decodeonce.prep.listing import Box, Entry
 from decodeonce.prep.pixels.decode import pixel_box
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources import files, open_source

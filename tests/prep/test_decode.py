@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from decodeonce.prep.entry import Entry, Row
+from decodeonce.prep.listing import Entry, Row
 from decodeonce.prep.pixels import versions
 from decodeonce.prep.pixels.decode import Decoder, fit_to
 from decodeonce.prep.recipe import Recipe

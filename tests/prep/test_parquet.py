@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.entry import Undecodable
+from decodeonce.prep.listing import Undecodable
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources import parquet as tables
 from decodeonce.prep.sources.parquet import ParquetSource, open_parquet, reading

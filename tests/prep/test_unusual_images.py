@@ -19,7 +19,7 @@ from PIL import Image, ImageFile, ImageOps, features
 
 from decodeonce.prep.building.build import build
 from decodeonce.prep.building.pool import WorkSettings
-from decodeonce.prep.entry import Entry, Row, Undecodable
+from decodeonce.prep.listing import Entry, Row, Undecodable
 from decodeonce.prep.pixels import failure_reasons
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.pixels.failure_reasons import reads_avif

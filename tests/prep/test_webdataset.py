@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.entry import Entry
+from decodeonce.prep.listing import Entry
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.files import LOCAL_FILES, STAT_THREADS
 from decodeonce.prep.sources.holders import GzipStream, open_holder

@@ -34,7 +34,7 @@ from decodeonce.prep.building.plan import (
 )
 from decodeonce.prep.building.worker import BlockDecoder
 from decodeonce.prep.entry import Entry, name_bytes
-from decodeonce.prep.listing import Listing
+from decodeonce.prep.listing import Entry, Listing, name_bytes
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import Child, Parent, death, wait_for

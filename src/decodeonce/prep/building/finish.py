@@ -21,6 +21,7 @@ from decodeonce.prep.building.journal import FACTS, Journals, summed_lines
 from decodeonce.prep.building.output_dir import check_not_truncated, clean_up
 from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.prep.entry import name_bytes, name_text
+from decodeonce.prep.listing import name_bytes, name_text
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.sources.base import DecodedRows
 from decodeonce.store import Column, Manifest

@@ -23,6 +23,7 @@ from decodeonce.host import limited_memory
 from decodeonce.prep.building.journal import FACTS, BlockRecord, PixelSums, journal_line
 from decodeonce.prep.building.plan import Block, Plan, read_plan, reject_error
 from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
+from decodeonce.prep.listing import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.processes.child import Heartbeat, Parent

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.plan import block_rows_for
 from decodeonce.prep.convert.rows import StoreRows, converted
-from decodeonce.prep.entry import Entry, Row, RowMaker, name_bytes
-from decodeonce.prep.listing import Listing, Scan
+from decodeonce.prep.listing import Entry, Listing, Row, RowMaker, Scan, name_bytes
 from decodeonce.prep.pixels.versions import DISTRIBUTIONS
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import DecodedRows, Source

@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 from PIL import Image
 
-from decodeonce.prep.entry import Box, Entry, PixelBox, Row, Undecodable
+from decodeonce.prep.listing import Box, Entry, PixelBox, Row, Undecodable
 from decodeonce.prep.pixels import unusual
 from decodeonce.prep.pixels.failure_reasons import check_size
 from decodeonce.prep.pixels.unusual import DecodedImage, upright

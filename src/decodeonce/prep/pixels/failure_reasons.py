@@ -9,7 +9,7 @@ import zlib
 
 from PIL import Image, UnidentifiedImageError, features
 
-from decodeonce.prep.entry import Undecodable
+from decodeonce.prep.listing import Undecodable
 
 MAX_PIXELS = 178_956_970  # Pillow's limit for a decompression bomb
 # What Pillow's plugins raise if the content does not match its header.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from decodeonce.host import IMAGE_BYTES, can_allocate
-from decodeonce.prep.entry import PixelBox, Undecodable
+from decodeonce.prep.listing import PixelBox, Undecodable
 from decodeonce.prep.pixels import failure_reasons
 from decodeonce.prep.pixels.failure_reasons import (
     BAD_CONTENT,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.entry import LeftOut, PixelBox, Undecodable
+from decodeonce.prep.listing import LeftOut, PixelBox, Undecodable
 from decodeonce.prep.recipe import UserMap
 from decodeonce.prep.user_code import raised_text, user_code
 from decodeonce.store.hashing import file_hexdigest

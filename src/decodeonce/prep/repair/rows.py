@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.host import usable_cores
 from decodeonce.prep.convert.rows import StoreRows, converted, shape_text
-from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes
+from decodeonce.prep.listing import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Filter, Recipe, check_choice
 from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install

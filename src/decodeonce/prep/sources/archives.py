@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.entry import Undecodable, name_bytes
+from decodeonce.prep.listing import Undecodable, name_bytes
 from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.holders import CHUNK, Holder, HolderFile, Member
 

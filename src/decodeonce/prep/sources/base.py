@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.entry import Entry, RowMaker
-from decodeonce.prep.listing import Listing, Scan
+from decodeonce.prep.listing import Entry, Listing, RowMaker, Scan
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.files import Links, named_entries, read_file
 from decodeonce.prep.sources.holders import SourceFiles

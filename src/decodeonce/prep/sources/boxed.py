@@ -39,8 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, raise_file_system_failure
-from decodeonce.prep.entry import WHOLE, Box, Entry, name_bytes, name_text
-from decodeonce.prep.listing import Listing, Scan
+from decodeonce.prep.listing import WHOLE, Box, Entry, Listing, Scan, name_bytes, name_text
 from decodeonce.prep.pixels.decode import fit_to
 from decodeonce.prep.pixels.unusual import upright
 from decodeonce.prep.recipe import BoxOrigin, BoxRules

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from decodeonce.errors import BuildError, DecodeonceError, Stopped, raise_file_system_failure
 from decodeonce.formatting import counted
 from decodeonce.host import usable_cores
-from decodeonce.prep.entry import Entry, Undecodable, name_bytes
-from decodeonce.prep.listing import Scan
+from decodeonce.prep.listing import Entry, Scan, Undecodable, name_bytes
 from decodeonce.prep.pixels.user_map import import_function
 from decodeonce.prep.processes.child import Parent, run_workers
 from decodeonce.prep.sources.files import size_problem

@@ -19,8 +19,7 @@ import xxhash
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
-from decodeonce.prep.entry import Entry, name_bytes, name_text
-from decodeonce.prep.listing import Scan
+from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, Links, expecting, stat_entries
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder

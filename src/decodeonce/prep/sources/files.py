@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from decodeonce.errors import BuildError, Stopped, failure_from, raise_file_system_failure
 from decodeonce.host import network_file_system
-from decodeonce.prep.entry import Entry, name_bytes, name_text
+from decodeonce.prep.listing import Entry, name_bytes, name_text
 from decodeonce.remote import (
     CONNECTIONS,
     MissingObject,

@@ -12,8 +12,7 @@ from typing import Annotated
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
-from decodeonce.prep.entry import Entry, name_bytes, name_text
-from decodeonce.prep.listing import Scan
+from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, SUFFIXES, Links, expecting, read_small, system_of
 from decodeonce.remote import source_path

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
-from decodeonce.prep.entry import Entry, Value, name_bytes
+from decodeonce.prep.listing import Entry, Value, name_bytes
 from decodeonce.prep.sources.files import Links, expecting, mtime_of, open_listed, open_regular, read_range
 from decodeonce.remote import ObjectFacts, as_path, is_url, read_object, stat_object
 from decodeonce.store import disk

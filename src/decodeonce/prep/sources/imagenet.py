@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
-from decodeonce.prep.entry import Entry, Undecodable, name_bytes, name_text
-from decodeonce.prep.listing import Scan
+from decodeonce.prep.listing import Entry, Scan, Undecodable, name_bytes, name_text
 from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, sort_members
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import SUFFIXES, Links, expecting, parallel_map, system_of

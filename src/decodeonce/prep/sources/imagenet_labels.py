@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.entry import Entry, name_bytes
+from decodeonce.prep.listing import Entry, name_bytes
 from decodeonce.prep.sources.archives import list_tar
 from decodeonce.prep.sources.files import MAX_TEXT_BYTES, expecting, stem_of, system_of
 from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream, open_holder

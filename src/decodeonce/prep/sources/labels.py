@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.entry import Entry, Value, name_bytes
-from decodeonce.prep.listing import NumberColumn, Scan
+from decodeonce.prep.listing import Entry, NumberColumn, Scan, Value, name_bytes
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.folder import (
     UNLABELED,

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.entry import Entry
-from decodeonce.prep.listing import Scan
+from decodeonce.prep.listing import Entry, Scan
 from decodeonce.prep.sources.base import WITH_PAIRED, Source, SourceWrapper
 from decodeonce.prep.sources.files import SUFFIXES, Links, file_entry, mode_of, parallel_map, read_file
 from decodeonce.remote import is_url, source_path

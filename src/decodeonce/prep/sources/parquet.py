@@ -16,8 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 from decodeonce.errors import TRANSIENT_ERRORS, BuildError, failure_from
 from decodeonce.host import limited_memory
-from decodeonce.prep.entry import Entry, Undecodable, name_bytes
-from decodeonce.prep.listing import Scan
+from decodeonce.prep.listing import Entry, Scan, Undecodable, name_bytes
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
 from decodeonce.prep.sources.folder import NoLabels, check_unlabeled

@@ -12,7 +12,7 @@ import bracex
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
-from decodeonce.prep.entry import name_text
+from decodeonce.prep.listing import name_text
 from decodeonce.prep.sources.files import parallel_map, system_of
 from decodeonce.prep.sources.holders import SourceFiles, source_file
 from decodeonce.remote import absolute, as_path, source_text

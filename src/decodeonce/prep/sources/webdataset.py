@@ -22,8 +22,7 @@ from typing import Annotated, NamedTuple
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import counted
 from decodeonce.host import usable_cores
-from decodeonce.prep.entry import Entry, Value, name_bytes, name_text
-from decodeonce.prep.listing import NumberColumn, Scan
+from decodeonce.prep.listing import Entry, NumberColumn, Scan, Value, name_bytes, name_text
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
 from decodeonce.prep.sources.files import expecting, parallel_map, system_of
