@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from bench.conditions import conditions, heading, ratio, ratio_text
 from bench.synthetic import synthetic_store
 from decodeonce import Loader, Store, open_store
-from decodeonce.loader import choose_reader
+from decodeonce.loader import readers
 from decodeonce.loader.order import WINDOW_BLOCKS, Shuffle
 from decodeonce.loader.partition import AHEAD_BYTES
 from decodeonce.store.manifest import DATA_OFFSET
@@ -224,7 +224,7 @@ def timed_epoch(loader: Loader, store: Store, shuffle: str) -> EpochRate:
 def cold_epoch(store: Store, batch_size: int, shuffle: Any, reader: Any, pixels: Any = "rgb") -> EpochRate:
     """Drop the store's pages, then run and time one epoch."""
     drop_pages(store)
-    choose_reader.KEPT_MEMORY = 0.0
+    readers.KEPT_MEMORY = 0.0
     with Loader(store.paths.root, batch_size=batch_size, shuffle=shuffle, reader=reader, pixels=pixels) as loader:
         return timed_epoch(loader, store, shuffle)
 

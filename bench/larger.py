@@ -48,7 +48,7 @@ from bench.cold import (
 from bench.conditions import conditions, heading
 from bench.soak import build_and_verify, print_growth, table, watch
 from decodeonce import Loader, open_store
-from decodeonce.loader import choose_reader
+from decodeonce.loader import readers
 from decodeonce.loader.order import Shuffle
 
 EPOCHS = 3
@@ -59,7 +59,7 @@ def measure_epochs(path: Path, arm: str, batch_size: int) -> list[list[float]]:
     """Drop the store's pages, run the epochs of an arm and return their rates."""
     store, (shuffle, reader) = open_store(path), arm.split()
     if reader == "past":
-        choose_reader.KEPT_MEMORY = 0.0
+        readers.KEPT_MEMORY = 0.0
     drop_pages(store)
     orders: dict[str, Shuffle] = {"full": "full", "window": "window"}
     with Loader(

@@ -27,8 +27,8 @@ from bench.conditions import conditions, heading, ratio, ratio_text
 from bench.copies import Copies, drain
 from bench.synthetic import ROW_BYTES, synthetic_store
 from decodeonce import Loader, open_store
-from decodeonce.loader.choose_reader import ReaderName
 from decodeonce.loader.order import Shuffle
+from decodeonce.loader.readers import ReaderName
 
 SCRATCH = Path(__file__).resolve().parent.parent / "build"
 CHECKED = ", checked"

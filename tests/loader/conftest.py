@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from decodeonce.loader import choose_reader
+from decodeonce.loader import readers
 from decodeonce.loader.augment import fused
 
 if not torch.accelerator.is_available():
@@ -25,7 +25,7 @@ if not torch.accelerator.is_available():
 
 @pytest.fixture(autouse=True)
 def half_of_the_rows_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_reader, "kept_share", lambda nbytes, memory: 0.5)
+    monkeypatch.setattr(readers, "kept_share", lambda nbytes, memory: 0.5)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from decodeonce import Loader, StoreError, open_store
 from decodeonce.host import direct_alignment
-from decodeonce.loader import choose_reader, readers
+from decodeonce.loader import readers
 from decodeonce.loader.aio import REQUEST, ReadQueue, fork_guard
 from decodeonce.loader.buffers import Slot, page_aligned_slot
 from decodeonce.loader.readers import THREADS_WITHOUT_AIO, DirectReader, Reader, make_reader
@@ -214,7 +214,7 @@ def test_child_of_a_fork_reads_and_ends_without_disturbing_its_parent(pair: tupl
 def test_loader_says_what_it_keeps(pair: tuple[Path, NDArray[np.uint8]], monkeypatch: pytest.MonkeyPatch) -> None:
     path, images = pair
     monkeypatch.undo()  # of the share that is fixed for tests
-    monkeypatch.setattr(choose_reader, "available_memory", lambda: images.nbytes)
+    monkeypatch.setattr(readers, "available_memory", lambda: images.nbytes)
     with Loader(path, batch_size=2, rows=range(COUNT // 2 - 1)) as loader:  # fewer than half of the memory
         assert loader.stats()["reader"]["name"] == "mmap"
     with Loader(path, batch_size=2, rows=range(COUNT // 2 + 2), prefetch=1) as loader:  # all can be kept

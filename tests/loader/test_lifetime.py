@@ -23,13 +23,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from decodeonce import Batch, Loader, StoreError, open_store
 from decodeonce.loader.buffers import Slots, page_aligned_slot
-from decodeonce.loader.choose_reader import ReaderName
 from decodeonce.loader.delivery import make_delivery
 from decodeonce.loader.epoch import Epoch, Filler, LoaderThread
 from decodeonce.loader.meter import Meter, timed
 from decodeonce.loader.partition import StepRows, make_partition
 from decodeonce.loader.position import Positions
-from decodeonce.loader.readers import Call, MmapReader, Reader
+from decodeonce.loader.readers import Call, MmapReader, Reader, ReaderName
 from decodeonce.store import add_column
 from tests.conftest import COUNT
 from tests.loader.conftest import RunForked

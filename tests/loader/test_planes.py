@@ -27,9 +27,8 @@ from decodeonce.augment import (
 )
 from decodeonce.loader.augment import augment as augment_module
 from decodeonce.loader.augment import fused
-from decodeonce.loader.choose_reader import ReaderName
 from decodeonce.loader.planes import Planes, to_rgb
-from decodeonce.loader.readers import make_reader
+from decodeonce.loader.readers import ReaderName, make_reader
 from tests.images import make_image
 from tests.loader.augmenting import batch_of
 from tests.stores import make_store, packed_row, unpacked_row

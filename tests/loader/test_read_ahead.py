@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from decodeonce import Loader, open_store
 from decodeonce.loader import partition as partition_module
 from decodeonce.loader import readers
-from decodeonce.loader.choose_reader import ReaderName
 from decodeonce.loader.order import WINDOW_BLOCKS, Shuffle, WindowOrder, derive_key
 from decodeonce.loader.partition import AHEAD_BYTES, StepRows, blocks_ahead, make_partition, plan_steps, rows_ahead
-from decodeonce.loader.readers import CHECK_EVERY, CHECKED_ROWS, Reader
+from decodeonce.loader.readers import CHECK_EVERY, CHECKED_ROWS, Reader, ReaderName
 from tests.conftest import COUNT
 from tests.stores import make_store, random_images
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from decodeonce import Loader, StoreError, host, open_store
-from decodeonce.loader import choose_reader, readers
-from decodeonce.loader.choose_reader import ReaderName
+from decodeonce.loader import readers
 from decodeonce.loader.partition import PartitionKind
-from decodeonce.loader.readers import DirectReader, MmapReader, Reader, make_reader
+from decodeonce.loader.readers import DirectReader, MmapReader, Reader, ReaderName, make_reader
 from tests.loader.conftest import RunForked
 from tests.open_files import open_files
 from tests.stores import make_store, random_images
@@ -130,17 +129,17 @@ def test_auto_chooses_mmap_unless_rows_exceed_half_the_memory(store: Path, monke
     found = Loader(store, batch_size=4).stats()["reader"]
     assert (found["name"], found["why"]) == (name, why)
     nbytes = 60 * 8 * 6 * 3
-    monkeypatch.setattr(choose_reader, "available_memory", lambda: 2 * nbytes)
+    monkeypatch.setattr(readers, "available_memory", lambda: 2 * nbytes)
     assert choose(store)[0] == "mmap"
-    monkeypatch.setattr(choose_reader, "available_memory", lambda: 2 * nbytes - 2)
+    monkeypatch.setattr(readers, "available_memory", lambda: 2 * nbytes - 2)
     name, why = choose(store)
     assert (name, "exceed half" in why) == ("direct", True)
-    monkeypatch.setattr(choose_reader, "is_in_memory", lambda path: True)
+    monkeypatch.setattr(readers, "is_in_memory", lambda path: True)
     assert choose(store)[0] == "pread"
 
 
 def test_network_files_are_never_mapped(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_reader, "network_file_system", lambda path: "Lustre")
+    monkeypatch.setattr(readers, "network_file_system", lambda path: "Lustre")
     requested: tuple[ReaderName, ...] = ("auto", "mmap", "direct")
     for name in requested:
         found, why = choose(store, name)

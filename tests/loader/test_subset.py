@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from decodeonce import Loader, StoreError
-from decodeonce.loader import choose_reader
+from decodeonce.loader import readers
 from decodeonce.loader.order import WINDOW_BLOCKS, Shuffle, WindowOrder, derive_key
 from decodeonce.loader.partition import AHEAD_BYTES, blocks_ahead, make_partition, plan_steps
 from decodeonce.store import open_store, part_rows, stage_store
@@ -164,8 +164,8 @@ def test_rank_without_its_rows_is_rejected_at_once(parts: Parts) -> None:
 
 def test_reader_choice_counts_only_staged_rows(store: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = 2 * 30 * 8 * 6 * 3  # twice the size of the part, which is half of the store
-    monkeypatch.setattr(choose_reader, "available_memory", lambda: memory)
-    monkeypatch.setattr(choose_reader, "network_file_system", lambda path: None)
+    monkeypatch.setattr(readers, "available_memory", lambda: memory)
+    monkeypatch.setattr(readers, "network_file_system", lambda path: None)
     for path, name in ((store, "direct"), (parts[2][0], "mmap")):
         loader = Loader(path, batch_size=1, partition="range", rank=0, world_size=2)
         assert loader.stats()["reader"]["name"] == name

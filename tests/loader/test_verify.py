@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from decodeonce import Loader, StoreError, open_store
-from decodeonce.loader.choose_reader import ReaderName
 from decodeonce.loader.order import Shuffle
+from decodeonce.loader.readers import ReaderName
 from decodeonce.store import part_rows, stage_store
 from decodeonce.store.hashing import HASHED_AT_ONCE
 from tests.conftest import COUNT

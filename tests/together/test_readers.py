@@ -14,8 +14,7 @@ import pytest
 from decodeonce import Batch, Loader, StoreError, open_store
 from decodeonce.build import Recipe, WorkSettings, finish, make_plan, work
 from decodeonce.loader import partition
-from decodeonce.loader.choose_reader import ReaderName
-from decodeonce.loader.readers import Reader
+from decodeonce.loader.readers import Reader, ReaderName
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.sources.imagenet import open_imagenet
 from tests.command import app

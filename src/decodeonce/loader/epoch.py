@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 import weakref
@@ -20,8 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from typing import Any
 
-from decodeonce.loader import gradient_state
 from decodeonce.loader.buffers import refuse_to_copy
 from decodeonce.loader.delivery import Batch, Delivery, Filled, Result
 from decodeonce.loader.meter import Meter, mark, timed
@@ -69,7 +70,7 @@ class Epoch(Iterator[Batch]):
     def __next__(self) -> Batch:
         if not self.left:
             self.ended = self.ended or "all batches were yielded"
-            gradient_state.leave(self)
+            _leave_accelerate(self)
             self._filler.stop()
             raise StopIteration
         if self.ended:
@@ -112,12 +113,37 @@ class Epoch(Iterator[Batch]):
         batch = self._filler.delivery.receive(sent)
         self.left -= 1
         self._positions.advance()
-        gradient_state.enter(self)
+        _enter_accelerate(self)
         meter, now = self._meter, time.perf_counter()
         meter.batches += 1
         meter.rows += len(sent.step.rows)
         meter.seconds, self._since = meter.seconds + now - self._since, now
         return batch
+
+
+# Hugging Face's accelerate must know which epoch is running, as its own data loaders tell it. `Accelerator.accumulate`
+# makes a step at the end of an epoch, and `gather_for_metrics` drops padding, if the active iterator has the attributes
+# `end_of_dataloader` and `remainder`, as in accelerate.data_loader.DataLoaderStateMixin. accelerate keeps weak
+# references to the iterators of nested loops.
+
+
+def _enter_accelerate(epoch: object) -> None:
+    """Make this epoch the active one, if the program has imported accelerate."""
+    state = _accelerate_state()
+    if state is not None and state.active_dataloader is not epoch:
+        others = [each for each in state.dataloader_references if each is not None and each is not epoch]
+        state.dataloader_references = [None, *others, epoch]
+
+
+def _leave_accelerate(epoch: object) -> None:
+    """Make the epoch that was active before this one active again."""
+    if (state := _accelerate_state()) is not None:
+        state.dataloader_references = [each for each in state.dataloader_references if each is not epoch]
+
+
+def _accelerate_state() -> Any:
+    module = sys.modules.get("accelerate.state")
+    return None if module is None else module.GradientState()
 
 
 class Filler:

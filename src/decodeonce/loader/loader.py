@@ -20,7 +20,6 @@ from decodeonce.loader.augment import fused
 from decodeonce.loader.augment.augment import Augment
 from decodeonce.loader.augment.views import Views
 from decodeonce.loader.buffers import refuse_to_copy
-from decodeonce.loader.choose_reader import ReaderName
 from decodeonce.loader.dataset import StoreDataset
 from decodeonce.loader.delivery import Batch, Transform, find_device, make_delivery, split_rows
 from decodeonce.loader.epoch import Epoch, Filler
@@ -37,7 +36,7 @@ from decodeonce.loader.partition import (
     read_ahead,
 )
 from decodeonce.loader.position import Positions
-from decodeonce.loader.readers import Reader, make_reader
+from decodeonce.loader.readers import Reader, ReaderName, make_reader
 from decodeonce.store import Store
 from decodeonce.store.hashing import hexdigest
 

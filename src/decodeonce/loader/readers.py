@@ -1,4 +1,7 @@
-"""Read rows from shard files into slots: with preadv, from mapped files, or past the page cache."""
+"""Read rows from shard files into slots: with preadv, from mapped files, or past the page cache.
+
+`make_reader` chooses how, by the file system and by the size of the store compared with memory.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import SERVER_DOWN_ERRORS, TRANSIENT_ERRORS, DecodeonceError, StoreError, add_path_to_errors
-from decodeonce.host import direct_alignment, network_file_system, read_ahead_bytes
+from decodeonce.host import available_memory, direct_alignment, is_in_memory, network_file_system, read_ahead_bytes
 from decodeonce.loader.aio import REQUEST, ReadQueue, fork_guard
 from decodeonce.loader.buffers import Pixels, page_aligned
-from decodeonce.loader.choose_reader import Choice, ReaderName, choose_reader
 from decodeonce.loader.order import Rows
 from decodeonce.store import Store, disk
 from decodeonce.store.checks import check_file, damaged_row_error, unreadable_shard_error
@@ -38,7 +41,10 @@ CHECKED_ROWS = 16
 CHECK_EVERY = 4
 MOST_READS = 256  # of a thread at a time
 THREADS_WITHOUT_AIO = 16
+# Of the memory that is available when a Loader is created. The rest is for other files and for the program itself.
+KEPT_MEMORY = 0.8
 
+ReaderName = Literal["auto", "pread", "mmap", "direct"]
 Call = Callable[[], object]
 
 
@@ -357,6 +363,37 @@ def _read_each(requests: NDArray[np.void], memory: Pixels, places: Rows) -> NDAr
 
 def _do_nothing() -> None:
     pass
+
+
+class Choice(NamedTuple):
+    """The name of a reader, why it was chosen, and the share of the rows that it leaves in the page cache."""
+
+    name: ReaderName
+    why: str
+    kept: float = 1.0
+
+
+def choose_reader(root: Path, nbytes: int, name: ReaderName = "auto", slots: int = 0) -> Choice:
+    """Choose a reader for the store at `root` with `nbytes` of rows; `slots` are the bytes of a Loader's batches."""
+    network, memory = network_file_system(root), available_memory()
+    if network is not None and name != "pread":
+        mmap = "mmap would read page by page, and kill the process if the server is lost"
+        return Choice("pread", f"on {network}, {mmap}; direct reads would not use the node's cache")
+    why = "requested"
+    if name == "auto":
+        if memory is None or nbytes <= memory / 2:
+            return Choice("mmap", "a local file system, and the rows fit into half of the available memory")
+        why = f"{nbytes / 1e9:.1f} GB of rows exceed half of the {memory / 1e9:.1f} GB of available memory"
+        name = "pread" if is_in_memory(root) else "direct"
+    if name != "direct":
+        return Choice(name, why)
+    kept = kept_share(nbytes, (memory or 0) - slots)
+    return Choice(name, why, kept) if kept < 1 else Choice("pread", f"{why}, but all rows can stay in memory")
+
+
+def kept_share(nbytes: int, memory: int) -> float:
+    """The share of `nbytes` of rows to keep in `memory` bytes, with three decimals."""
+    return round(min(1.0, max(0.0, KEPT_MEMORY * memory / nbytes)), 3)
 
 
 def make_reader(
