@@ -37,8 +37,8 @@ from decodeonce import Loader, Store, open_store
 from decodeonce.loader import readers
 from decodeonce.loader.order import WINDOW_BLOCKS, Shuffle
 from decodeonce.loader.partition import AHEAD_BYTES
+from decodeonce.store.files import PAGE
 from decodeonce.store.manifest import DATA_OFFSET
-from decodeonce.store.shard_file import PAGE
 
 SCRATCH = Path(__file__).resolve().parent.parent / "build"
 ROWS = 160 * 256

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from decodeonce.prep.entry import Entry
 
 from bench.conditions import conditions, heading
 from decodeonce.prep.building.finish import finish

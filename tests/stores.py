@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.format import CONTAINERS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import Paired, PixelsName, StorePaths
 from decodeonce.store.manifest import DATA_OFFSET, Column, ImageClass, Manifest

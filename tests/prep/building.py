@@ -10,7 +10,7 @@ from decodeonce.prep.building.worker import BlockDecoder, write_block
 from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.processes.child import Heartbeat
 from decodeonce.prep.sources.base import Source
-from decodeonce.store.shard_file import page_aligned_buffer
+from decodeonce.store.files import page_aligned_buffer
 
 
 def build_in_process(source: Source, out: Path, recipe: Recipe) -> Path:

@@ -15,7 +15,7 @@ import pytest
 
 from decodeonce import StoreError, open_store
 from decodeonce.store import verify_store
-from decodeonce.store.containers import CONTAINERS, npy_header
+from decodeonce.store.format import CONTAINERS, npy_header
 from decodeonce.store.hashing import MAX_SIGNED_BYTES, hexdigest
 from decodeonce.store.manifest import parse_manifest, read_manifest
 from tests.fuzz import store as fuzz

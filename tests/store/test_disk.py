@@ -23,7 +23,7 @@ METHODS |= {"chmod", "tofile"}
 ALLOWED = {
     "store/disk.py": CALLS | {"os.open"},
     "prep/processes/child.py": {"truncate"},
-    "store/containers.py": {"unlink"},
+    "store/format.py": {"unlink"},
     "cli/log.py": {"os.open"},  # of a named pipe
     "cli/__init__.py": {"write", "os.open", "shutil.get_terminal_size"},
     "cli/output.py": {"open"},

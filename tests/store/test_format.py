@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.store import ImageClass, StorePaths
-from decodeonce.store.containers import CONTAINERS, npy_header
+from decodeonce.store.format import CONTAINERS, npy_header
 from decodeonce.store.manifest import DATA_OFFSET, parse_manifest, read_manifest
 from decodeonce.store.writer import seal_store, trim_shards, virtual_bytes
 from tests.images import tree_bytes

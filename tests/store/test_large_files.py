@@ -14,7 +14,7 @@ from decodeonce import open_store
 from decodeonce.build import Conversion, Selection, convert
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.store import stage_store, verify_store
-from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.format import CONTAINERS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import ContainerName
 from decodeonce.store.manifest import DATA_OFFSET

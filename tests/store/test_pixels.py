@@ -16,8 +16,8 @@ from PIL import Image
 from decodeonce import open_store
 from decodeonce.errors import StoreError
 from decodeonce.store import hashing
+from decodeonce.store.format import CODECS
 from decodeonce.store.manifest import parse_manifest, read_manifest
-from decodeonce.store.pixels import CODECS
 from tests.images import tree_bytes
 from tests.store.signing import resign
 from tests.stores import make_store, packed_row, random_images, unpacked_row

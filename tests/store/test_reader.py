@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from decodeonce import StoreError, open_store
 from decodeonce.store import ImageClass, Sample, Shard, Store
 from decodeonce.store.checks import check_shard
-from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.format import CONTAINERS
 from decodeonce.store.hashing import file_chunks
 from decodeonce.store.select import matching_lines
 from decodeonce.store.table import Samples, read_rejects

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from decodeonce.store.shard_file import PAGE, ShardFile, page_aligned_buffer
+from decodeonce.store.files import PAGE, ShardFile, page_aligned_buffer
 
 MIB = 1 << 20
 

@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from decodeonce.errors import StageError, StoreError
 from decodeonce.store import Report, StorePaths, open_store, part_rows, stage_store, verify_store
 from decodeonce.store import stage as stage_module
-from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import reserve
+from decodeonce.store.files import PAGE, reserve
+from decodeonce.store.format import CONTAINERS
 from decodeonce.store.manifest import DATA_OFFSET, Shard, part_bytes
-from decodeonce.store.shard_file import PAGE, pieces
 from tests import disks
 from tests.open_files import open_files
 from tests.store.signing import flip, sign
@@ -122,7 +121,7 @@ def test_pieces_are_whole_pages_if_possible(whole: Path, shape: tuple[int, int, 
     size = shape[0] * shape[1] * shape[2]
     shard = Shard("a", 0, 1000, DATA_OFFSET, DATA_OFFSET + 1000 * size, "")
     manifest = replace(open_store(whole).manifest, count=1000, shape=shape, shards=(shard,))
-    found = [rows for _, rows in pieces(manifest, range(3, 901))]
+    found = [rows for _, rows in manifest.pieces(range(3, 901))]
     assert [row for rows in found for row in rows] == [*range(3, 901)]
     assert max(map(len, found)) * size <= max(17 * MIB, size)
     assert shape[0] == 61 or all(shard.offset(rows.start) % PAGE == 0 for rows in found[1:])

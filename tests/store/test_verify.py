@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from decodeonce.store import Reject, Report, checks, disk, open_store, stage_store, verify_store
-from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.format import CONTAINERS
 from decodeonce.store.manifest import DATA_OFFSET
 from decodeonce.store.table import REJECT_COLUMNS, line, reject_line
 from tests.store.signing import flip, replace_file

@@ -33,7 +33,6 @@ from decodeonce.prep.building.plan import (
     read_plan,
 )
 from decodeonce.prep.building.worker import BlockDecoder
-from decodeonce.prep.entry import Entry, name_bytes
 from decodeonce.prep.listing import Entry, Listing, name_bytes
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions

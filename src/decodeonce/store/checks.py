@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 from decodeonce.errors import TRANSIENT_ERRORS, Stopped, StoreError, retry_advice
-from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import read_regular, reading
+from decodeonce.store.format import CONTAINERS
 from decodeonce.store.hashing import file_hexdigest, hexdigest
 from decodeonce.store.layout import StorePaths, missing_advice, repair_advice
 from decodeonce.store.manifest import Manifest, Shard, SmallFile

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
-from decodeonce.store.containers import npy_header
-from decodeonce.store.files import read_regular
+from decodeonce.store.files import PAGE, read_regular
+from decodeonce.store.format import CODECS, Pixels, npy_header
 from decodeonce.store.hashing import MAX_SIGNED_BYTES, parse_signed, sign
 from decodeonce.store.layout import (
     NOT_PAIRED,
@@ -32,7 +32,6 @@ from decodeonce.store.layout import (
     image_bytes,
     missing_advice,
 )
-from decodeonce.store.pixels import CODECS, Pixels
 
 FORMAT = "decodeonce"
 VERSION = 1
@@ -42,6 +41,9 @@ PART_FORMAT = "decodeonce-part"
 PART_VERSION = 1
 DATA_OFFSET = 4096
 MAX_DATA_OFFSET = 1 << 20  # headers are read into memory
+# Large enough for storage with a high latency, and small enough for the processor's cache: a piece is hashed and
+# written right after it was read.
+PIECE_BYTES = 4 << 20
 BOX_LABELS = "box_labels"  # the column of indexes into box_classes; -1 for none
 BOX_COLUMNS = ("boxes", "box_count", BOX_LABELS)  # written by `prep build --keep-boxes`
 REBUILD = "remove the store and build it again"
@@ -257,6 +259,27 @@ class Manifest:
     def shard_of(self, row: int) -> Shard:
         """Return the shard that contains a row."""
         return self.shards[int(self.shard_indexes(row))]
+
+    @property
+    def rows_per_piece(self) -> int:
+        """The maximum number of rows in a piece."""
+        step = max(1, PIECE_BYTES // self.row_bytes)
+        whole_pages = PAGE // math.gcd(PAGE, self.row_bytes)
+        return -(-step // whole_pages) * whole_pages if whole_pages <= 4 * step else step
+
+    def pieces(self, rows: range) -> Iterator[tuple[Shard, range]]:
+        """Yield pieces that cover `rows` in order, each for one thread: a shard, and consecutive rows of it.
+
+        If a small number of rows fills whole pages, every piece except the first and last consists of whole pages.
+        """
+        step = self.rows_per_piece
+        for shard in self.shards:
+            held = shard.held_rows(rows)
+            first = held.start
+            while first < held.stop:
+                last = min(held.stop, shard.first_row + ((first - shard.first_row) // step + 1) * step)
+                yield shard, range(first, last)
+                first = last
 
     def to_bytes(self) -> bytes:
         """Return the bytes of store.json, with the digest filled in."""

@@ -23,8 +23,10 @@ from decodeonce.host import allow_open_files, free_space
 from decodeonce.store import disk
 from decodeonce.store.checks import check_file, check_head
 from decodeonce.store.files import (
+    ShardFile,
     empty_folder,
     make_folder,
+    page_aligned_buffer,
     reserve,
     sync_file,
     sync_folder,
@@ -34,10 +36,9 @@ from decodeonce.store.files import (
 )
 from decodeonce.store.hashing import first_wrong_row
 from decodeonce.store.layout import StorePaths, damaged
-from decodeonce.store.manifest import Manifest, Shard, parse_manifest, part_bytes, read_part, rows_text
+from decodeonce.store.manifest import PIECE_BYTES, Manifest, Shard, parse_manifest, part_bytes, read_part, rows_text
 from decodeonce.store.origin import LocalStore, ReadAt, RemoteStore
 from decodeonce.store.reader import Store, open_store
-from decodeonce.store.shard_file import PIECE_BYTES, ShardFile, page_aligned_buffer, pieces, rows_per_piece
 from decodeonce.store.sharing import LOCK, locked
 from decodeonce.store.writer import copy_small
 
@@ -274,7 +275,7 @@ def _copy_rows(
     files: dict[str, tuple[ReadAt, ShardFile]] = {}
     buffers: SimpleQueue[memoryview] = SimpleQueue()
     for _ in range(threads):
-        buffers.put(page_aligned_buffer(rows_per_piece(manifest) * row_bytes))
+        buffers.put(page_aligned_buffer(manifest.rows_per_piece * row_bytes))
 
     def copy(piece: tuple[Shard, range]) -> int:
         (shard, rows), buffer = piece, buffers.get()
@@ -301,7 +302,7 @@ def _copy_rows(
             read = opened.enter_context(source.opened(shard.file, shard.bytes))
             files[shard.file] = read, opened.enter_context(ShardFile(dest.root / shard.file))
         try:
-            todo = list(pieces(manifest, held))
+            todo = list(manifest.pieces(held))
             for (_, rows), copied in zip(todo, pool.map(copy, todo), strict=True):
                 total += copied
                 progress(len(rows))

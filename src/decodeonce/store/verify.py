@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from decodeonce.errors import StoreError
 from decodeonce.formatting import counted
 from decodeonce.store.checks import check_file, check_shard, check_size
-from decodeonce.store.containers import npy_header
-from decodeonce.store.files import read_at, reading
+from decodeonce.store.files import page_aligned_buffer, read_at, reading
+from decodeonce.store.format import npy_header
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest, read_manifest, read_part, rows_text
 from decodeonce.store.reader import Store, runs
-from decodeonce.store.shard_file import page_aligned_buffer, pieces
 from decodeonce.store.table import read_rejects
 
 Checksums = NDArray[np.uint64]
@@ -185,7 +184,7 @@ def _wrong_rows(
         return [(row, own is not None) for row, own, wanted in zip(rows, found, expected, strict=True) if own != wanted]
 
     with ThreadPoolExecutor(threads) as pool:
-        found = pool.map(check, (rows for _, rows in pieces(store.manifest, store.rows)))
+        found = pool.map(check, (rows for _, rows in store.manifest.pieces(store.rows)))
         return [row for rows in found for row in rows]
 
 

@@ -13,8 +13,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from decodeonce.store import disk
-from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.files import remove_file, sync_file, sync_folder, write_at, write_atomic, writing
+from decodeonce.store.format import CONTAINERS, npy_header
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import StorePaths, damaged
 from decodeonce.store.manifest import DATA_OFFSET, Manifest, Shard, SmallFile

@@ -30,8 +30,8 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source
 from decodeonce.remote import absolute
 from decodeonce.store import Manifest
+from decodeonce.store.files import PAGE
 from decodeonce.store.layout import Json, missing_advice
-from decodeonce.store.shard_file import PAGE
 
 
 def make_plan(source: Source, out: str | os.PathLike[str], recipe: Recipe, expect: int | None = None) -> Plan:

@@ -20,15 +20,13 @@ from decodeonce.formatting import quoted
 from decodeonce.prep.building.journal import FACTS, Journals, summed_lines
 from decodeonce.prep.building.output_dir import check_not_truncated, clean_up
 from decodeonce.prep.building.plan import Plan, read_plan
-from decodeonce.prep.entry import name_bytes, name_text
 from decodeonce.prep.listing import name_bytes, name_text
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.sources.base import DecodedRows
 from decodeonce.store import Column, Manifest
-from decodeonce.store.files import sync_folder
+from decodeonce.store.files import ShardFile, page_aligned_buffer, sync_folder
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
-from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Reject, line, reject_line, sample_lines
 from decodeonce.store.writer import seal_store, write_array, write_small
 

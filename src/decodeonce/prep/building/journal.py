@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from decodeonce.errors import BuildError, add_path_to_errors
 from decodeonce.store import disk
 from decodeonce.store.files import append, sync_folder
+from decodeonce.store.format import CODECS
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import PixelsName, image_bytes
-from decodeonce.store.pixels import CODECS
 
 # What a build records about a row. All zeros describe a row without pixels.
 FACTS = np.dtype(

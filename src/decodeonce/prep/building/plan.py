@@ -39,12 +39,11 @@ from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.base import Source
 from decodeonce.remote import absolute, as_path
 from decodeonce.store import Column, ImageClass, Reject
-from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import make_folder, publish, remove_tree, write_atomic
+from decodeonce.store.files import PAGE, make_folder, publish, remove_tree, write_atomic
+from decodeonce.store.format import CONTAINERS
 from decodeonce.store.hashing import GOLDEN, digest_of, mix, sign
 from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.manifest import DATA_OFFSET, check_column
-from decodeonce.store.shard_file import PAGE
 from decodeonce.store.writer import write_array
 
 PLAN_VERSION = 10

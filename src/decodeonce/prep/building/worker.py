@@ -22,7 +22,6 @@ from decodeonce.errors import Stopped
 from decodeonce.host import limited_memory
 from decodeonce.prep.building.journal import FACTS, BlockRecord, PixelSums, journal_line
 from decodeonce.prep.building.plan import Block, Plan, read_plan, reject_error
-from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.listing import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.decode import Decoder
@@ -30,10 +29,10 @@ from decodeonce.prep.processes.child import Heartbeat, Parent
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import system_of
 from decodeonce.remote import take_over
+from decodeonce.store.files import ShardFile, page_aligned_buffer
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import read_manifest
-from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 from decodeonce.store.writer import trim_shards
 
 MOST_READS = 128  # at once: with 1.5 ms per image, enough for a latency of 80 ms and a repeated request

@@ -12,10 +12,10 @@ from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.holders import SourceFiles, source_file
 from decodeonce.store.checks import check_file
+from decodeonce.store.format import CODECS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import verify_command
 from decodeonce.store.manifest import Manifest
-from decodeonce.store.pixels import CODECS
 from decodeonce.store.reader import open_store
 from decodeonce.store.table import Sample
 

@@ -25,8 +25,8 @@ from decodeonce.prep.pixels.failure_reasons import check_size
 from decodeonce.prep.pixels.unusual import DecodedImage, upright
 from decodeonce.prep.pixels.user_map import LoadedMap, MapSample
 from decodeonce.prep.recipe import Recipe
+from decodeonce.store.format import CODECS
 from decodeonce.store.layout import Paired
-from decodeonce.store.pixels import CODECS
 
 MAX_RESIZED_PIXELS = 64 << 20  # if the resized image were larger, only the region that is kept is resized
 KEPT_BUFFER = 16 << 20  # larger images get a temporary buffer, so that a worker does not keep the memory of the largest

@@ -24,11 +24,10 @@ from decodeonce.prep.repair.reasons import COPY, FROM_COPY, Reason, row_sentence
 from decodeonce.store import Report, Sample, Shard, Store, StorePaths, disk, verify_store
 from decodeonce.store.checks import check_size
 from decodeonce.store.columns import RESERVED
-from decodeonce.store.containers import CONTAINERS, npy_header
-from decodeonce.store.files import empty_folder, sync_folder, write_at, write_atomic, writing
+from decodeonce.store.files import ShardFile, empty_folder, sync_folder, write_at, write_atomic, writing
+from decodeonce.store.format import CONTAINERS, npy_header
 from decodeonce.store.hashing import file_chunks, hexdigest, row_checksum
 from decodeonce.store.manifest import SmallFile, read_manifest, read_part
-from decodeonce.store.shard_file import ShardFile
 from decodeonce.store.sharing import LOCK, locked
 from decodeonce.store.table import Samples
 from decodeonce.store.verify import read_checksums, stored_checksums
