@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from decodeonce.prep.sources.base import DecodedRows as DecodedRows
     from decodeonce.prep.sources.base import Source as Source
     from decodeonce.prep.sources.boxed import BoxedSource as BoxedSource
+    from decodeonce.prep.sources.classes import check_no_duplicates as check_no_duplicates
     from decodeonce.prep.sources.dataset import DatasetSource as DatasetSource
     from decodeonce.prep.sources.dataset import open_dataset as open_dataset
     from decodeonce.prep.sources.file_list import ListSource as ListSource
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from decodeonce.prep.sources.files import read_small as read_small
     from decodeonce.prep.sources.files import size_problem as size_problem
     from decodeonce.prep.sources.folder import FolderSource as FolderSource
-    from decodeonce.prep.sources.folder import check_no_duplicates as check_no_duplicates
     from decodeonce.prep.sources.folder import open_folder as open_folder
     from decodeonce.prep.sources.holders import SourceFile as SourceFile
     from decodeonce.prep.sources.holders import SourceFiles as SourceFiles
@@ -44,6 +44,7 @@ _NAMES = {
     "decodeonce.prep.sources": ("Registered",),
     "decodeonce.prep.sources.base": ("DecodedRows", "Source"),
     "decodeonce.prep.sources.boxed": ("BoxedSource",),
+    "decodeonce.prep.sources.classes": ("check_no_duplicates",),
     "decodeonce.prep.sources.dataset": ("DatasetSource", "open_dataset"),
     "decodeonce.prep.sources.file_list": ("ListSource", "open_list"),
     "decodeonce.prep.sources.files": (
@@ -55,7 +56,7 @@ _NAMES = {
         "read_small",
         "size_problem",
     ),
-    "decodeonce.prep.sources.folder": ("FolderSource", "check_no_duplicates", "open_folder"),
+    "decodeonce.prep.sources.folder": ("FolderSource", "open_folder"),
     "decodeonce.prep.sources.holders": ("SourceFile", "SourceFiles", "source_file"),
     "decodeonce.prep.sources.imagenet": ("ImagenetSplit", "open_imagenet"),
     "decodeonce.prep.sources.paired": ("PairedSource",),

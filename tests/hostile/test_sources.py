@@ -17,8 +17,9 @@ from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.prep.building.plan import checked_listing
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.boxed import Annotations, BoxedSource
+from decodeonce.prep.sources.classes import read_class_list
 from decodeonce.prep.sources.files import MAX_DEPTH, OUTSIDE, Links, open_regular, read_small
-from decodeonce.prep.sources.folder import FolderSource, read_class_list
+from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.prep.sources.imagenet_labels import CompanionFiles
 from decodeonce.sources import Source, file_entry, open_imagenet, open_list, open_parquet, open_webdataset, source_file
 from tests.command import prep

@@ -12,8 +12,9 @@ import pytest
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources import open_source
+from decodeonce.prep.sources.classes import ClassList, read_class_list
 from decodeonce.prep.sources.file_list import ListSource, find_layout, open_list, path_below
-from decodeonce.prep.sources.folder import ClassList, FolderSource, read_class_list
+from decodeonce.prep.sources.folder import FolderSource
 from tests.forms.listed import write_list
 
 NAMES = [b"cat/1.jpg", b"dog/2.jpg", b"cat/3, 4.jpg"]

@@ -213,7 +213,7 @@ class BuildOptions:
     def request(self, src: str, out: Path, opener: Callable[..., Source]) -> BuildRequest:
         """Check all flags, then open SRC."""
         from decodeonce.prep.building.pool import WorkSettings
-        from decodeonce.prep.sources.folder import read_class_list
+        from decodeonce.prep.sources.classes import read_class_list
 
         if not src:
             raise typer.BadParameter("SRC is empty; expected a path or a pattern")

@@ -20,8 +20,8 @@ import xxhash
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
+from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, Links, expecting, stat_entries
-from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder
 from decodeonce.prep.sources.labels import LabeledSource, parse_value
 from decodeonce.remote import absolute, as_path, check_scheme, check_url, is_url, scheme_of, source_path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,15 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.files import IMAGE_SUFFIXES, SUFFIXES, Links, expecting, read_small, system_of
+from decodeonce.prep.sources.classes import (
+    UNLABELED,
+    ClassList,
+    NoLabels,
+    check_classes,
+    check_unlabeled,
+    unused_classes,
+)
+from decodeonce.prep.sources.files import IMAGE_SUFFIXES, SUFFIXES, Links, expecting, system_of
 from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
@@ -25,23 +33,6 @@ READ_SUFFIXES |= {b".heic", b".heif", b".jp2", b".jxl", b".psd", b".svg"}
 SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
 SPLIT_WORD = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?![a-z])", re.IGNORECASE)
 WNID = re.compile(r"n\d{8}")
-UNLABELED = "unlabeled"  # the class of images without labels
-NoLabels = Annotated[bool, "Ignore labels: all images get the label 0."]  # the flag of every kind that has it
-
-
-class ClassList(list[str]):
-    """Class names in label order. `origin` names their file in messages; default "the class list"."""
-
-    def __init__(self, names: Iterable[str], origin: str | None = None) -> None:
-        super().__init__(names)
-        self.origin = origin or getattr(names, "origin", "the class list")
-
-
-def check_unlabeled(no_labels: bool, **given: object) -> None:
-    """Raise BuildError if labels are ignored, although one of these arguments describes them."""
-    for name, value in given.items():
-        if no_labels and value:
-            raise BuildError(f"--no-labels ignores labels; omit --{name.replace('_', '-')}")
 
 
 class FolderSource(Source):
@@ -177,42 +168,6 @@ def _check_no_splits(root: Path, names: Sequence[str], links: Links) -> None:
     raise BuildError(f"{found}; run: {command}; if these are classes, pass --splits-as-classes")
 
 
-def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> None:
-    """Raise BuildError if a class list is invalid or lacks one of the class folders of `top` that are `present`."""
-    origin = ClassList(names).origin
-    check_no_duplicates(names)
-    outside = [name for name in names if name in ("", ".", "..") or "/" in name or "\0" in name]
-    if outside:
-        raise BuildError(f"{origin} contains {outside[0]!r}; expected the name of a folder in {top}")
-    unlisted = sorted(set(present) - set(names))
-    if unlisted:
-        raise BuildError(f"{top / unlisted[0]}: this class folder is not in {origin}; add it there")
-
-
-def check_no_duplicates(names: Sequence[str]) -> None:
-    """Raise BuildError if a list of class names has a name twice.
-
-    Example:
-        >>> try:
-        ...     check_no_duplicates(["cat", "dog", "cat"])
-        ... except BuildError as error:
-        ...     print(error)
-        the class list contains 'cat' twice; list each class once
-    """
-    name, times = Counter(names).most_common(1)[0] if names else ("", 0)
-    if times > 1:
-        raise BuildError(f"{ClassList(names).origin} contains {name!r} twice; list each class once")
-
-
-def unused_classes(names: Sequence[str], used: Collection[int]) -> list[str]:
-    """Return a warning if some classes, but not all of them, are missing in the class numbers `used`."""
-    unused = [number for number in range(len(names)) if number not in used]
-    if not unused or not used:
-        return []
-    first = unused[0]
-    return [f"{len(unused)} of {len(names)} classes have no images (first {first}, {names[first]!r})"]
-
-
 def list_top(top: Path) -> tuple[list[str], list[str]]:
     """Return the names of the class folders of `top`, and those of its files, sorted by their bytes."""
     with expecting(top, "expected a folder of class folders"):
@@ -277,16 +232,3 @@ def open_folder(
         suffix=suffix,
         no_labels=no_labels,
     )
-
-
-def read_class_list(path: Path) -> ClassList:
-    """Read a file with one class name per line; raise ValueError if it cannot be read or has no names."""
-    try:
-        lines = [line.strip() for line in read_small(path).decode("utf-8-sig").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        found = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ValueError(f"--classes {path}: {found}; expected a file with one class name per line") from None
-    names = ClassList(filter(None, lines), str(path))
-    if not names:
-        raise ValueError(f"--classes {path}: contains no class names; expected one per line")
-    return names

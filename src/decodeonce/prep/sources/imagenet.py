@@ -19,8 +19,9 @@ from decodeonce.formatting import counted
 from decodeonce.prep.listing import Entry, Scan, Undecodable, name_bytes, name_text
 from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, sort_members
 from decodeonce.prep.sources.base import Source
+from decodeonce.prep.sources.classes import check_classes
 from decodeonce.prep.sources.files import SUFFIXES, Links, expecting, parallel_map, system_of
-from decodeonce.prep.sources.folder import WNID, BySuffix, check_classes, list_top
+from decodeonce.prep.sources.folder import WNID, BySuffix, list_top
 from decodeonce.prep.sources.holders import (
     FileFacts,
     Member,

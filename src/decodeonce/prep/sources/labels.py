@@ -10,13 +10,7 @@ from pathlib import Path
 from decodeonce.errors import BuildError
 from decodeonce.prep.listing import Entry, NumberColumn, Scan, Value, name_bytes
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.folder import (
-    UNLABELED,
-    ClassList,
-    check_no_duplicates,
-    check_unlabeled,
-    unused_classes,
-)
+from decodeonce.prep.sources.classes import UNLABELED, ClassList, check_no_duplicates, check_unlabeled, unused_classes
 from decodeonce.store.columns import column_file
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass

@@ -18,8 +18,8 @@ from decodeonce.errors import TRANSIENT_ERRORS, BuildError, failure_from
 from decodeonce.host import limited_memory
 from decodeonce.prep.listing import Entry, Scan, Undecodable, name_bytes
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
+from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
-from decodeonce.prep.sources.folder import NoLabels, check_unlabeled
 from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, ObjectHolder, SourceFiles
 from decodeonce.prep.sources.labels import LabeledSource
 from decodeonce.prep.sources.patterns import matching_files

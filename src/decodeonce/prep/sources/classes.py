@@ -1,0 +1,78 @@
+"""Lists of class names in label order, for every kind of source."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources.files import read_small
+
+UNLABELED = "unlabeled"  # the class of images without labels
+NoLabels = Annotated[bool, "Ignore labels: all images get the label 0."]  # the flag of every kind that has it
+
+
+class ClassList(list[str]):
+    """Class names in label order. `origin` names their file in messages; default "the class list"."""
+
+    def __init__(self, names: Iterable[str], origin: str | None = None) -> None:
+        super().__init__(names)
+        self.origin = origin or getattr(names, "origin", "the class list")
+
+
+def read_class_list(path: Path) -> ClassList:
+    """Read a file with one class name per line; raise ValueError if it cannot be read or has no names."""
+    try:
+        lines = [line.strip() for line in read_small(path).decode("utf-8-sig").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        found = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ValueError(f"--classes {path}: {found}; expected a file with one class name per line") from None
+    names = ClassList(filter(None, lines), str(path))
+    if not names:
+        raise ValueError(f"--classes {path}: contains no class names; expected one per line")
+    return names
+
+
+def check_no_duplicates(names: Sequence[str]) -> None:
+    """Raise BuildError if a list of class names has a name twice.
+
+    Example:
+        >>> try:
+        ...     check_no_duplicates(["cat", "dog", "cat"])
+        ... except BuildError as error:
+        ...     print(error)
+        the class list contains 'cat' twice; list each class once
+    """
+    name, times = Counter(names).most_common(1)[0] if names else ("", 0)
+    if times > 1:
+        raise BuildError(f"{ClassList(names).origin} contains {name!r} twice; list each class once")
+
+
+def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> None:
+    """Raise BuildError if a class list is invalid or lacks one of the class folders of `top` that are `present`."""
+    origin = ClassList(names).origin
+    check_no_duplicates(names)
+    outside = [name for name in names if name in ("", ".", "..") or "/" in name or "\0" in name]
+    if outside:
+        raise BuildError(f"{origin} contains {outside[0]!r}; expected the name of a folder in {top}")
+    unlisted = sorted(set(present) - set(names))
+    if unlisted:
+        raise BuildError(f"{top / unlisted[0]}: this class folder is not in {origin}; add it there")
+
+
+def unused_classes(names: Sequence[str], used: Collection[int]) -> list[str]:
+    """Return a warning if some classes, but not all of them, are missing in the class numbers `used`."""
+    unused = [number for number in range(len(names)) if number not in used]
+    if not unused or not used:
+        return []
+    first = unused[0]
+    return [f"{len(unused)} of {len(names)} classes have no images (first {first}, {names[first]!r})"]
+
+
+def check_unlabeled(no_labels: bool, **given: object) -> None:
+    """Raise BuildError if labels are ignored, although one of these arguments describes them."""
+    for name, value in given.items():
+        if no_labels and value:
+            raise BuildError(f"--no-labels ignores labels; omit --{name.replace('_', '-')}")
