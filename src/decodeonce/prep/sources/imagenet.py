@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
@@ -249,10 +249,10 @@ class ImagenetSplit(Source):
         return f"images in {where}" if self.kind == FLAT else f"class folders in {where}"
 
     @cached_property
-    def parts(self) -> Mapping[str, Any]:
+    def parts(self) -> Mapping[str, Part]:
         """What holds the images of each class; with the name "", what holds those in one folder."""
         if self.kind == FLAT:
-            return {"": ""}
+            return {"": None}
         if self.files is None:
             return dict.fromkeys(list_top(self.top)[0])
         if self.kind == ZIP:
@@ -380,11 +380,12 @@ class ImagenetSplit(Source):
         here = ((label, self.parts[name]) for label, name in enumerate(names) if name in self.parts)
         return chain.from_iterable(parallel_map(self.top, self._entries_of, here, TARS_AT_ONCE))
 
-    def _entries_of(self, labeled: tuple[int, Any]) -> list[Entry]:
+    def _entries_of(self, labeled: tuple[int, Part]) -> list[Entry]:
         """Return the images of a part of an archive, in the order of a tree walk."""
         assert self.files is not None
         label, part = labeled
-        unit, members = (0, part) if self.kind == ZIP else (part[0], self._members(part))
+        assert part is not None
+        unit, members = (0, part) if isinstance(part, list) else (part[0], self._members(part))
         shown = (member for member in members if not self.is_flat or is_image_name(member.base_name))
         archive = self.kind.rpartition("-")[2]
         return [self.files.entry(unit, member, label) for member in sort_members(shown, archive)]
@@ -434,6 +435,7 @@ class ImagenetSplit(Source):
 
 
 ClassTar = tuple[int, Member]  # a tar of images: the index of a file, and the tar in it; b"": the file itself
+Part = list[Member] | ClassTar | None  # the members of a zip, a tar, or None for a folder
 
 
 class ZipListing(NamedTuple):
