@@ -46,7 +46,7 @@ from decodeonce.augment import (
 )
 from decodeonce.loader import buffers
 from decodeonce.loader.augment.crop import float64_device, resize_on_device, resize_rows
-from decodeonce.loader.augment.rows import Rows
+from decodeonce.loader.augment.rows import PendingRows
 from decodeonce.loader.buffers import recycled
 from decodeonce.loader.order import derive_key
 from decodeonce.loader.partition import Tail
@@ -475,7 +475,7 @@ def windows_in(images: Tensor) -> Tensor:
 
 
 def resize_on_cpu(images: Tensor, windows: Tensor, height: int, width: int) -> Tensor:
-    return resize_rows(Rows.of(images), windows, height, width).done()
+    return resize_rows(PendingRows.of(images), windows, height, width).done()
 
 
 @pytest.fixture

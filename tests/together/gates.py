@@ -8,8 +8,9 @@ reaches a gate opens its pipe for reading, and continues when the test closes th
 import os
 from typing import Any
 
-from decodeonce.prep.pixels.user_map import MapSample, Pixels
+from decodeonce.prep.pixels.user_map import MapSample
 from decodeonce.store import disk
+from decodeonce.store.format import Pixels
 
 gates = dict(line.split(" ", 1) for line in os.environ.get("GATES", "").splitlines())
 pwrite, replace, unlink = disk.pwrite, disk.replace, disk.unlink

@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from decodeonce.store.format import Pixels
+
 Item = TypeVar("Item")
-Pixels = NDArray[np.uint8]
 
 # malloc itself reuses smaller blocks.
 _LARGE = 2**20

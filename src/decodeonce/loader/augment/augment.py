@@ -20,7 +20,7 @@ from torch import Tensor
 from decodeonce.loader.arguments import check_probability, whole
 from decodeonce.loader.augment import fused
 from decodeonce.loader.augment.fused import Chain
-from decodeonce.loader.augment.rows import Rows
+from decodeonce.loader.augment.rows import PendingRows
 from decodeonce.loader.delivery import Batch, name_of
 from decodeonce.loader.order import derive_key
 from decodeonce.loader.planes import Planes, to_rgb
@@ -83,11 +83,11 @@ class Step:
         Returns:
             Tensor: (B, H', W', C), any dtype.
         """
-        if images.device.type == "cpu" and (rows := self.on_rows(Rows.of(images), draws)):
+        if images.device.type == "cpu" and (rows := self.on_rows(PendingRows.of(images), draws)):
             return rows.done()
         return self.on_device(images, draws)
 
-    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows | None:
+    def on_rows(self, rows: PendingRows, draws: Draws, /) -> PendingRows | None:
         """Return `rows` with the work of this step added; None if it has no work for single rows of this dtype."""
         return None
 
@@ -161,7 +161,7 @@ class Change(Step):
     def __post_init__(self) -> None:
         check_probability(self.p)
 
-    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows:
+    def on_rows(self, rows: PendingRows, draws: Draws, /) -> PendingRows:
         """Change the chosen images, one at a time."""
         change, uniform, drawn = self._plan(rows, draws)
         chosen = (uniform < self.p).tolist()
@@ -173,10 +173,10 @@ class Change(Step):
 
     def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:
         """Change all images of a batch at once, and choose afterwards."""
-        change, uniform, drawn = self._plan(Rows.of(images), draws)
+        change, uniform, drawn = self._plan(PendingRows.of(images), draws)
         return torch.where((uniform < self.p)[:, None, None, None], change(images, *drawn), images)
 
-    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+    def _plan(self, rows: PendingRows, draws: Draws) -> Plan:
         """Draw for images of the shape and dtype of `rows`."""
         raise NotImplementedError
 
@@ -333,12 +333,12 @@ def _soft(name: str, values: Tensor) -> Tensor:
     return values
 
 
-def begin(images: Tensor, planes: Planes | None = None) -> Rows | Chain:
+def begin(images: Tensor, planes: Planes | None = None) -> PendingRows | Chain:
     """The images of a batch, to which nothing is to be done yet."""
-    return Chain.of(images, planes) or Rows.of(images, planes)
+    return Chain.of(images, planes) or PendingRows.of(images, planes)
 
 
-def _apply(step: Callable[[Tensor, Draws], Tensor], rows: Rows | Chain, draws: Draws) -> Rows | Chain:
+def _apply(step: Callable[[Tensor, Draws], Tensor], rows: PendingRows | Chain, draws: Draws) -> PendingRows | Chain:
     """Apply a step to the rows of a batch: later, together with other steps, if it can, or else at once."""
     images = None
     if isinstance(step, Step) and type(step).__call__ is Step.__call__:  # a subclass can have its own
@@ -353,8 +353,8 @@ def _apply(step: Callable[[Tensor, Draws], Tensor], rows: Rows | Chain, draws: D
     return begin(images)
 
 
-def _later(step: Step, rows: Rows | Chain, draws: Draws) -> Rows | Chain | None:
-    if isinstance(rows, Rows):
+def _later(step: Step, rows: PendingRows | Chain, draws: Draws) -> PendingRows | Chain | None:
+    if isinstance(rows, PendingRows):
         return step.on_rows(rows, draws) if rows.images.device.type == "cpu" else None
     planes = None if rows.work else rows.planes
     if chain := step.on_kernel(rows, draws):

@@ -19,7 +19,7 @@ from decodeonce.loader.augment import fused_color
 from decodeonce.loader.augment.augment import Change, Draws, Plan
 from decodeonce.loader.augment.crop import RandomResizedCrop, check_range
 from decodeonce.loader.augment.fused import constant, either
-from decodeonce.loader.augment.rows import Rows
+from decodeonce.loader.augment.rows import PendingRows
 
 Range = tuple[float, float]
 
@@ -30,11 +30,11 @@ class _Color(Change):
 
     def on_device(self, images: Tensor, draws: Draws, /) -> Tensor:
         """Change the chosen images in kernels, or all images in torch, and choose afterwards."""
-        self._check(Rows.of(images))
+        self._check(PendingRows.of(images))
         in_torch = super().on_device
         return either(images.device, lambda: self._launch(images, draws), lambda: in_torch(images, draws))
 
-    def _check(self, rows: Rows) -> None:
+    def _check(self, rows: PendingRows) -> None:
         """Raise ValueError if the step cannot change such images."""
         if rows.dtype != torch.uint8 or rows.shape[2] != 3:
             found, name = f"{rows.shape[2]} of {rows.dtype}", type(self).__name__
@@ -90,7 +90,7 @@ class ColorJitter(_Color):
     def _launch(self, images: Tensor, draws: Draws) -> Tensor:
         return fused_color.jitter(images, draws, self.p, self._ranges, self._used)
 
-    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+    def _plan(self, rows: PendingRows, draws: Draws) -> Plan:
         self._check(rows)
         uniform, ranges, used = draws.uniform(9), self._ranges, self._used
         factors = torch.stack([low + uniform[:, i] * (high - low) for i, (low, high) in enumerate(ranges)], 1)
@@ -183,7 +183,7 @@ class RandomGrayscale(_Color):
     def _launch(self, images: Tensor, draws: Draws) -> Tensor:
         return fused_color.recolor(images, draws, self.p, None)
 
-    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+    def _plan(self, rows: PendingRows, draws: Draws) -> Plan:
         self._check(rows)
         return _to_gray, draws.uniform(1)[:, 0], ()
 
@@ -219,7 +219,7 @@ class Solarize(_Color):
     def _launch(self, images: Tensor, draws: Draws) -> Tensor:
         return fused_color.recolor(images, draws, self.p, self.threshold)
 
-    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+    def _plan(self, rows: PendingRows, draws: Draws) -> Plan:
         self._check(rows)
 
         def solarize(images: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ class GaussianBlur(_Color):
     def _sigmas(self) -> Range:
         return self.sigma if isinstance(self.sigma, (tuple, list)) else (self.sigma, self.sigma)
 
-    def _check(self, rows: Rows) -> None:
+    def _check(self, rows: PendingRows) -> None:
         super()._check(rows)
         if self.kernel_size > (most := 2 * min(rows.shape[:2]) - 1):
             size = f"{rows.shape[1]}x{rows.shape[0]}"
@@ -269,7 +269,7 @@ class GaussianBlur(_Color):
     def _launch(self, images: Tensor, draws: Draws) -> Tensor:
         return fused_color.blur(images, draws, self.p, self._sigmas, self.kernel_size)
 
-    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+    def _plan(self, rows: PendingRows, draws: Draws) -> Plan:
         self._check(rows)
         uniform, (low, high), reach = draws.uniform(2), self._sigmas, self.kernel_size // 2
         offsets = torch.arange(-reach, reach + 1, dtype=torch.float32, device=uniform.device)
@@ -337,7 +337,7 @@ class RandomErasing(Change):
         """Draws windows in the same way, but with ratios of width to height."""
         return RandomResizedCrop(1, scale=self.scale, ratio=(1 / self.ratio[1], 1 / self.ratio[0]))
 
-    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+    def _plan(self, rows: PendingRows, draws: Draws) -> Plan:
         if len(self._values) not in (1, rows.shape[2]):
             expected = f"expected {len(self._values)} as in value={self.value!r}"
             raise ValueError(f"images have {rows.shape[2]} channels, {expected}; pass one number, or one per channel")

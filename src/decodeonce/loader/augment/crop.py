@@ -16,7 +16,7 @@ from decodeonce.loader.arguments import whole
 from decodeonce.loader.augment import fused
 from decodeonce.loader.augment.augment import Draws, Resampling, Step, map_boxes
 from decodeonce.loader.augment.fused import Chain, constant
-from decodeonce.loader.augment.rows import Rows
+from decodeonce.loader.augment.rows import PendingRows
 
 FixedSize = int | tuple[int, int]
 Size = FixedSize | Callable[[int], FixedSize]
@@ -120,7 +120,7 @@ class _Crop(Step):
             raise ValueError(f"a crop of {out_height}x{out_width} is larger than the images, {height}x{width}")
         return *self._corner(draws, height - out_height, width - out_width), out_height, out_width
 
-    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows:
+    def on_rows(self, rows: PendingRows, draws: Draws, /) -> PendingRows:
         """Crop the windows row by row, without copying pixels."""
         top, left, height, width = self._window(draws, *rows.shape[:2])
         count = len(rows.images)
@@ -289,7 +289,7 @@ class RandomResizedCrop(Step):
         corner = _whole(torch.where(first == _TRIES, spare / 2, uniform[:, -2:] * (spare + 1)))
         return torch.cat([corner, size], 1)
 
-    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows | None:
+    def on_rows(self, rows: PendingRows, draws: Draws, /) -> PendingRows | None:
         """Crop and resize uint8 images row by row."""
         if rows.dtype != torch.uint8:
             return None
@@ -380,7 +380,7 @@ def resize_nearest(maps: Tensor, windows: Tensor, height: int, width: int) -> Te
     return maps[batch[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def resize_rows(rows: Rows, windows: Tensor, out_height: int, out_width: int) -> Rows:
+def resize_rows(rows: PendingRows, windows: Tensor, out_height: int, out_width: int) -> PendingRows:
     """Resize uint8 images on a CPU with torch's kernel for uint8; differs from `resize_on_device` by at most one level.
 
     Resizing a window from 256x256 to 224x224 takes 0.1 ms; `resize_on_device` takes 1.2 ms.

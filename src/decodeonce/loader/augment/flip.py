@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decodeonce.loader.augment.augment import Change, Draws, Plan, Resampling
 from decodeonce.loader.augment.fused import Chain
-from decodeonce.loader.augment.rows import Rows
+from decodeonce.loader.augment.rows import PendingRows
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RandomFlip(Change):
     moves_pixels = True
     p: float = 0.5
 
-    def _plan(self, rows: Rows, draws: Draws) -> Plan:
+    def _plan(self, rows: PendingRows, draws: Draws) -> Plan:
         return _mirror, draws.uniform(1)[:, 0], ()
 
     def on_kernel(self, chain: Chain, draws: Draws, /) -> Chain:

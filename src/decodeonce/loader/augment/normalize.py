@@ -12,7 +12,7 @@ from torch import Tensor
 from decodeonce.loader.arguments import StoreLike, as_store
 from decodeonce.loader.augment.augment import Draws, Step
 from decodeonce.loader.augment.fused import Chain, constant
-from decodeonce.loader.augment.rows import Rows
+from decodeonce.loader.augment.rows import PendingRows
 
 IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
     (0.485 * 255, 0.456 * 255, 0.406 * 255),
@@ -71,7 +71,7 @@ class Normalize(Step):
         mean, std = (tuple(round(value / 255, 4) for value in values) for values in (self.mean, self.std))
         return f"Normalize(({mean}, {std}), dtype={self.dtype})"
 
-    def on_rows(self, rows: Rows, draws: Draws, /) -> Rows | None:
+    def on_rows(self, rows: PendingRows, draws: Draws, /) -> PendingRows | None:
         """Normalize uint8 images row by row."""
         if rows.dtype != torch.uint8:
             return None

@@ -24,7 +24,7 @@ RowWork = Callable[[Tensor, int, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
-class Rows:
+class PendingRows:
     """Images of a batch in the memory of a CPU, and what is still to be done to each of them.
 
     Args:
@@ -42,17 +42,17 @@ class Rows:
     planes: Planes | None = None
 
     @classmethod
-    def of(cls, images: Tensor, planes: Planes | None = None) -> Rows:
+    def of(cls, images: Tensor, planes: Planes | None = None) -> PendingRows:
         """The images of a batch, to which nothing is to be done yet."""
         return cls(images, planes.shape if planes else tuple(images.shape[1:]), images.dtype, (), planes)
 
-    def then(self, work: RowWork, shape: tuple[int, ...], dtype: torch.dtype) -> Rows:
+    def then(self, work: RowWork, shape: tuple[int, ...], dtype: torch.dtype) -> PendingRows:
         """Add a step that gives images of this shape (H, W, C) and dtype."""
-        return Rows(self.images, shape, dtype, (*self._unpacked().work, work), self.planes)
+        return PendingRows(self.images, shape, dtype, (*self._unpacked().work, work), self.planes)
 
     def crop(
         self, windows: list[list[int]], shape: tuple[int, ...], resize: Callable[[Tensor], Tensor] | None = None
-    ) -> Rows:
+    ) -> PendingRows:
         """Add a crop of the windows (top, left, height, width), each of which `resize` brings to `shape`.
 
         Of planes, only the window is unpacked, after it was resized.
@@ -68,9 +68,9 @@ class Rows:
             image = resize(image) if resize else image
             return to_rgb(image) if planes else image
 
-        return Rows(self.images, shape, self.dtype, (*self.work, crop), self.planes)
+        return PendingRows(self.images, shape, self.dtype, (*self.work, crop), self.planes)
 
-    def _unpacked(self) -> Rows:
+    def _unpacked(self) -> PendingRows:
         """The same, with planes unpacked by the first step."""
         if not self.planes or self.work:
             return self

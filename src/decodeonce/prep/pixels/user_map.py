@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.listing import LeftOut, PixelBox, Undecodable
 from decodeonce.prep.recipe import UserMap
 from decodeonce.prep.user_code import raised_text, user_code
+from decodeonce.store.format import Pixels
 from decodeonce.store.hashing import file_hexdigest
-
-Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
