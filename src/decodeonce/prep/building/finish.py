@@ -22,6 +22,7 @@ from decodeonce.prep.building.output_dir import check_not_truncated, clean_up
 from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.prep.listing import name_bytes, name_text
 from decodeonce.prep.paths import BuildPaths
+from decodeonce.prep.pixels.sums import summed_lines
 from decodeonce.prep.sources.base import DecodedRows
 from decodeonce.store import Column, Manifest
 from decodeonce.store.files import ShardFile, page_aligned_buffer, sync_folder
