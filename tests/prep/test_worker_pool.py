@@ -15,7 +15,7 @@ from decodeonce.prep.building import pool as pool_module
 from decodeonce.prep.building.journal import Journal, Journals
 from decodeonce.prep.building.pool import BlockQueue, UnitQueue, Worker, WorkerPool, WorkSettings, work
 from decodeonce.prep.building.status import read_status
-from decodeonce.prep.processes.child import Child, Parent, run_workers, wait_for
+from decodeonce.prep.processes.child import BLOCK_WORKER, Child, Parent, run_workers, wait_for
 from decodeonce.sources import open_imagenet, open_webdataset
 from decodeonce.store.table import read_rejects
 from tests.forms.webdataset import sample, write_tar
@@ -209,7 +209,7 @@ def test_process_is_started_by_a_python_that_was_compiled_for_an_older_linux(mon
 
 
 def test_worker_ends_quietly_if_parent_ends_before_a_message(capfd: pytest.CaptureFixture[str]) -> None:
-    child = Child("decodeonce.prep.building.worker")
+    child = Child(BLOCK_WORKER)
     child.socket.close()
     assert child.process.wait() == 0
     child.end()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from decodeonce import BuildError, remote
-from decodeonce.prep.building.worker import read_ahead
+from decodeonce.prep.building.worker import read_in_threads
 from decodeonce.sources import Entry, open_webdataset
 from tests.command import assert_fails, prep, printed
 from tests.forms.webdataset import sample, write_tar
@@ -46,7 +46,7 @@ def test_more_reads_are_started_if_they_are_slow() -> None:
         arrived.wait()
         return b""
 
-    reads = read_ahead(read, entries)
+    reads = read_in_threads(read, entries)
     for rows in range(1, 11):
         next(reads)
         ahead.append(1000 - length_hint(entries) - rows)
@@ -62,7 +62,7 @@ def test_few_bytes_are_read_ahead() -> None:
         read.append(entry.name)
         return entry.name
 
-    reads = read_ahead(note, large)
+    reads = read_in_threads(note, large)
     _, first = next(reads)
     assert first() == b"0"
     assert len(read) <= 2

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from decodeonce.prep.building.worker import read_units_ahead
+from decodeonce.prep.building.worker import read_by_unit
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.parquet import open_parquet
 from tests.forms.parquet import write_table
@@ -27,7 +27,7 @@ def test_next_row_group_is_read_while_one_is_decoded(tmp_path: Path, s3: Any, pr
     entries = list(source.scan().entries)
     worker = open_source(source.kind, source.root, source.arguments())
     proxy.requests.clear()
-    for number, (entry, read) in enumerate(read_units_ahead(worker, [*entries[3:6], *entries[9:], *entries[:3]])):
+    for number, (entry, read) in enumerate(read_by_unit(worker, [*entries[3:6], *entries[9:], *entries[:3]])):
         assert read() == [data[entry.unit * 3 + entry.place]]
         while groups_read(proxy) < min(number // 3 + 2, 3):  # the next group is read while this one is decoded
             proxy.arrived.wait(1)

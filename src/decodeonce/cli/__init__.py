@@ -137,9 +137,9 @@ def _worker_started(arguments: list[str]) -> AbstractContextManager[None]:
     """
     if arguments[:1] not in (["build"], ["convert"]) or {"--help", "-h", "--dry-run"} & {*arguments}:
         return nullcontext()
-    from decodeonce.prep.processes.child import started_early
+    from decodeonce.prep.processes.child import BLOCK_WORKER, started_early
 
-    return started_early("decodeonce.prep.building.worker")
+    return started_early(BLOCK_WORKER)
 
 
 def _open_streams() -> None:

@@ -29,11 +29,11 @@ from decodeonce.loader.partition import (
     PartitionKind,
     StepRows,
     Tail,
+    add_hints,
     find_rows,
     make_partition,
     make_table,
     plan_steps,
-    read_ahead,
 )
 from decodeonce.loader.position import Positions
 from decodeonce.loader.readers import Reader, ReaderName, make_reader
@@ -200,9 +200,10 @@ class Loader:
         # Augment and Views crop before they unpack. A subclass can have its own __call__, which expects RGB.
         crops_first = type(transform).__call__ in (Augment.__call__, Views.__call__)
         as_stored = pixels == "stored" or crops_first
-        on_host = target.type == "cpu" and not cache
-        # What is in a slot. Copying threads unpack rows for a host; a device does this itself.
-        held = replace(self._manifest, pixels="rgb") if on_host and not as_stored else self._manifest
+        # Copying threads unpack rows for a host; a device does this itself.
+        unpacks = target.type == "cpu" and not (cache or as_stored or self._manifest.pixels == "rgb")
+        unpacked = replace(self._manifest, pixels="rgb") if unpacks else None
+        held = unpacked or self._manifest  # what is in a slot
         shape = (self.batch_size, *held.row_shape)
         split = partial(split_rows, held, not as_stored) if len(held.row_shape) == 1 else None
         self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None, split)
@@ -214,7 +215,7 @@ class Loader:
             reader,
             threads,
             verify=verify,
-            unpack=held.pixels != self._manifest.pixels,
+            unpacked=unpacked,
             count=self.count,
             slots=slots,
         )
@@ -355,10 +356,13 @@ class Loader:
         def make_pass(number: int, consumed: int) -> Iterator[StepRows]:  # without self, which its thread would keep
             key = derive_key(seed, number, *words)
             order = make_order(shuffle, rows, manifest.block_rows, key, table)
-            # Rows repeat within an epoch if they are drawn, or if it contains the end of a pass.
-            first = number * count + partition.before if has_steps else 0 if table else None
+            first = None
+            if has_steps:  # a row repeats within an epoch that contains the end of a pass
+                first = number * count + partition.before
+            elif table:  # rows are drawn, so they can repeat
+                first = 0
             steps = plan_steps(order, partition, consumed, now.epoch, first)
-            return read_ahead(steps, order, partition, consumed, manifest.row_bytes)
+            return add_hints(steps, order, partition, consumed, manifest.row_bytes)
 
         passes = starmap(make_pass, self._positions.passes(now))
         return islice(chain.from_iterable(passes), self._positions.left(now))

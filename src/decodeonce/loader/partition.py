@@ -187,7 +187,7 @@ def plan_steps(
             yield StepRows(own, valid, epoch, positions=drawn)
 
 
-def read_ahead(
+def add_hints(
     steps: Iterator[StepRows], order: Order, partition: Partition, consumed: int, row_bytes: int
 ) -> Iterator[StepRows]:
     """Yield the steps with hints: whole blocks if the rank takes every row of a window order, otherwise later rows."""

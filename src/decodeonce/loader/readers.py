@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -25,11 +24,12 @@ from numpy.typing import NDArray
 from decodeonce.errors import SERVER_DOWN_ERRORS, TRANSIENT_ERRORS, DecodeonceError, StoreError, add_path_to_errors
 from decodeonce.host import available_memory, direct_alignment, is_in_memory, network_file_system, read_ahead_bytes
 from decodeonce.loader.aio import REQUEST, ReadQueue, fork_guard
-from decodeonce.loader.buffers import Pixels, page_aligned
+from decodeonce.loader.buffers import page_aligned
 from decodeonce.loader.order import Rows
 from decodeonce.store import Store, disk
 from decodeonce.store.checks import check_file, damaged_row_error, unreadable_shard_error
 from decodeonce.store.files import read_at
+from decodeonce.store.format import Pixels
 from decodeonce.store.hashing import GOLDEN, first_wrong_row, mix
 from decodeonce.store.layout import verify_command
 from decodeonce.store.manifest import Manifest
@@ -73,18 +73,18 @@ class Reader:
     """Makes the calls that read rows into slots, for `threads` threads, with one preadv per run of consecutive rows.
 
     Only one thread can call `open`, `calls` and `hint`; any thread can run the calls that they return. With `verify`,
-    the thread that copied a row also checks it. With `unpack`, it then unpacks the image of the row, for slots of RGB.
-    Hints are needed because a copying thread has a single read in progress, which is too little for most storage
-    (docs/contribute/lab-notes.md). A hint takes long if the queue of the storage is full, and because the kernel works
-    page by page.
+    the thread that copied a row also checks it. If slots hold rows with unpacked images, whose manifest is `unpacked`,
+    it then unpacks the image. Hints are needed because a copying thread has a single read in progress, which is too
+    little for most storage (docs/contribute/lab-notes.md). A hint takes long if the queue of the storage is full, and
+    because the kernel works page by page.
 
     Raises:
         StoreError: If `verify` is set and checksums.npy or a column is damaged.
     """
 
-    def __init__(self, store: Store, threads: int, *, verify: bool = False, unpack: bool = False) -> None:
+    def __init__(self, store: Store, threads: int, *, verify: bool = False, unpacked: Manifest | None = None) -> None:
         self._packed = _Scratch()
-        self._unpacked = replace(store.manifest, pixels="rgb") if unpack else None  # what slots hold
+        self._unpacked = unpacked
         self.manifest, self.row_bytes, self.threads = store.manifest, store.manifest.row_bytes, threads
         self._root, shards = store.paths.root, self.manifest.shards
         self.paths = [self._root / shard.file for shard in shards]
@@ -117,7 +117,7 @@ class Reader:
     def _open(self, shard: int) -> int:
         fd = open_shard(self._root, self.manifest, self.manifest.shards[shard])
         # Turn the kernel's own read-ahead off: random rows from a cold disk were read at 1.45 GB/s without it, and at
-        # 0.94 GB/s with it. The rows needed next are requested explicitly (see partition.read_ahead).
+        # 0.94 GB/s with it. The rows needed next are requested explicitly (see partition.add_hints).
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         return fd
 
@@ -143,10 +143,10 @@ class Reader:
             self._hints += 1
             if self._cold:
                 self.open(rows)
-                return partial(self._read_ahead, rows)
+                return partial(self._request_pages, rows)
         return None
 
-    def _read_ahead(self, rows: Rows) -> None:
+    def _request_pages(self, rows: Rows) -> None:
         piece = read_ahead_bytes(self._root)
         for span in self.spans(rows):
             fd, end = self._fds[span.shard], span.offset + (span.last - span.first) * self.row_bytes
@@ -213,8 +213,8 @@ class MmapReader(Reader):
     # threads: np.take 18.3 and 20.0, np.copyto row by row 17.3 and 17.9, torch.index_select 15.4 and 17.5, preadv 11.3
     # and 13.9. A first pass over a mapping ran at 11.5 with one thread. MADV_POPULATE_READ cost as much as it saved.
 
-    def __init__(self, store: Store, threads: int, *, verify: bool = False, unpack: bool = False) -> None:
-        super().__init__(store, threads, verify=verify, unpack=unpack)
+    def __init__(self, store: Store, threads: int, *, verify: bool = False, unpacked: Manifest | None = None) -> None:
+        super().__init__(store, threads, verify=verify, unpacked=unpacked)
         self._mapped: dict[int, Pixels] = {}
 
     def _prepare(self, rows: Rows) -> None:
@@ -264,9 +264,9 @@ class DirectReader(Reader):
     """
 
     def __init__(
-        self, store: Store, threads: int, *, verify: bool = False, unpack: bool = False, kept: float = 0.0
+        self, store: Store, threads: int, *, verify: bool = False, unpacked: Manifest | None = None, kept: float = 0.0
     ) -> None:
-        super().__init__(store, threads, verify=verify, unpack=unpack)
+        super().__init__(store, threads, verify=verify, unpacked=unpacked)
         self._below = np.uint64(min(kept * 2.0**64, 2.0**64 - 2.0**11))
         self._direct: dict[int, int] = {}
         self.close = weakref.finalize(self, _close_all, self._fds, self._direct)
@@ -402,7 +402,7 @@ def make_reader(
     threads: int,
     *,
     verify: bool,
-    unpack: bool = False,
+    unpacked: Manifest | None = None,
     count: int | None = None,
     slots: int = 0,
 ) -> tuple[Reader, dict[str, Any]]:
@@ -415,14 +415,14 @@ def make_reader(
     choice = choose_reader(store.paths.root, count * store.manifest.row_bytes, name, slots)
     if choice.name == "direct":
         try:
-            direct = DirectReader(store, threads, verify=verify, unpack=unpack, kept=choice.kept)
+            direct = DirectReader(store, threads, verify=verify, unpacked=unpacked, kept=choice.kept)
             return direct, {**choice._asdict(), "threads": direct.threads}
         except OSError as error:
             if error.errno in TRANSIENT_ERRORS:
                 raise
             why = f"{choice.why}, but this file system has no direct reads ({error.strerror})"
             choice = Choice("pread", why)
-    made = (MmapReader if choice.name == "mmap" else Reader)(store, threads, verify=verify, unpack=unpack)
+    made = (MmapReader if choice.name == "mmap" else Reader)(store, threads, verify=verify, unpacked=unpacked)
     return made, {**choice._asdict(), "threads": threads}
 
 

@@ -24,7 +24,7 @@ from decodeonce.prep.building.journal import Journal, Journals
 from decodeonce.prep.building.plan import Plan, allowed_rejects, read_plan, reject_error
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.processes.child import KILLED, child_of, wait_for
+from decodeonce.prep.processes.child import BLOCK_WORKER, KILLED, child_of, wait_for
 from decodeonce.prep.recipe import OnBad, check_choice, differences
 from decodeonce.remote import QUERY
 from decodeonce.store.files import sync_folder
@@ -287,7 +287,6 @@ class UnitQueue:
 
 
 Queue = BlockQueue | UnitQueue
-WORKER = "decodeonce.prep.building.worker"
 # Processor time for one image. At the maximum of 178 Mpixel, a progressive CMYK JPEG took 10 s, a lossless WebP 8 s.
 # If the processor time is known, it counts instead of the clock: a busy machine must not cause rejects.
 IMAGE_SECONDS = 120.0
@@ -312,7 +311,7 @@ class Worker:
     """One worker process, the blocks it is working on, and the image it is decoding."""
 
     def __init__(self, first_message: Mapping[str, object]) -> None:
-        self.child = child_of(WORKER)
+        self.child = child_of(BLOCK_WORKER)
         self.child.send(first_message)
         self.blocks: list[int] = []
         self.limit_passed = 0.0

@@ -20,15 +20,15 @@ import numpy as np
 
 from decodeonce.errors import Stopped
 from decodeonce.host import limited_memory
-from decodeonce.prep.building.journal import FACTS, BlockRecord, PixelSums, journal_line
+from decodeonce.prep.building.journal import FACTS, BlockRecord, journal_line
 from decodeonce.prep.building.plan import Block, Plan, read_plan, reject_error
 from decodeonce.prep.listing import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.decode import Decoder
+from decodeonce.prep.pixels.sums import PixelSums
 from decodeonce.prep.processes.child import Heartbeat, Parent
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.files import system_of
-from decodeonce.remote import take_over
+from decodeonce.remote import is_url, take_over
 from decodeonce.store.files import ShardFile, page_aligned_buffer
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import Json
@@ -55,8 +55,8 @@ class BlockDecoder:
     def reads(self, entries: Iterable[Entry]) -> Iterator[Read]:
         """Yield the entries, each with the function that returns its encoded bytes."""
         source = self._source
-        if system_of(source.root).reads_ahead:
-            return read_units_ahead(source, entries) if source.unit_name else read_ahead(source.read_checked, entries)
+        if is_url(source.root):
+            return read_by_unit(source, entries) if source.unit_name else read_in_threads(source.read_checked, entries)
         return ((entry, partial(source.read_checked, entry)) for entry in entries)
 
     def decode(self, block: Block, poison: dict[int, str], buffer: memoryview, reads: Iterable[Read]) -> BlockRecord:
@@ -101,7 +101,9 @@ class BlockDecoder:
             raise Stopped(f"{entry.text}: out of memory; run the same command again with fewer --workers") from None
 
 
-def read_ahead(read: Callable[[Entry], Data], entries: Iterable[Entry]) -> Iterator[tuple[Entry, Callable[[], Data]]]:
+def read_in_threads(
+    read: Callable[[Entry], Data], entries: Iterable[Entry]
+) -> Iterator[tuple[Entry, Callable[[], Data]]]:
     """Read entries in threads, and yield them in their order.
 
     The latency decides how many are read at once: four times as many, each time that the decoder has to wait for one.
@@ -127,7 +129,7 @@ def _yield_to_decoder() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def read_units_ahead(source: Source, entries: Iterable[Entry]) -> Iterator[Read]:
+def read_by_unit(source: Source, entries: Iterable[Entry]) -> Iterator[Read]:
     """Yield the entries with their reads. The first read of a unit lets the source start to read the next one."""
     left, held = iter(entries), deque[Entry]()
 
@@ -180,7 +182,7 @@ def serve(parent: Parent, plan: Plan, decoder: BlockDecoder, journal: Path) -> N
     """Decode the blocks that the parent orders. With two buffers, one block is written while the next is decoded."""
     buffers = [page_aligned_buffer(plan.blocks.block_rows * plan.recipe.row_bytes) for _ in range(2)]
     pending: Future[Json] | None = None
-    orders = deque[Json]()  # taken ahead, if the source reads ahead
+    orders = deque[Json]()  # taken ahead, if reads are
 
     def entries() -> Iterator[Entry]:
         for order in parent.orders():

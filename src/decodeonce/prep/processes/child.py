@@ -43,6 +43,7 @@ KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # by an operator, 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _alive: set[int] = set()
+BLOCK_WORKER = "decodeonce.prep.building.worker"  # named here, because importing the module takes 0.2 s
 _started_early: dict[str, Child] = {}
 
 

@@ -238,8 +238,6 @@ def _read_failure(path: str | bytes, error: OSError) -> BuildError | Stopped:
 class LocalFiles:
     """Local file systems. Below a root, `links` decide which links may be followed; None allows all."""
 
-    reads_ahead = False  # whether a request takes so long that several threads should read; then nothing stays open
-
     def reads_at_once(self, top: Path) -> int:
         """Return how many threads list files below `top`; 1 unless it is on a network file system."""
         return STAT_THREADS if network_file_system(top) else 1
@@ -326,8 +324,6 @@ class LocalFiles:
 class RemoteFiles:
     """Objects behind URLs, with the methods of `LocalFiles`. There are no links."""
 
-    reads_ahead = True
-
     def reads_at_once(self, top: Path) -> int:
         return CONNECTIONS
 
@@ -406,13 +402,13 @@ def stat_entries(root: Path, listed: Iterable[Entry], links: Links) -> Iterator[
         return
     folder = os.path.dirname(os.path.join(os.fsencode(root), first.name))
     top = Path(os.fsdecode(folder)) if os.path.isdir(folder) else root
-    yield from parallel_map(top, partial(_stat_entry, root, links), chain([first], entries))
+    yield from parallel_map(top, partial(_stat_entry, system_of(root), root, links), chain([first], entries))
 
 
-def _stat_entry(root: Path, links: Links, entry: Entry) -> Entry:
+def _stat_entry(system: LocalFiles | RemoteFiles, root: Path, links: Links, entry: Entry) -> Entry:
     if entry.problem:
         return entry
-    found = file_entry(root, entry.name, entry.label, links)
+    found = system.entry(root, entry.name, entry.label, links)
     return replace(found, values=entry.values) if entry.values else found
 
 
