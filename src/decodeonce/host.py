@@ -10,33 +10,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# The f_type from statfs(2) of file systems that read pages over a network or through a daemon. The values are from
-# linux/magic.h or, if it has none, from the file system's own sources.
-NETWORK_FILE_SYSTEMS = {
-    0x0BD00BD0: "Lustre",
-    0x47504653: "GPFS",
-    0x6969: "NFS",
-    0x19830326: "BeeGFS",
-    0x00C36400: "CephFS",
-    0x20030528: "OrangeFS",
-    0x5346414F: "AFS",
-    0x01021997: "9P",
-    0x517B: "SMB",
-    0xFE534D42: "SMB",
-    0xFF534D42: "CIFS",
-    0x65735546: "FUSE",
-}
-# tmpfs and ramfs.
-MEMORY_FILE_SYSTEMS = (0x01021994, 0x858458F6)
+# Cores and memory of the machine, or of the cgroup of a job.
 
 # The files with the memory limit of a cgroup, v2 and v1.
 MEMORY_LIMITS = (("memory.max",), ("memory.limit_in_bytes",))
-# statx(2) in linux/fcntl.h and linux/stat.h.
-_AT_FDCWD, _STATX_DIOALIGN = -100, 0x2000
-# The default of Linux.
-READ_AHEAD = 128 << 10
-# Open files that we leave to the rest of the program.
-OTHER_FILES = 512
 
 
 def usable_cores() -> int:
@@ -109,6 +86,97 @@ def _cgroup_folders(controller: str, root: Path, own: Path) -> list[Path]:
     return folders
 
 
+def available_memory() -> int | None:
+    """Bytes that this process could use without swapping: MemAvailable, or what is left in the cgroup of its job.
+
+    None if the system reports neither.
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    return min((value for value in (available, cgroup_room()) if value is not None), default=None)
+
+
+# Limits on the memory that one image or table may take, so that none can use up the machine's memory.
+
+# A lossless WebP of 178 Mpixel, the maximum size of an image, took 2.9 GB.
+IMAGE_BYTES = 4 << 30
+SPARE_BYTES = 1 << 30  # for everything else that the process holds, such as buffers
+_DATA_FIELD = 5  # of /proc/PID/statm: private, writable pages
+
+_limits: list[int | None] = []  # limits of the `limited_memory` blocks that are running, the innermost last
+_before = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+@contextmanager
+def limited_memory(nbytes: int | None = IMAGE_BYTES) -> Iterator[None]:
+    """Limit this process to `nbytes` more memory than it has now, mapped files not counted; None: no limit.
+
+    Allocations beyond the limit raise MemoryError. `can_allocate(nbytes)` then returns True if the limit was the
+    reason, and False if the machine has too little memory. A nested block has its own limit, and the memory that it
+    keeps does not count for the outer block. A lower limit set by the user stays.
+    """
+    global _before
+    if not _limits:
+        _before = resource.getrlimit(resource.RLIMIT_DATA)
+    _limits.append(nbytes)
+    _set_limit()
+    try:
+        yield
+    finally:
+        _limits.pop()
+        _set_limit()
+
+
+def _set_limit() -> None:
+    soft, hard = _before
+    if _limits and (nbytes := _limits[-1]) is not None:
+        pages = int(Path("/proc/self/statm").read_bytes().split()[_DATA_FIELD])
+        limit = pages * resource.getpagesize() + nbytes + SPARE_BYTES
+        if not any(0 <= other < limit for other in _before):  # -1 is no limit
+            soft = limit
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def can_allocate(nbytes: int) -> bool:
+    """Return whether this process can allocate `nbytes` more memory."""
+    import numpy as np
+
+    try:
+        np.empty(nbytes, np.uint8)  # allocated, but never touched
+    except MemoryError:
+        return False
+    return True
+
+
+# File systems.
+
+# The f_type from statfs(2) of file systems that read pages over a network or through a daemon. The values are from
+# linux/magic.h or, if it has none, from the file system's own sources.
+NETWORK_FILE_SYSTEMS = {
+    0x0BD00BD0: "Lustre",
+    0x47504653: "GPFS",
+    0x6969: "NFS",
+    0x19830326: "BeeGFS",
+    0x00C36400: "CephFS",
+    0x20030528: "OrangeFS",
+    0x5346414F: "AFS",
+    0x01021997: "9P",
+    0x517B: "SMB",
+    0xFE534D42: "SMB",
+    0xFF534D42: "CIFS",
+    0x65735546: "FUSE",
+}
+# tmpfs and ramfs.
+MEMORY_FILE_SYSTEMS = (0x01021994, 0x858458F6)
+# statx(2) in linux/fcntl.h and linux/stat.h.
+_AT_FDCWD, _STATX_DIOALIGN = -100, 0x2000
+# The default of Linux.
+READ_AHEAD = 128 << 10
+
+
 def network_file_system(path: Path) -> str | None:
     """The name of the network file system that holds `path`; None if it is on no known one."""
     if "://" in str(path):  # a UrlPath: the path of a file has no two slashes
@@ -167,17 +235,10 @@ def direct_alignment(path: Path) -> int:
     return max(status[38], status[39]) if known and status[0] & _STATX_DIOALIGN else 4096
 
 
-def available_memory() -> int | None:
-    """Bytes that this process could use without swapping: MemAvailable, or what is left in the cgroup of its job.
+# Open files, processes and packages.
 
-    None if the system reports neither.
-    """
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-    return min((value for value in (available, cgroup_room()) if value is not None), default=None)
+# Open files that we leave to the rest of the program.
+OTHER_FILES = 512
 
 
 def allow_open_files(count: int) -> None:
@@ -212,55 +273,3 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-# Limits on the memory that one image or table may take, so that none can use up the machine's memory.
-
-# A lossless WebP of 178 Mpixel, the maximum size of an image, took 2.9 GB.
-IMAGE_BYTES = 4 << 30
-SPARE_BYTES = 1 << 30  # for everything else that the process holds, such as buffers
-_DATA_FIELD = 5  # of /proc/PID/statm: private, writable pages
-
-_limits: list[int | None] = []  # limits of the `limited_memory` blocks that are running, the innermost last
-_before = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-
-
-@contextmanager
-def limited_memory(nbytes: int | None = IMAGE_BYTES) -> Iterator[None]:
-    """Limit this process to `nbytes` more memory than it has now, mapped files not counted; None: no limit.
-
-    Allocations beyond the limit raise MemoryError. `can_allocate(nbytes)` then returns True if the limit was the
-    reason, and False if the machine has too little memory. A nested block has its own limit, and the memory that it
-    keeps does not count for the outer block. A lower limit set by the user stays.
-    """
-    global _before
-    if not _limits:
-        _before = resource.getrlimit(resource.RLIMIT_DATA)
-    _limits.append(nbytes)
-    _set_limit()
-    try:
-        yield
-    finally:
-        _limits.pop()
-        _set_limit()
-
-
-def _set_limit() -> None:
-    soft, hard = _before
-    if _limits and (nbytes := _limits[-1]) is not None:
-        pages = int(Path("/proc/self/statm").read_bytes().split()[_DATA_FIELD])
-        limit = pages * resource.getpagesize() + nbytes + SPARE_BYTES
-        if not any(0 <= other < limit for other in _before):  # -1 is no limit
-            soft = limit
-    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def can_allocate(nbytes: int) -> bool:
-    """Return whether this process can allocate `nbytes` more memory."""
-    import numpy as np
-
-    try:
-        np.empty(nbytes, np.uint8)  # allocated, but never touched
-    except MemoryError:
-        return False
-    return True
