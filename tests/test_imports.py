@@ -10,12 +10,13 @@ PACKAGE = Path(__file__).parents[1] / "src" / "decodeonce"
 SUBPACKAGES = {
     "prep.listing": set[str](),
     "prep.recipe": set[str](),
+    "prep.paths": set[str](),
     "prep.processes": set[str](),
     "prep.user_code": set[str](),
-    "prep.jobs": set[str](),
+    "prep.jobs": {"prep.paths"},
     "prep.pixels": {"prep.listing", "prep.recipe", "prep.user_code"},
     "prep.sources": {"prep.listing", "prep.recipe", "prep.pixels", "prep.processes", "prep.user_code"},
-    "prep.building": {"prep.listing", "prep.recipe", "prep.pixels", "prep.sources", "prep.processes"},
+    "prep.building": {"prep.listing", "prep.recipe", "prep.paths", "prep.pixels", "prep.sources", "prep.processes"},
     "prep.convert": {"prep.listing", "prep.recipe", "prep.pixels", "prep.sources", "prep.building"},
     "prep.repair": {"prep.listing", "prep.recipe", "prep.pixels", "prep.sources", "prep.convert"},
 }

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import REPLACED_ERRORS, BuildError
 from decodeonce.formatting import quoted
-from decodeonce.prep.building.journal import FACTS, Journals, summed_lines
+from decodeonce.prep.building.journal import FACTS, Journals
 from decodeonce.prep.building.output_dir import check_not_truncated, clean_up
 from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.prep.listing import name_bytes, name_text
