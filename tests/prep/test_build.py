@@ -14,6 +14,7 @@ from decodeonce.build import Plan, Recipe, WorkSettings, build, finish, make_pla
 from decodeonce.errors import BuildError
 from decodeonce.prep.building import build as build_module
 from decodeonce.prep.building.journal import FACTS, Journal, Journals, journal_line
+from decodeonce.prep.building.output_dir import check_output_dir
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.sources.imagenet import open_imagenet
@@ -107,19 +108,35 @@ def test_order_and_number_of_tasks_change_no_byte(tree: Path, reference: Bytes, 
     assert tree_bytes(out) == reference
 
 
-def test_second_of_two_plans_finds_the_first(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("call", ["checked_listing", "check_free_space", "write_plan", "read_plan"])
+def test_second_of_two_plans_finds_the_first(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     out, source, recipe = tmp_path / "store", open_imagenet(tree), Recipe(**LARGE_ROWS)
-    write, others = vars(build_module)["write_plan"], list[Plan]()
+    called, others = vars(build_module)[call], list[Plan]()
 
-    def write_after_another_plan(*arguments: Any) -> None:
-        with monkeypatch.context() as patched:
-            patched.setattr(build_module, "write_plan", write)
-            others.append(make_plan(source, out, recipe))
-        write(*arguments)
+    def call_after_another_plan(*arguments: Any) -> Any:
+        monkeypatch.setattr(build_module, call, called)
+        others.append(make_plan(source, out, recipe))
+        return called(*arguments)
 
-    monkeypatch.setattr(build_module, "write_plan", write_after_another_plan)
+    monkeypatch.setattr(build_module, call, call_after_another_plan)
     assert make_plan(source, out, recipe).content == others[0].content
     assert len([*BuildPaths(out).build.glob("plan-*")]) == 1
+
+
+def test_plan_appears_between_two_looks_at_out(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, source, recipe, check = tmp_path / "store", open_imagenet(tree), Recipe(**LARGE_ROWS), check_output_dir
+    calls = list[object]()
+
+    def check_after_another_plan(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:  # after the look for a plan
+            make_plan(source, out, recipe)
+        check(*arguments)
+
+    monkeypatch.setattr(build_module, "check_output_dir", check_after_another_plan)
+    assert make_plan(source, out, recipe).count == 15
 
 
 def test_plan_whose_process_was_killed_before_the_shards_is_completed(
@@ -135,18 +152,19 @@ def test_plan_whose_process_was_killed_before_the_shards_is_completed(
     assert tree_bytes(tmp_path) == reference
 
 
-def test_disk_that_is_full_after_the_plan_leaves_room_for_another(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_disk_that_is_full_after_the_plan_was_written(
+    tree: Path, reference: Bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with disks.small_disk(tmp_path, "32m") as disk, monkeypatch.context() as patched:
+    source, recipe = open_imagenet(tree), Recipe(**LARGE_ROWS)
+    with disks.small_disk(tmp_path, "64m") as disk, monkeypatch.context() as patched:
+        (disk / "other").write_bytes(bytes(32 << 20))
         patched.setattr(build_module, "check_free_space", lambda *_: None)  # as if a quota were unknown
-        with pytest.raises(OSError, match="No space left on device"):
-            make_plan(open_imagenet(tree), disk / "store", Recipe(**LARGE_ROWS))
-        make_plan(open_imagenet(tree), disk / "store", Recipe(**{**LARGE_ROWS, "height": 512}))
-        assert {path.name for path in (disk / "store").iterdir()} == {
-            ".build",
-            *(f"images-0000{k}.npy" for k in range(4)),
-        }
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left on device"):
+                build(source, disk / "store", recipe, WorkSettings(max_bad="2"))
+        (disk / "other").unlink()
+        build(source, disk / "store", recipe, WorkSettings(max_bad="2"))
+        assert tree_bytes(disk / "store") == reference
 
 
 def test_contradicting_journals_stop_the_build(tree: Path, reference: Bytes, tmp_path: Path) -> None:

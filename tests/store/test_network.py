@@ -100,16 +100,11 @@ def test_file_is_published_once_also_without_links(tmp_path: Path, monkeypatch: 
 def test_file_that_cannot_be_published_without_links_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written, write = list[int](), disk.write
-
-    def full(fd: int, data: bytes) -> int:
-        written.append(len(data))
-        if len(written) > 1:  # after the temporary file
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(fd, data)
+    def full(source: Path, dest: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(disk, "link", lambda source, dest: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no")))
-    monkeypatch.setattr(disk, "write", full)
+    monkeypatch.setattr(disk, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         files.publish(tmp_path / "file", b"first")
     assert list(tmp_path.iterdir()) == []

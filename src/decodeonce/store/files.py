@@ -116,7 +116,7 @@ def publish(path: Path, data: bytes) -> bool:
     """Write `data` to `path` durably, completely or not at all, if no such file exists. Return whether this call did.
 
     Exactly one of several processes and nodes that publish the same file does, also where locks exclude nobody. On a
-    network file system without links, a process that is killed in between may leave an incomplete file.
+    file system without links, the file is empty for a moment, and stays so if the process is killed then.
     """
     temporary = _temporary(path, path.parent)
     try:
@@ -132,7 +132,15 @@ def publish(path: Path, data: bytes) -> bool:
             return True
         if os.path.lexists(path):
             return False
-        return _write_new(path, data)
+        if not _claim(path):
+            return False
+        try:
+            disk.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):  # report the first error
+                disk.unlink(path)
+            raise
+        return True
     finally:
         with suppress(OSError):  # report the first error
             disk.unlink(temporary)
@@ -144,21 +152,14 @@ def _temporary(path: Path, folder: Path) -> Path:
     return folder / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
-def _write_new(path: Path, data: bytes) -> bool:
-    """Write a file that no other process has created; return whether there was none."""
+def _claim(path: Path) -> bool:
+    """Create an empty file that no other process has created; return whether there was none."""
     try:
         disk.close(disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     except OSError as error:
         if error.errno not in {errno.EEXIST, errno.EPERM}:  # EPERM: sshfs, of any error of its server
             raise
         return False
-    try:
-        with writing(path) as fd:
-            append(fd, data)
-    except BaseException:
-        with suppress(OSError):  # report the first error
-            disk.unlink(path)
-        raise
     return True
 
 

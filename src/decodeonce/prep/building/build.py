@@ -6,6 +6,7 @@ import logging
 import mmap
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
@@ -80,9 +81,10 @@ def _plan_if_unchanged(paths: BuildPaths, source: Source, recipe: Json) -> Plan 
 
 def _plan_for(paths: BuildPaths, source: Source, listing: Listing, content: Json) -> Plan:
     """Return the plan in OUT if it matches the listing. If there is none, write one."""
+    begun = paths.journals.is_dir()  # before the plan is looked for, which is published first
     if not paths.plan.exists():
         check_output_dir(paths, source)  # again, because another process may have finished the store meanwhile
-        if paths.journals.is_dir():
+        if begun:
             advice = f"{missing_advice(paths.build)}remove {quoted(paths.root)} and build again"
             raise BuildError(f"{paths.plan}: missing, although this build has begun; {advice}")
         _check_space(Plan(paths, content))
@@ -97,7 +99,9 @@ def _plan_for(paths: BuildPaths, source: Source, listing: Listing, content: Json
 def _check_space(plan: Plan) -> None:
     """Raise BuildError if there is too little space for a build. Warn if its tasks may disturb each other on NFS."""
     storage = find_storage(plan.paths.root)
-    check_free_space(plan.paths.root, storage, space_needed(plan))
+    need = space_needed(plan)
+    reserved = sum(path.stat().st_blocks << 9 for path in plan.paths.root.glob("images-*"))  # maybe by another process
+    check_free_space(plan.paths.root, storage, replace(need, bytes=need.bytes - reserved))
     if storage.kind == "NFS":
         _warn_of_shared_pages(plan)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +18,9 @@ from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources.base import Source
 from decodeonce.store import Manifest, disk, open_store
 from decodeonce.store.columns import column_file
-from decodeonce.store.files import make_folder, remove_file, remove_tree, reserve, sync_folder, writing
+from decodeonce.store.files import remove_file, remove_tree, reserve, sync_folder, writing
 from decodeonce.store.hashing import canonical
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
-from decodeonce.store.sharing import on_network
 from decodeonce.store.writer import trim_shards
 
 # Files that a killed build may leave in OUT and in OUT/.build. Any other file belongs to the user.
@@ -103,12 +101,13 @@ def check_output_dir(paths: BuildPaths, source: Source) -> None:
     if not paths.root.exists():
         return
     ours = {paths.build.name, *(column.file for column in source.columns()), *map(column_file, source.column_names)}
-    foreign = [path for path in paths.root.iterdir() if path.name not in ours and not OURS.fullmatch(path.name)]
+    found = list(paths.root.iterdir())  # before .build is looked for, which a build creates first
+    foreign = [path for path in found if path.name not in ours and not OURS.fullmatch(path.name)]
     if paths.build.exists():
         foreign += [path for path in paths.build.iterdir() if not OURS_IN_BUILD.fullmatch(path.name)]
-    if foreign or (not paths.build.exists() and any(paths.root.iterdir())):
-        found = f"it contains {foreign[0].name}" if foreign else "it is not empty"
-        raise BuildError(f"{paths.root}: not an unfinished build: {found}; choose another OUT")
+    if foreign or (found and not paths.build.exists()):
+        what = f"it contains {foreign[0].name}" if foreign else "it is not empty"
+        raise BuildError(f"{paths.root}: not an unfinished build: {what}; choose another OUT")
 
 
 def planned_shard(plan: Plan, index: int) -> tuple[Path, int]:
@@ -141,21 +140,17 @@ def reserve_shards(plan: Plan) -> None:
         return
     _check_unfinished(paths)  # after the line above, because a finish writes store.json, then removes the journals
     sync_folder(paths.build)  # the process that wrote the plan may have been killed before this
-    shards = dict(planned_shard(plan, index) for index in range(plan.blocks.shards))
-    for path in paths.root.glob("images-*"):
-        if path not in shards:  # left by a process that was killed while it released the shards of an earlier plan
-            remove_file(path)
     try:
-        for path, size in shards.items():
+        for path, size in (planned_shard(plan, index) for index in range(plan.blocks.shards)):
             with writing(path, os.O_RDWR | os.O_CREAT) as fd:  # flushed: a power loss must not truncate it
                 if not reserve(fd, size, path) and os.fstat(fd).st_size < size:
                     disk.ftruncate(fd, size)
         sync_folder(paths.root)
-        make_folder(paths.journals)
-    except OSError:  # such as a full disk
-        _release(paths, shards)
-        raise
-    _check_unfinished(paths)  # again, because this process may have grown its shards
+        with suppress(FileExistsError):  # not make_folder: if the user has removed OUT, it must not come back
+            disk.mkdir(paths.journals)
+        sync_folder(paths.build)
+    finally:
+        _check_unfinished(paths)  # again, because this process may have grown its shards
 
 
 def _check_unfinished(paths: BuildPaths) -> None:
@@ -163,13 +158,6 @@ def _check_unfinished(paths: BuildPaths) -> None:
     if paths.manifest.exists():
         clean_up(paths, read_manifest(paths.manifest))
         raise BuildError(f"{paths.root}: another process finished this build; run the same command again")
-
-
-def _release(paths: BuildPaths, shards: Iterable[Path]) -> None:
-    """Remove the plan and the shards, unless another process may have begun to decode, or may do so unseen."""
-    if not (on_network(paths.root) or paths.journals.is_dir() or paths.manifest.exists()):
-        for path in (paths.plan, *shards):
-            remove_file(path)
 
 
 def clean_up(paths: BuildPaths, manifest: Manifest) -> None:

@@ -21,6 +21,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -265,6 +266,9 @@ def read_plan(paths: BuildPaths) -> Plan:
     except (FileNotFoundError, NotADirectoryError):
         advice = f"{missing_advice(paths.root)}run `prep plan` or `prep build` first"
         raise BuildError(f"{paths.root}: no plan here (no {paths.plan}); {advice}") from None
+    if not encoded:  # `publish` without hard links
+        advice = f"run the same command again; if this is printed again, remove {paths.root} first"
+        raise BuildError(f"{paths.plan}: empty: another process is writing it, or was killed; {advice}")
     try:
         content = json.loads(encoded)
         if content["digest"] == digest_of(content):
@@ -322,10 +326,15 @@ def write_plan(paths: BuildPaths, listing: Listing, content: Json) -> None:
     make_folder(paths.build)  # by itself, so that an error names it
     folder = paths.build / f"plan-{os.urandom(4).hex()}"
     make_folder(folder)
-    write_atomic(folder / NAMES, (_names(listing, chunk) for chunk in chunks))
-    write_array(folder / ROWS, order.shape, AS_BYTES, _rows(listing, chunks))
-    for number, values in enumerate(listing.numbers.values()):
-        write_array(folder / COLUMN.format(number), values.shape, values.dtype, map(values.__getitem__, chunks))
+    try:
+        write_atomic(folder / NAMES, (_names(listing, chunk) for chunk in chunks))
+        write_array(folder / ROWS, order.shape, AS_BYTES, _rows(listing, chunks))
+        for number, values in enumerate(listing.numbers.values()):
+            write_array(folder / COLUMN.format(number), values.shape, values.dtype, map(values.__getitem__, chunks))
+    except OSError:  # such as a full disk
+        with suppress(OSError):  # report the first error
+            remove_tree(folder)
+        raise
     if not publish(paths.plan, sign({**content, "folder": folder.name})):
         remove_tree(folder)
 
