@@ -7,7 +7,6 @@ import pytest
 
 from decodeonce.build import Recipe, WorkSettings, build, make_plan
 from decodeonce.cli import dryrun
-from decodeonce.cli.build import BuildRequest
 from decodeonce.cli.dryrun import IMAGES, UNITS, dry_run, sample_of
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.free_space import Need
@@ -22,7 +21,7 @@ SMALL = Recipe(height=24, width=24)
 
 
 def lines(source: Source, out: Path, recipe: Recipe = SMALL, max_bad: str = "0") -> list[str]:
-    return list(dry_run(BuildRequest(source, out, recipe, WorkSettings(max_bad=max_bad), dry_run=True, expect=None)))
+    return list(dry_run(source, out, recipe, max_bad, None))
 
 
 @pytest.mark.parametrize("command", ["build", "plan", "submit slurm --tasks 2 --cpus 5 --submit build"])

@@ -424,7 +424,7 @@ def say_dry_run(request: BuildRequest) -> None:
 
     if is_built(request.source, request.out, request.recipe, request.expect):
         return say_built(request.out)
-    for line in dry_run(request):
+    for line in dry_run(request.source, request.out, request.recipe, request.work.max_bad, request.expect):
         say(line)
 
 

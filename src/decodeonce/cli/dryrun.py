@@ -6,10 +6,10 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 
-from decodeonce.cli.build import BuildRequest
 from decodeonce.cli.output import advice_on, both_sizes_text
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import counted, size_text
@@ -46,12 +46,11 @@ IMAGES = 32  # to look at
 UNITS = 4  # to read some of the images from, because a read unit is read as a whole
 
 
-def dry_run(request: BuildRequest) -> Iterator[str]:
+def dry_run(source: Source, out: Path, recipe: Recipe, max_bad: str, expect: int | None) -> Iterator[str]:
     """Yield the lines to print. Raises the errors of a build, lack of space last."""
-    source, out, recipe = request.source, request.out, request.recipe
     paths = BuildPaths(out)
     check_output_dir(paths, source)
-    listing = checked_listing(source, request.expect)
+    listing = checked_listing(source, expect)
     plan = Plan(paths, plan_content(source, listing, recipe, decoder_versions(recipe.container)))
     if started := paths.plan.exists():
         check_matches_plan(read_plan(paths), listing, plan.content)
@@ -61,7 +60,7 @@ def dry_run(request: BuildRequest) -> Iterator[str]:
     rows = needed.rows * recipe.row_bytes
     more = size_text(needed.bytes - rows)
     yield f"space: {size_text(rows)} for rows, up to {more} for other data; up to {needed.files} files"
-    yield from _sample_lines(request, plan, listing)
+    yield from _sample_lines(source, plan, listing, max_bad)
     if started:  # its space is already reserved
         yield f"{out}: an unfinished build is here; the same command without --dry-run resumes it"
         return
@@ -82,13 +81,12 @@ def planned_text(source: Source, recipe: Recipe, rows: int, classes: int) -> str
     )
 
 
-def _sample_lines(request: BuildRequest, plan: Plan, listing: Listing) -> Iterator[str]:
+def _sample_lines(source: Source, plan: Plan, listing: Listing, max_bad: str) -> Iterator[str]:
     """Yield what a sample of the images shows, and a warning if the build would fail because of too many rejects.
 
     Raises:
         BuildError: If none of the images can be decoded.
     """
-    source, max_bad = request.source, request.work.max_bad
     sample = sample_of(listing, by_unit=bool(source.unit_name))
     found = look_at(plan, sample)
     rejects = [one for one in found if one.action == "rejected"]
