@@ -30,7 +30,7 @@ from decodeonce.prep.listing import Listing, Scan
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.sources import files
-from decodeonce.sources import Entry, FolderSource, Links, Source, file_entry, open_imagenet
+from decodeonce.sources import Entry, FolderSource, Links, Source, open_imagenet
 from decodeonce.store.manifest import ImageClass
 from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
@@ -222,24 +222,25 @@ def test_threads_on_network_file_system_list_the_same(tmp_path: Path, monkeypatc
     (tree / "train/n00000002/gone.JPEG").symlink_to("nowhere")
     (tree / "train/n00000002/n00000002_11.JPEG").write_bytes(b"")
     expected = list(open_imagenet(tree).scan().entries)
-    threads = set()
+    threads, stat = set(), files.LOCAL_FILES.entry
 
     def recorded(root: Path, name: bytes, label: int, links: Links) -> Entry:
         threads.add(threading.current_thread())
-        return file_entry(root, name, label, links)
+        return stat(root, name, label, links)
 
-    monkeypatch.setattr(files, "file_entry", recorded)
+    monkeypatch.setattr(files.LOCAL_FILES, "entry", recorded)
     monkeypatch.setattr(files, "network_file_system", lambda top: "NFS")
     for at_once in (3, 4096):
         monkeypatch.setattr(files, "STATS_AT_ONCE", at_once)
         assert list(open_imagenet(tree).scan().entries) == expected
     assert sum(bool(entry.problem) for entry in expected) == 3
+    assert threads
     assert threading.main_thread() not in threads
 
     def fails(root: Path, name: bytes, label: int, links: Links) -> Entry:
         raise Stopped(f"{name.decode()}: Stale file handle")
 
-    monkeypatch.setattr(files, "file_entry", fails)
+    monkeypatch.setattr(files.LOCAL_FILES, "entry", fails)
     with pytest.raises(Stopped, match=r"n00000000_0.JPEG: Stale"):
         checked_listing(open_imagenet(tree))
 
