@@ -1,13 +1,18 @@
-"""Call code of the user, such as a dataset or a map, so that it changes nothing here."""
+"""Import and call code of the user, such as a dataset or a map, so that it changes nothing here."""
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
 
+from decodeonce.errors import BuildError
 from decodeonce.host import limited_memory
 
 MOST_TEXT = 500  # characters of the text of an exception
@@ -16,6 +21,46 @@ _lock = threading.RLock()  # the current folder is that of the whole process
 # The current folder of the user's code, and which folder was the current one outside of it.
 _moved: tuple[int, os.stat_result] | None = None
 _inside = False  # whether such a block is running
+
+
+def import_function(name: str, flag: str, folder: Path) -> Callable[..., Any]:
+    """Import a function or class that a user named.
+
+    Args:
+        name: Import path, `package.module:function`.
+        flag: What precedes the name in messages.
+        folder: The folder that is searched last for modules.
+
+    Raises:
+        BuildError: It cannot be imported.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not all(map(str.isidentifier, [*module_name.split("."), function_name])):
+        raise BuildError(f"{flag}{name}: expected package.module:function, such as mymodule:f for f in ./mymodule.py")
+    if module_name == "__main__":
+        raise BuildError(f"{flag}{name}: other processes cannot import __main__; move the function into a module")
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    try:
+        with user_code():
+            module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise BuildError(
+            f"{flag}{name}: {error}; run from the folder that contains {module_name.split('.')[0]}, or set PYTHONPATH"
+        ) from None
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        raise BuildError(
+            f"{flag}{name}: importing {module_name} raised {raised_text(error)}; "
+            f"reproduce it with: python -c 'import {module_name}'"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        names = [key for key, value in vars(module).items() if callable(value)]
+        alike = difflib.get_close_matches(function_name, names)
+        expected = f"a function or class, such as {', '.join(alike)}" if alike else "a function or class"
+        raise BuildError(f"{flag}{name}: {module_name} has no function {function_name}; expected {expected}")
+    found: Callable[..., Any] = function
+    return found
 
 
 @contextmanager

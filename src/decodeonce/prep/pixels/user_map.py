@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.listing import LeftOut, PixelBox, Undecodable
 from decodeonce.prep.recipe import UserMap
-from decodeonce.prep.user_code import raised_text, user_code
+from decodeonce.prep.user_code import import_function, raised_text, user_code
 from decodeonce.store.format import Pixels
 from decodeonce.store.hashing import file_hexdigest
 
@@ -80,46 +77,6 @@ def _import(name: str) -> tuple[MapFunction, Path]:
     if path.suffix != ".py":
         raise BuildError(f"--map {name}: {module_name} has no source file, expected a module written in Python")
     return function, path
-
-
-def import_function(name: str, flag: str, folder: Path) -> Callable[..., Any]:
-    """Import a function or class that a user named.
-
-    Args:
-        name: Import path, `package.module:function`.
-        flag: What precedes the name in messages.
-        folder: The folder that is searched last for modules.
-
-    Raises:
-        BuildError: It cannot be imported.
-    """
-    module_name, _, function_name = name.partition(":")
-    if not all(map(str.isidentifier, [*module_name.split("."), function_name])):
-        raise BuildError(f"{flag}{name}: expected package.module:function, such as mymodule:f for f in ./mymodule.py")
-    if module_name == "__main__":
-        raise BuildError(f"{flag}{name}: other processes cannot import __main__; move the function into a module")
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-    try:
-        with user_code():
-            module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise BuildError(
-            f"{flag}{name}: {error}; run from the folder that contains {module_name.split('.')[0]}, or set PYTHONPATH"
-        ) from None
-    except (Exception, SystemExit) as error:  # a user's module may raise anything
-        raise BuildError(
-            f"{flag}{name}: importing {module_name} raised {raised_text(error)}; "
-            f"reproduce it with: python -c 'import {module_name}'"
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        names = [key for key, value in vars(module).items() if callable(value)]
-        alike = difflib.get_close_matches(function_name, names)
-        expected = f"a function or class, such as {', '.join(alike)}" if alike else "a function or class"
-        raise BuildError(f"{flag}{name}: {module_name} has no function {function_name}; expected {expected}")
-    found: Callable[..., Any] = function
-    return found
 
 
 class LoadedMap:

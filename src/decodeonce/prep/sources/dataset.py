@@ -20,14 +20,13 @@ from decodeonce.errors import BuildError, DecodeonceError, Stopped, raise_file_s
 from decodeonce.formatting import counted
 from decodeonce.host import usable_cores
 from decodeonce.prep.listing import Entry, Scan, Undecodable, name_bytes
-from decodeonce.prep.pixels.user_map import import_function
 from decodeonce.prep.processes.child import Parent, run_workers
 from decodeonce.prep.sources.classes import ClassList, NoLabels, check_no_duplicates, check_unlabeled
 from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.labels import LabeledSource
 from decodeonce.prep.sources.parquet import class_names as names_in_schema
 from decodeonce.prep.sources.parquet import column, describe_labels, find_columns
-from decodeonce.prep.user_code import raised_text, user_code
+from decodeonce.prep.user_code import import_function, raised_text, user_code
 from decodeonce.remote import check_url
 from decodeonce.store.layout import Paired
 
