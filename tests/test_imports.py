@@ -15,7 +15,7 @@ SUBPACKAGES = {
     "prep.user_code": set[str](),
     "prep.jobs": {"prep.paths"},
     "prep.pixels": {"prep.listing", "prep.recipe", "prep.user_code"},
-    "prep.sources": {"prep.listing", "prep.recipe", "prep.pixels", "prep.processes", "prep.user_code"},
+    "prep.sources": {"prep.listing", "prep.recipe", "prep.pixels", "prep.user_code"},
     "prep.building": {"prep.listing", "prep.recipe", "prep.paths", "prep.pixels", "prep.sources", "prep.processes"},
     "prep.convert": {"prep.listing", "prep.recipe", "prep.pixels", "prep.sources", "prep.building"},
     "prep.repair": {"prep.listing", "prep.recipe", "prep.pixels", "prep.sources", "prep.convert"},

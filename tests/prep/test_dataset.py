@@ -1,18 +1,22 @@
 """Sources that are datasets: torch's, torchvision's and Hugging Face's, named by the function that makes them."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from decodeonce.build import Recipe, make_plan
+from decodeonce.build import BoxRules, Recipe, WorkSettings, build, find_map, finish, is_built, make_plan, work
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.pixels.decode import Decoder
+from decodeonce.prep.sources.boxed import BoxedSource
 from decodeonce.prep.sources.dataset import DatasetSource, encoded, open_dataset
 from decodeonce.sources import Entry, FolderSource, Undecodable
 from decodeonce.store import open_store
@@ -31,6 +35,8 @@ from tests.store.signing import damage_rows
 from tools.libraries import define_operators
 
 RECIPE = Recipe(height=24, width=20)
+IN_ORDER = Recipe(height=8, width=8, shuffle_seed=None)
+ONE_ROW_PER_BLOCK = Recipe(height=600, width=600)
 PHOTOS = """
 from pathlib import Path
 import numpy as np
@@ -68,11 +74,7 @@ import os
 
 class Ends(Photos):
     def image(self, path):
-        listed = path.with_suffix(".listed")
-        if path == paths[3] and listed.exists():
-            os._exit(7)
-        listed.touch()
-        return super().image(path)
+        return os._exit(7) if path == paths[3] else super().image(path)
 """
 DATASET = """
 import os
@@ -94,6 +96,19 @@ class Dataset:
 def gray(level, height=8, width=8):
     return np.full((height, width), level, np.uint8)
 
+"""
+# Writes the index of each sample that is read into reads.txt.
+RECORDED = """
+from pathlib import Path
+
+def record(index):
+    with Path(__file__).with_name("reads.txt").open("a") as file:
+        file.write(f"{index} ")
+
+class Recorded(Dataset):
+    def __getitem__(self, index):
+        record(index)
+        return super().__getitem__(index)
 """
 Write = Callable[[str], Path]
 SCORED = "(gray(1), 0, {'score': 1})"
@@ -183,8 +198,9 @@ def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, m
     with pytest.raises(BuildError, match="the source changed since the plan: 11 changed"):
         make_plan(open_dataset(f"{module}:photos"), tmp_path / "plan", RECIPE)
     (tmp_path / "split.py").write_text(SPLIT)
+    plan = make_plan(open_dataset(f"{tmp_path}/split:f"), tmp_path / "split", RECIPE)
     with pytest.raises(BuildError, match=r"split:f: changed since the plan .* pass a seed to random splits"):
-        list(open_dataset(f"{tmp_path}/split:f").scan().entries)
+        plan.source().read(plan.samples.entry(0))
     (tmp_path / "transformed.py").write_text(SPLIT.replace("train_test_split(0.2)['train']", "with_transform(id)"))
     with pytest.raises(BuildError, match=r"transformed:f: the dataset has a transform, .* wrap the dataset in a class"):
         open_dataset(f"{tmp_path}/transformed:f")
@@ -278,36 +294,26 @@ def test_index_that_cannot_become_a_row_is_a_reject_by_name(write: Write, tmp_pa
     assert [sample.source for sample in open_store(out).samples] in (["0", "11"], ["11", "0"])
 
 
-def test_failure_of_the_file_system_or_process_stops_the_listing_and_rejects_nothing(write: Write) -> None:
+def test_failure_of_the_file_system_stops_the_build_and_rejects_nothing(write: Write, tmp_path: Path) -> None:
     for items, error, message in (
         ("(gray(1), 0), OSError(116, 'Stale')", Stopped, r":make\[1\]: Stale; run the same command again"),
         ("(gray(1), 0), PermissionError(13, 'Denied')", BuildError, r":make\[1\]: Denied; change its permissions"),
     ):
         with pytest.raises(error, match=message):
-            list(source_of(write, f"[{items}]").scan().entries)
-    crashing = "class Crashing(Dataset):\n    def __getitem__(self, i): return os._exit(9) if i else (b'0', 0)\n"
-    source = DatasetSource(f"{write(f'{DATASET}{crashing}def make(): return Crashing([0, 1])')}:make")
-    with pytest.raises(BuildError, match=r":make: a process that lists the dataset crashed \(exit status 9\); see the"):
-        list(source.scan().entries)
+            build_in_process(source_of(write, f"[{items}]"), tmp_path / error.__name__, RECIPE)
 
 
-def test_dataset_that_changes_is_noticed(write: Write, tmp_path: Path) -> None:
+def test_dataset_of_another_length_is_noticed(write: Write, tmp_path: Path) -> None:
     module = write(f"{DATASET}def make(): return Dataset(eval(open(__file__ + '.items').read()))")
-    items, recipe = Path(f"{module}.py.items"), Recipe(height=8, width=8)
+    items = Path(f"{module}.py.items")
     items.write_text(f"[{SCORED}, (gray(2), 1, {{'score': 2}})]")
-    plan = make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", recipe)
-    make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", recipe)  # nothing has changed
-    for change, message in (
-        (SCORED, r"changed since the plan was made \(now 1 samples; then 2 samples\)"),
-        (f"{SCORED}, (gray(9), 1, {{'score': 2}})", r"make\[1\]: differs from the sample that was listed"),
-        (f"{SCORED}, (gray(2), 0, {{'score': 2}})", r"make\[1\]: differs from the sample that was listed"),
-        (f"{SCORED}, (gray(2), 1, {{'score': 3}})", r"make\[1\]: differs from the sample that was listed"),
-    ):
-        items.write_text(f"[{change}]")
-        with pytest.raises(BuildError, match=message):
-            plan.source().read(plan.samples.entry(1))
-        with pytest.raises(BuildError, match=r"the source changed since the plan: 1 (gone|changed)"):
-            make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", recipe)
+    plan = make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", IN_ORDER)
+    make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", IN_ORDER)  # nothing has changed
+    items.write_text(f"[{SCORED}]")
+    with pytest.raises(BuildError, match=r"changed since the plan was made \(now 1 samples; then 2 samples\)"):
+        plan.source().read(plan.samples.entry(1))
+    with pytest.raises(BuildError, match="the source changed since the plan: 1 gone"):
+        make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", IN_ORDER)
 
 
 def test_flag_for_other_datasets_is_refused(write: Write) -> None:
@@ -315,19 +321,24 @@ def test_flag_for_other_datasets_is_refused(write: Write) -> None:
         source_of(write, "[(gray(0), 0)]", label_column="x")
 
 
-def test_first_sample_that_can_be_read_names_the_columns(write: Write) -> None:
+def test_first_sample_that_can_be_read_names_the_columns(write: Write, tmp_path: Path) -> None:
     source = source_of(write, "[KeyError('gone'), (b'', 0), (gray(1), 0, {'score': 1}), (gray(2), 0, {'score': 2})]")
-    found = [(entry.problem, entry.values) for entry in source.scan().entries]
-    assert found == [("KeyError: 'gone'", ()), ("empty file", ()), ("", (1,)), ("", (2,))]
+    out = build_in_process(source, tmp_path / "out", IN_ORDER)
+    assert sorted(open_store(out).columns["score"].tolist()) == [1, 2]
+    assert [one.reason for one in read_rejects(out / "rejects.tsv") if one.action == "rejected"] == [
+        "KeyError: 'gone'",
+        "empty file",
+    ]
     assert list(source_of(write, "[]").scan().entries) == []
     with pytest.raises(BuildError, match=r":make\[0\]: KeyError: 0; expected a sample that .* among the first 8;"):
         source_of(write, "[KeyError(n) for n in range(8)] + [(gray(1), 0)]")
 
 
-def test_labels_of_any_kind_can_be_ignored(write: Write) -> None:
+def test_labels_of_any_kind_can_be_ignored(write: Write, tmp_path: Path) -> None:
     items = "[gray(1), (gray(2),), (gray(3), {'boxes': []}), (gray(4), -1), (gray(5), 'cat', {'score': 1})]"
     source = source_of(write, items, no_labels=True, column=[])
-    assert [(entry.label, entry.problem) for entry in source.scan().entries] == [(0, "")] * 5
+    store = open_store(build_in_process(source, tmp_path / "out", IN_ORDER))
+    assert (store.labels.tolist(), [cls.name for cls in store.classes]) == ([0] * 5, ["unlabeled"])
 
 
 @pytest.mark.parametrize("more", ["'age': 7", "'mask': gray(1)"])
@@ -337,15 +348,9 @@ def test_column_or_mask_that_the_first_sample_lacks_is_an_error(write: Write, tm
     with pytest.raises(
         BuildError, match=rf"make\[1\]: has '{name}', which the first sample lacks; .* with --column NAME"
     ):
-        list(source_of(write, items).scan().entries)
-    chosen = source_of(write, items, column=["score"])
-    assert [(entry.values, entry.problem) for entry in chosen.scan().entries] == [((1,), ""), ((2,), "")]
-    module = write(f"{DATASET}def make(): return Dataset(eval(open(__file__ + '.items').read()))")
-    Path(f"{module}.py.items").write_text(f"[{SCORED}, {SCORED}]")
-    plan = make_plan(DatasetSource(f"{module}:make"), tmp_path / "out", Recipe(height=8, width=8))
-    Path(f"{module}.py.items").write_text(items)  # a worker notices it, too
-    with pytest.raises(BuildError, match="which the first sample lacks"):
-        plan.source().read(plan.samples.entry(1))
+        build_in_process(source_of(write, items), tmp_path / "out", IN_ORDER)
+    chosen = build_in_process(source_of(write, items, column=["score"]), tmp_path / "chosen", IN_ORDER)
+    assert open_store(chosen).columns["score"].tolist() == [1, 2]
 
 
 def test_columns_and_labels(write: Write, tmp_path: Path) -> None:
@@ -359,12 +364,163 @@ def test_columns_and_labels(write: Write, tmp_path: Path) -> None:
     assert store.columns["tokens"].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert sorted(store.columns) == ["other", "score", "tokens"]
     source = source_of(write, items, column=["score"], classes=["dog", "cat"])
-    assert [(entry.label, entry.values) for entry in source.scan().entries] == [(1, (0.0,)), (0, (0.5,)), (1, (1.0,))]
+    store = open_store(build_in_process(source, tmp_path / "chosen", IN_ORDER))
+    assert (store.labels.tolist(), store.columns["score"].tolist()) == ([1, 0, 1], [0.0, 0.5, 1.0])
     with pytest.raises(BuildError, match=r"make\[1\]: column 'score': found nothing, expected a number"):
-        list(source_of(write, "[(gray(0), 0, {'score': 1}), (gray(1), 0)]").scan().entries)
+        build_in_process(source_of(write, "[(gray(0), 0, {'score': 1}), (gray(1), 0)]"), tmp_path / "missing", IN_ORDER)
+    with pytest.raises(BuildError, match=r"make\[0\]: column 'text': found 'a cat', expected a number"):
+        source_of(write, "[(gray(0), 0, {'text': 'a cat'})]")
     module = write(f"{DATASET}def make(): data = Dataset([]); data.classes = [('cat',), ('cat',)]; return data")
     with pytest.raises(BuildError, match=r"the classes of .*:make contains 'cat' twice"):
         DatasetSource(f"{module}:make")
+
+
+NAMES = ["dog", "cat", "été", "a", "b", "cat", "dog", "z", "a", "cat", "10", "x"]
+NAMED = f"[(gray(n, 40, 30), name, {{'score': n}}) for n, name in enumerate({NAMES})]"
+
+
+def reads(module: Path) -> Counter[int]:
+    """Return how often each sample of a dataset in the module was read since the last call."""
+    path = module.with_name("reads.txt")
+    counts = Counter(map(int, path.read_text().split()))
+    path.unlink()
+    return counts
+
+
+def test_every_sample_is_read_once_for_its_row(write: Write, tmp_path: Path) -> None:
+    module = write(f"{DATASET}{RECORDED}def make(): return Recorded({NAMED.replace('10', 'ten')})")
+    made = build(
+        open_dataset(f"{module}:make"), tmp_path / "out", ONE_ROW_PER_BLOCK, WorkSettings(workers=2), expect=12
+    )
+    counts, names = reads(module), sorted({*NAMES} - {"10"} | {"ten"}, key=str.encode)
+    assert [cls.name for cls in made.classes] == names
+    assert (counts.pop(0), {*counts.values()}, len(counts)) == (2, {1}, 11)  # the first also tells the columns
+    assert is_built(open_dataset(f"{module}:make"), tmp_path / "out", ONE_ROW_PER_BLOCK)
+    assert reads(module) == {0: 1}
+    with pytest.raises(BuildError, match=r"already holds a different finished store: .* differs from its source in"):
+        is_built(open_dataset(f"{module}:make", classes=names), tmp_path / "out", ONE_ROW_PER_BLOCK)
+    with pytest.raises(BuildError, match=r"12 images found, but --expect is 11"):
+        make_plan(open_dataset(f"{module}:make"), tmp_path / "expected", ONE_ROW_PER_BLOCK, expect=11)
+
+
+def test_labels_in_any_order_give_the_same_store(write: Write, tmp_path: Path) -> None:
+    text = f"{DATASET}def make(): return Dataset({NAMED.replace('10', 'ten')})"
+    wanted = tree_bytes(build_in_process(open_dataset(f"{write(text)}:make"), tmp_path / "one", ONE_ROW_PER_BLOCK))
+    make_plan(open_dataset(f"{write(text)}:make"), tmp_path / "out", ONE_ROW_PER_BLOCK)
+    for task in (2, 0, 1):
+        work(tmp_path / "out", WorkSettings(workers=2, task=task, tasks=3))
+    finish(tmp_path / "out")
+    assert tree_bytes(tmp_path / "out") == wanted
+
+
+def test_stopped_build_resumes_with_the_labels_of_its_blocks(write: Write, tmp_path: Path) -> None:
+    stops = """
+def make(): return Stops(ITEMS)
+
+class Stops(Recorded):
+    def __getitem__(self, index):
+        if index == 7 and not Path(__file__).with_name("restored").exists():
+            raise OSError(116, "Stale")
+        return super().__getitem__(index)
+"""
+    module = write(DATASET + RECORDED + stops.replace("ITEMS", NAMED.replace("10", "ten")))
+    recipe = replace(ONE_ROW_PER_BLOCK, shuffle_seed=None)
+    with pytest.raises(Stopped, match=r":make\[7\]: Stale"):
+        build(open_dataset(f"{module}:make"), tmp_path / "out", recipe, WorkSettings(workers=1))
+    module.with_name("restored").touch()
+    build(open_dataset(f"{module}:make"), tmp_path / "out", recipe, WorkSettings(workers=1))
+    counts = reads(module)
+    assert (counts.pop(0), {*counts.values()}, len(counts)) == (3, {1}, 11)
+    wanted = build_in_process(open_dataset(f"{module}:make"), tmp_path / "once", recipe)
+    assert tree_bytes(tmp_path / "out") == tree_bytes(wanted)
+
+
+def test_labels_that_do_not_fit_together_stop_the_finish(write: Write, tmp_path: Path) -> None:
+    items, out = "[(gray(1), 0), (gray(2), None), (gray(3), ''), (gray(4), 'a cat'), (gray(5), 1)]", tmp_path / "out"
+    mixed = "label 'a cat' is not a whole number, but 2 of 3 different labels are; correct it, or list all class names"
+    with pytest.raises(BuildError, match=rf":make\[3\]: {mixed} with --classes FILE; then remove OUT and build again"):
+        build_in_process(source_of(write, items), out, IN_ORDER)
+    with pytest.raises(BuildError, match="remove OUT and build again"):
+        make_plan(source_of(write, items, classes=["0", "1", "a cat"]), out, IN_ORDER)
+    rmtree(out)
+    store = open_store(build_in_process(source_of(write, items, classes=["0", "1", "a cat"]), out, IN_ORDER))
+    assert sorted(store.labels.tolist()) == [0, 1, 2]
+    assert [one.reason for one in read_rejects(out / "rejects.tsv") if one.action == "rejected"] == ["no label"] * 2
+
+
+def test_label_that_no_class_has_stops_the_worker(write: Write, tmp_path: Path) -> None:
+    for label, message in (
+        ("'bird'", "class 'bird' is not in the class list; add it there, or omit --classes"),
+        ("2", "label 2, expected 0 to 1; the class list has 2 names, expected one for each class"),
+    ):
+        source = source_of(write, f"[(gray(1), 'cat'), (gray(2), {label})]", classes=["cat", "dog"])
+        plan = make_plan(source, tmp_path / label, IN_ORDER)
+        with pytest.raises(BuildError, match=rf"make\[1\]: {message}"):
+            plan.source().read(plan.samples.entry(1))
+    signs = source_of(write, "[(gray(1), -1), (gray(2), 0)]", classes=["-1", "0"])
+    with pytest.raises(BuildError, match=r"make\[0\]: label -1, expected 0 or more, because all labels are numbers"):
+        build_in_process(signs, tmp_path / "signs", IN_ORDER)
+
+
+def test_values_of_all_blocks_decide_on_a_column(write: Write, tmp_path: Path) -> None:
+    items = "[(gray(n, 40, 30), 0, {'score': n / 2 if n == 3 else n, 'pair': [n, 2**24 + n]}) for n in range(4)]"
+    out = build_in_process(source_of(write, items), tmp_path / "out", replace(ONE_ROW_PER_BLOCK, shuffle_seed=None))
+    columns = open_store(out).columns
+    assert (columns["score"].tolist(), columns["score"].dtype.name) == ([0, 1, 2, 1.5], "float32")
+    assert (columns["pair"].tolist(), columns["pair"].dtype.name) == ([[n, 2**24 + n] for n in range(4)], "int64")
+    lists = source_of(write, "[(gray(1), 0, {'list': [1]}), (gray(2), 0, {'list': [1, 2]})]")
+    plan = make_plan(lists, tmp_path / "lists", replace(ONE_ROW_PER_BLOCK, shuffle_seed=None))
+    for task in range(2):  # each worker sees one of the samples
+        work(plan.paths.root, WorkSettings(workers=1, task=task, tasks=2))
+    with pytest.raises(
+        BuildError, match=r"make\[1\]: column 'list': found \[1, 2\], expected a list of 1 number.*; then remove OUT"
+    ):
+        finish(plan.paths.root)
+
+
+MAP = """
+def named(pixels, sample):
+    pixels[:] = 100 * sample.label + len(sample.class_name)
+    return pixels
+"""
+
+
+def test_map_gets_a_class_that_does_not_depend_on_other_labels(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = replace(IN_ORDER, map=find_map(f"{write(MAP).name}:named"))
+    items = "[(gray(1), 'a cat'), (gray(2), 1)]"
+    with pytest.raises(BuildError, match=r"make\[0\]: a map gets the class of its image, .* again with --classes FILE"):
+        build_in_process(source_of(write, items), tmp_path / "unknown", recipe)
+    numbers = source_of(write, "[(gray(1), 0), (gray(2), 1)]", classes=["a cat", "dog"])
+    store = open_store(build_in_process(numbers, tmp_path / "numbers", recipe))
+    assert (store.images[:, 0, 0, 0].tolist(), store.labels.tolist()) == ([5, 103], [0, 1])
+    ignored = source_of(write, items, no_labels=True)
+    assert open_store(build_in_process(ignored, tmp_path / "ignored", recipe)).images[0, 0, 0, 0] == len("unlabeled")
+    with pytest.raises(
+        BuildError, match=r"make\[1\]: a map gets the class of its image, but that of label '1' depends"
+    ):
+        build_in_process(source_of(write, items, classes=["1", "a cat"]), tmp_path / "both", recipe)
+
+
+def test_objects_and_whole_images_of_a_dataset_share_classes(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "boxes").mkdir()
+    box = "<bndbox><xmin>0</xmin><ymin>0</ymin><xmax>4</xmax><ymax>4</ymax></bndbox>"
+    objects = "".join(f"<object><name>{name}</name>{box}</object>" for name in ("zebra", "dog"))
+    size = "<size><width>8</width><height>8</height></size>"
+    (tmp_path / "boxes/1.xml").write_text(f"<annotation>{size}{objects}</annotation>")
+    items = "[(gray(1), 'dog', {'score': 7}), (gray(2), 'cat', {'score': 8})]"
+    for rules, labels, classes in (
+        (BoxRules(), [1, 2, 1], ["cat", "dog", "zebra"]),
+        (BoxRules(keep=2), [1, 0], ["cat", "dog"]),
+    ):
+        source = BoxedSource(source_of(write, items), tmp_path / "boxes", rules)
+        out = build_in_process(source, tmp_path / f"out{rules.keep}", replace(IN_ORDER, boxes=rules))
+        store = open_store(out)
+        assert (store.labels.tolist(), [cls.name for cls in store.classes]) == (labels, classes)
+        assert store.columns["score"].tolist() == [7, 8, 8][: len(labels)]
+        assert store.box_classes == (("dog", "zebra") if rules.keep else ())
 
 
 def test_what_is_no_dataset_is_refused(write: Write) -> None:

@@ -15,7 +15,7 @@ from decodeonce.prep.building import pool as pool_module
 from decodeonce.prep.building.journal import Journal, Journals
 from decodeonce.prep.building.pool import BlockQueue, UnitQueue, Worker, WorkerPool, WorkSettings, work
 from decodeonce.prep.building.status import read_status
-from decodeonce.prep.processes.child import BLOCK_WORKER, Child, Parent, run_workers, wait_for
+from decodeonce.prep.processes.child import BLOCK_WORKER, Child, Parent, death, wait_for
 from decodeonce.sources import open_imagenet, open_webdataset
 from decodeonce.store.table import read_rejects
 from tests.forms.webdataset import sample, write_tar
@@ -167,12 +167,6 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def test_lost_file_server_is_not_mistaken_for_ended_parent() -> None:
-    with pytest.raises(OSError, match="Software caused connection abort") as caught:
-        run_workers(__name__, 1, {}, iter(["a.png"]), lambda report: None, "a process")
-    assert (caught.value.errno, caught.value.filename) == (errno.ECONNABORTED, "a.png")
-
-
 @pytest.mark.parametrize(
     ("number", "error", "text"),
     [
@@ -182,11 +176,16 @@ def test_lost_file_server_is_not_mistaken_for_ended_parent() -> None:
     ids=["crash", "kill"],
 )
 def test_process_that_dies_is_an_error(number: int, error: type[Exception], text: str) -> None:
+    child = Child(__name__)
+    child.send({})
+    child.send(number)
     with pytest.raises(error, match=text):
-        run_workers(__name__, 1, {}, iter([number]), lambda report: None, "a process")
+        raise death("a process", child.process.wait(), "see the messages above")
+    child.end()
 
 
 def test_reports_before_a_failure_are_received() -> None:
+    """The failure is that of a file system that lost its server, not that of an ended parent."""
     child = Child(__name__)
     child.send({})
     child.send("a.png")
@@ -194,8 +193,9 @@ def test_reports_before_a_failure_are_received() -> None:
     messages = child.receive()
     assert messages is not None
     assert [next(messages), next(messages)] == [{"ready": True}, {"report": "a.png"}]
-    with pytest.raises(OSError, match="Software caused connection abort"):
+    with pytest.raises(OSError, match="Software caused connection abort") as caught:
         next(messages)
+    assert (caught.value.errno, caught.value.filename) == (errno.ECONNABORTED, "a.png")
     child.end()
 
 

@@ -366,6 +366,7 @@ def run_build(request: BuildRequest) -> None:
 def run_plan(request: BuildRequest) -> None:
     """Write the plan, reserve the space and print the next command."""
     from decodeonce.prep.building.build import plan_unless_built
+    from decodeonce.prep.building.plan import in_classes
 
     check_alone(SHARED)
     say_found(request)
@@ -375,7 +376,7 @@ def run_plan(request: BuildRequest) -> None:
     plan = plan_unless_built(request.source, request.out, request.recipe, request.expect)
     if plan is None:
         return say_built(request.out)
-    found = f"{counted(plan.candidates, 'image')} found in {counted(len(plan.classes), 'class', 'classes')}"
+    found = f"{counted(plan.candidates, 'image')} found{in_classes(len(plan.classes))}"
     planned = f"{counted(plan.count, 'row')} in {counted(len(plan.blocks), 'block')}"
     say(f"{request.out}: {found}, {planned} planned; next: prep work {quoted(request.out)}")
 

@@ -29,6 +29,7 @@ from decodeonce.prep.building.plan import (
     allowed_rejects,
     check_matches_plan,
     checked_listing,
+    in_classes,
     plan_content,
     read_plan,
 )
@@ -74,8 +75,7 @@ def planned_text(source: Source, recipe: Recipe, rows: int, classes: int) -> str
     row_bytes = recipe.row_bytes
     blocks = Blocks.of(rows, row_bytes, recipe.shard_size, source.block_rows(rows, row_bytes))
     return (
-        f"{counted(rows, 'row')} of {recipe.height}x{recipe.width}x3 in "
-        f"{counted(classes, 'class', 'classes')}, "
+        f"{counted(rows, 'row')} of {recipe.height}x{recipe.width}x3{in_classes(classes)}, "
         f"{both_sizes_text(rows * row_bytes, rows, recipe.pixels, recipe.shape)} in "
         f"{counted(blocks.shards, f'{recipe.container} shard')}"
     )

@@ -28,6 +28,8 @@ Box = tuple[float, float, float, float]
 PixelBox = tuple[int, int, int, int]  # the same in pixels; right and bottom are exclusive
 WHOLE = [math.nan] * 4
 Value = int | float | list[int] | list[float]  # a sample's value in a numeric column
+# What is known about a sample of a dataset only after it was read: its `place`, label as text, and values of columns.
+LateFacts = tuple[int, str, list[Value]]
 ROW = np.dtype(
     [
         ("label", "<i4"),
@@ -183,6 +185,8 @@ class Scan:
             kept.
         finish: For decodeonce's own sources: called with the samples as arrays, and returns them with what can only be
             known then. Default: unchanged.
+        late: For decodeonce's own sources: whether labels and values are known only after samples are read. Entries
+            then have neither, and `classes` are those that are known before. Default False.
 
     Example:
         >>> entries = [Entry(b"cat/1.jpg", 0, 1024, 0), Entry(b"cat/2.jpg", 0, 0, 0, "empty file")]
@@ -196,6 +200,7 @@ class Scan:
     warnings: Callable[[int], list[str]] = _no_warnings
     box_classes: Collection[str] | None = None
     finish: Callable[[Listing], Listing] = _unchanged
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,7 +213,7 @@ class Listing:
         rows: One record of dtype ROW per sample.
         names: The bytes of all names, in the order of the samples.
         numbers: The values of the source's columns by file name, and of `Entry.planned` by name, each (samples, ...).
-        columns: The columns of numbers.
+        columns: The columns of numbers. If values are not known yet, only the names count.
         rejects: The samples that cannot become rows.
         digest: Covers class, size, name, boxes and values of every entry, and whether it can become a row.
         digest_with_times: Covers the same and the versions and places.
@@ -238,8 +243,9 @@ class Listing:
             BuildError: If the label of a sample is not that of a class.
         """
         rows, names, rejects = bytearray(), bytearray(), list[Reject]()
-        own = [column_file(name) for name in column_names]
-        numbers = {file: NumberColumn(name) for file, name in zip(own, column_names, strict=True)}
+        columns = {column_file(name): NumberColumn(name) for name in column_names}
+        numbers = {} if scan.late else {**columns}
+        own = [*numbers]
         digest, digest_with_times = xxhash.xxh3_64(), xxhash.xxh3_64()
         for entry in scan.entries:
             fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _digested(entry))
@@ -260,7 +266,7 @@ class Listing:
             np.frombuffer(rows, ROW),
             np.frombuffer(names, np.uint8),
             {name: column.to_array() for name, column in numbers.items()},
-            tuple(numbers[file].to_column()[0] for file in own),
+            tuple(column.to_column()[0] for column in columns.values()),
             rejects,
             digest.hexdigest(),
             digest_with_times.hexdigest(),
@@ -269,7 +275,7 @@ class Listing:
             scan.warnings(count),
         )
         labels = listing.rows["label"]
-        if len(wrong := np.flatnonzero((labels < 0) | (labels >= len(listing.classes)))):
+        if not scan.late and len(wrong := np.flatnonzero((labels < 0) | (labels >= len(listing.classes)))):
             entry = listing.entry(int(wrong[0]))
             found = f"its label is {entry.label}, but `classes` of the scan has {len(listing.classes)}"
             raise BuildError(f"{entry.text}: {found}; see docs/contribute/sources.md")

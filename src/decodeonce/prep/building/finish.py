@@ -93,10 +93,11 @@ class _Finisher:
     """Writes the files of a store from its plan and its journals, up to store.json.
 
     Memory per planned row is 64 bytes at most, and about 100 bytes more for each row that is a box.
+    For the labels and columns of a dataset, it is about 100 bytes more, and 16 bytes for each number.
     """
 
     def __init__(self, plan: Plan, journals: Journals) -> None:
-        self._plan, self._paths = plan, plan.paths
+        self._plan, self._paths, self._journals = plan, plan.paths, journals
         self._boxes: dict[int, str] = {}
         self._crashes = plan.content["manifest"].get("decoder_crashes", 0)
         self._sums, self._squares = np.zeros((2, 3), object)  # exact integers
@@ -115,7 +116,6 @@ class _Finisher:
         self._count = len(self._planned)
         self._facts = facts[self._planned]
         self._source = plan.source()
-        self._columns = [*plan.columns, *self._source.columns()]
 
     def finish(self, max_bad: str) -> Manifest:
         plan, paths = self._plan, self._paths
@@ -126,6 +126,10 @@ class _Finisher:
             raise BuildError(f"{paths.root}: every image was rejected or left out; list them with: {command}")
         if holes := np.flatnonzero(self._planned != np.arange(self._count)).tolist():
             self._fill_holes(holes)
+        records = self._journals.records(range(len(plan.blocks)))
+        late = (facts for record in records for facts in record.late)
+        self._samples = self._source.with_late_facts(plan.samples, late)
+        self._columns = [*self._samples.columns, *self._source.columns()]
         scratch = paths.build  # files that a kill leaves there are removed with it
         arrays: list[tuple[Path, tuple[int, ...], str, Iterator[np.ndarray]]] = [
             (paths.labels, (), "<i8", self._labels()),
@@ -163,14 +167,14 @@ class _Finisher:
         return (slice(first, min(first + CHUNK_ROWS, self._count)) for first in range(0, self._count, CHUNK_ROWS))
 
     def _labels(self) -> Iterator[NDArray[np.int64]]:
-        labels = self._plan.samples.rows["label"]
+        labels = self._samples.rows["label"]
         return (labels[self._planned[chunk]].astype(np.int64) for chunk in self._chunks())
 
     def _column(self, column: Column) -> Iterator[np.ndarray]:
-        plan, samples = self._plan, self._plan.samples
+        plan, samples = self._plan, self._samples
         for chunk in self._chunks():
             places = self._planned[chunk]
-            if column in plan.columns:
+            if column in samples.columns:
                 yield samples.numbers[column.file][places]
             else:
                 planned = {name: values[places] for name, values in samples.numbers.items()}
@@ -180,11 +184,11 @@ class _Finisher:
     def _sample_lines(self) -> Iterator[bytes]:
         """Yield samples.tsv in chunks."""
         yield line(SAMPLE_COLUMNS)
-        names = [cls.name for cls in self._plan.classes]
+        samples, names = self._samples, [cls.name for cls in self._samples.classes]
         for chunk in self._chunks():
-            values, planned = self._plan.samples.facts(chunk.start, chunk.stop), self._planned[chunk]
+            values, planned = samples.facts(chunk.start, chunk.stop), self._planned[chunk]
             for hole in np.flatnonzero(planned != np.arange(chunk.start, chunk.stop)):
-                values[hole] = self._plan.samples.facts(planned[hole], planned[hole] + 1)[0]
+                values[hole] = samples.facts(planned[hole], planned[hole] + 1)[0]
             facts = self._facts[chunk][["width", "height", "digest"]].tolist()
             rows = zip(itertools.count(chunk.start), planned.tolist(), values, facts, strict=False)
             yield sample_lines(
@@ -208,7 +212,7 @@ class _Finisher:
             container=plan.recipe.container,
             block_rows=plan.blocks.block_rows,
             shards=(),
-            classes=plan.classes,
+            classes=self._samples.classes,
             pixel_mean=tuple(self._sums / pixels),
             pixel_std=tuple(map(math.sqrt, variance)),
             recipe=manifest["recipe"],

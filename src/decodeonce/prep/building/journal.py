@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, add_path_to_errors
+from decodeonce.prep.listing import LateFacts
 from decodeonce.store import disk
 from decodeonce.store.files import append, sync_folder
 from decodeonce.store.hashing import hexdigest
@@ -54,6 +55,7 @@ class BlockRecord:
         sums: Sum of the pixel values per channel, as in PixelSums.
         squares: Sum of the squared pixel values per channel, as in PixelSums.
         crashes: Number of rows whose image killed its decoder.
+        late: What was known only after the samples of the block were read.
     """
 
     block: int
@@ -63,6 +65,7 @@ class BlockRecord:
     sums: list[int] = field(default_factory=list)
     squares: list[int] = field(default_factory=list)
     crashes: int = 0
+    late: list[LateFacts] = field(default_factory=list)
 
     @property
     def holes(self) -> list[int]:
@@ -82,7 +85,7 @@ def _parse(encoded: bytes, path: Path) -> BlockRecord:
     try:
         fields = json.loads(encoded.split(b"\t")[2])
         fields["facts"] = np.frombuffer(base64.b64decode(fields["facts"], validate=True), FACTS)
-        for name in ("rejects", "boxes"):
+        for name in ("rejects", "boxes", "late"):
             fields[name] = [tuple(listed) for listed in fields[name]]
         return BlockRecord(**fields)
     except (ValueError, TypeError, LookupError, RecursionError):

@@ -47,7 +47,7 @@ from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.manifest import DATA_OFFSET, check_column
 from decodeonce.store.writer import write_array
 
-PLAN_VERSION = 10
+PLAN_VERSION = 11
 AS_BYTES = np.dtype(f"V{ROW.itemsize}")  # how rows.npy stores it
 ROWS, NAMES, COLUMN = "rows.npy", "names.bin", "column-{}.npy"
 
@@ -158,10 +158,15 @@ def reject_error(reject: object) -> BuildError:
     return BuildError(f"{reject}; repair or remove the image, or pass --on-bad reject")
 
 
+def in_classes(count: int) -> str:
+    """Return " in 3 classes"; "" for no classes, because those of a dataset may be known later."""
+    return f" in {counted(count, 'class', 'classes')}" if count else ""
+
+
 def check_expected(source: Source, found: int, classes: int, expect: int) -> None:
     """Raise BuildError unless a source lists the expected number of images."""
     if found != expect:
-        what = f"{counted(found, 'image')} found in {counted(classes, 'class', 'classes')}"
+        what = f"{counted(found, 'image')} found{in_classes(classes)}"
         raise BuildError(
             f"{source.root}: {what}, but --expect is {expect}; look for missing or new files (an unreachable file "
             "server hides its files), or pass the right number"
@@ -182,7 +187,7 @@ class Plan:
         recipe: The recipe, without the decoders.
         blocks: How the planned rows are divided into blocks and shards.
         classes: The classes in label order.
-        columns: The numeric columns of the source.
+        columns: The numeric columns of the source; only their names, if their values are known later.
 
     Example:
         >>> plan = make_plan(open_folder("imagenet/val"), Path("small.store"), Recipe(height=64, width=64))
@@ -212,7 +217,7 @@ class Plan:
         names = np.memmap(names_file, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
         planned = enumerate(self.content["planned"])
         numbers = {name: self._mapped(folder / COLUMN.format(k)) for k, (name, _) in planned}
-        return Listing(rows, names, numbers, tuple(self.columns))
+        return Listing(rows, names, numbers, tuple(self.columns), classes=self.classes)
 
     def _mapped(self, path: Path) -> np.ndarray:
         try:

@@ -48,7 +48,8 @@ class BlockDecoder:
     def __init__(self, plan: Plan, heartbeat: Heartbeat, *, fail_on_bad: bool) -> None:
         self._plan = plan
         self._source = plan.source()
-        self._maker = self._source.row_maker(plan.recipe) or Decoder(plan.recipe, [c.name for c in plan.classes])
+        names = [cls.name for cls in plan.classes]
+        self._maker = self._source.row_maker(plan.recipe) or Decoder(plan.recipe, names, self._source.label_of)
         self._heartbeat = heartbeat
         self._fail_on_bad = fail_on_bad
 
@@ -87,7 +88,7 @@ class BlockDecoder:
             if row.unusual:
                 rejects.append((number, row.unusual, "kept"))
         crashes = sum(number in poison for number in range(block.first, block.last))
-        return BlockRecord(block.index, facts, rejects, boxes, *sums.by_channel(), crashes)
+        return BlockRecord(block.index, facts, rejects, boxes, *sums.by_channel(), crashes, self._source.late_facts())
 
     def _row(self, number: int, entry: Entry, read: Callable[[], list[bytes]], poison: str | None) -> Row:
         if poison:

@@ -9,9 +9,10 @@ with Pillow. Formats are recognized by content, never by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 
 import numpy as np
 import simplejpeg
@@ -37,6 +38,7 @@ FILTERS = {
     "box": Image.Resampling.BOX,
 }
 JPEG_START = b"\xff\xd8\xff"
+LabelOf = Callable[[Entry], int]
 OTHER_SUFFIXES = tuple(suffix.encode() for suffix, name in unusual.SUFFIX_FORMATS.items() if name != "JPEG")
 _ALMOST = 1e-6  # 0.29 * 100 is 28.999999999999996
 
@@ -47,16 +49,19 @@ class Decoder:
     Args:
         recipe: How to make a row.
         class_names: Class names in label order, for the recipe's map.
+        label_of: Returns the label of a sample, for the recipe's map.
     """
 
-    def __init__(self, recipe: Recipe, class_names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, recipe: Recipe, class_names: Sequence[str] = (), label_of: LabelOf = attrgetter("label")
+    ) -> None:
         self._recipe = recipe
         self._row = (recipe.width, recipe.height)
         self._filter = FILTERS[recipe.filter]
         self._pack = CODECS[recipe.pixels].pack
         self._buffer = np.empty(0, np.uint8)
         self._map = LoadedMap(recipe.map) if recipe.map else None
-        self._class_names = class_names
+        self._class_names, self._label_of = class_names, label_of
         asks_for_more = recipe.exif == "apply" or recipe.scaled_decode or recipe.map or recipe.paired
         self._is_plain = not asks_for_more
 
@@ -238,8 +243,9 @@ class Decoder:
 
     def _mapped(self, decoded: DecodedImage, entry: Entry) -> Image.Image:
         assert self._map is not None
-        class_name = self._class_names[entry.label]
-        sample = MapSample(entry.text, entry.label, class_name, decoded.width, decoded.height, decoded.box)
+        label = self._label_of(entry)
+        class_name = self._class_names[label]
+        sample = MapSample(entry.text, label, class_name, decoded.width, decoded.height, decoded.box)
         made = self._map(np.array(decoded.image.convert("RGB")), sample)
         check_size(made.shape[1], made.shape[0])
         return Image.fromarray(made)

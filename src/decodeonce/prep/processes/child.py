@@ -18,8 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
@@ -202,58 +201,6 @@ def death(what: str, status: int, advice: str) -> BuildError | Stopped:
         return Stopped(f"{what} was killed ({signal.Signals(-status).name}); {again}")
     verb = "crashed" if status else "ended early"
     return BuildError(f"{what} {verb} (exit status {status}); {advice}")
-
-
-def run_workers(
-    module: str, count: int, task: object, orders: Iterator[object], take: Callable[[Any], None], what: str
-) -> None:
-    """Give orders to `count` processes that run `main` of a module. All messages must be JSON-serializable.
-
-    However this ends, all processes are killed and reaped.
-
-    Args:
-        module: Its `main` opens a `Parent`, receives `task`, and iterates over `orders()`.
-        count: Number of processes.
-        task: The first message to each process.
-        orders: The orders, in sequence.
-        take: Called with each report of a process.
-        what: Name of a process for messages.
-
-    Raises:
-        DecodeonceError, OSError: What a process raised.
-        BuildError: A process crashed, or ended before it knew that there are no more orders, with any exit status.
-        Stopped: A process was killed.
-    """
-    children = list[Child]()
-    try:
-        for _ in range(count):
-            children.append(Child(module))
-            children[-1].send(task)
-        running = set(children)
-        while running:
-            for child in wait_for(running):
-                messages = child.receive()
-                if messages is None:
-                    running.remove(child)
-                    if not child.dismissed:
-                        raise death(what, child.exit_status(), "see the messages above")
-                for message in messages or ():
-                    if "report" in message:
-                        take(message["report"])
-                    else:
-                        child.send(next(orders, None))
-        _let_exit(children)
-    finally:
-        for child in children:
-            child.end()
-
-
-def _let_exit(children: Collection[Child]) -> None:
-    """Give processes that have done their work time to exit. How they exit depends on the user's code."""
-    deadline = time.monotonic() + EXIT_SECONDS
-    for child in children:
-        with suppress(subprocess.TimeoutExpired):
-            child.process.wait(max(0.0, deadline - time.monotonic()))
 
 
 def kill_children() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.listing import Entry, Listing, RowMaker, Scan
+from decodeonce.prep.listing import Entry, LateFacts, Listing, RowMaker, Scan
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.files import Links, named_entries, read_file
 from decodeonce.prep.sources.holders import SourceFiles
@@ -248,6 +248,21 @@ class Source(ABC):
         """Return what turns the bytes from `read` into rows, or None (the default) if they are encoded images."""
         return None
 
+    def late_facts(self) -> list[LateFacts]:
+        """Return what samples read since the last call told, if the scan is `late`; default nothing."""
+        return []
+
+    def with_late_facts(self, planned: Listing, facts: Iterable[LateFacts]) -> Listing:
+        """Return the planned samples with the labels, values, columns and classes that follow from all late facts.
+
+        By default, the plan has everything.
+        """
+        return planned
+
+    def label_of(self, entry: Entry) -> int:
+        """Return the label for a map of the sample that was read last; default: the planned one."""
+        return entry.label
+
 
 class SourceWrapper(Source):
     """A source that changes the scan of another one: by default, its methods are those of the other source.
@@ -288,3 +303,12 @@ class SourceWrapper(Source):
 
     def row_maker(self, recipe: Recipe) -> RowMaker | None:
         return self.source.row_maker(recipe)
+
+    def late_facts(self) -> list[LateFacts]:
+        return self.source.late_facts()
+
+    def with_late_facts(self, planned: Listing, facts: Iterable[LateFacts]) -> Listing:
+        return self.source.with_late_facts(planned, facts)
+
+    def label_of(self, entry: Entry) -> int:
+        return self.source.label_of(entry)

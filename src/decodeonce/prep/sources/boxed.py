@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, raise_file_system_failure
-from decodeonce.prep.listing import WHOLE, Box, Entry, Listing, Scan, name_bytes, name_text
+from decodeonce.prep.listing import WHOLE, Box, Entry, LateFacts, Listing, Scan, name_bytes, name_text
 from decodeonce.prep.pixels.decode import fit_to
 from decodeonce.prep.pixels.unusual import upright
 from decodeonce.prep.recipe import BoxOrigin, BoxRules
@@ -128,14 +128,18 @@ class BoxedSource(SourceWrapper):
             if known != tuple(inner.classes):
                 what = f"classes of {type(self.source).__name__} were added while its entries were listed"
                 raise BuildError(f"{what}, expected all before; see docs/contribute/sources.md")
-            if new := boxing.classes[len(known) :]:
+            if known and (new := boxing.classes[len(known) :]):  # a dataset's classes may be known later
                 first = ", ".join(cls.name for cls in new[:3])
                 notes.note("object names that became new classes", first, len(new))
             return [*inner.warnings(boxing.images), *notes.texts()]
 
         entries = self._boxed(inner.entries, annotations, boxing)
         kept = boxing.kept if self.rules.keep else None
-        return Scan(entries, boxing.classes, warnings, kept, lambda found: _with_sorted_boxes(inner.finish(found)))
+
+        def finish(found: Listing) -> Listing:
+            return _with_sorted_boxes(inner.finish(found))
+
+        return Scan(entries, boxing.classes, warnings, kept, finish, inner.late)
 
     def _boxed(
         self, inner: Iterable[Entry], annotations: Annotations | CocoAnnotations, boxing: _Boxing
@@ -154,6 +158,22 @@ class BoxedSource(SourceWrapper):
             if not used:
                 raise BuildError(f"{self.boxes}: {unused[0]} and all other annotations match no image in {self.root}")
             boxing.notes.note(f"annotations in {self.boxes} that match no image", unused[0], len(unused))
+
+    def label_of(self, entry: Entry) -> int:
+        """Return the label of an object, or of its image if that is whole."""
+        label = self.source.label_of(entry)  # also for an object: it raises BuildError if classes are not known
+        return entry.label if entry.box else label
+
+    def with_late_facts(self, planned: Listing, facts: Iterable[LateFacts]) -> Listing:
+        """Return the samples with the labels of whole images. New classes of objects follow those of the images."""
+        found = self.source.with_late_facts(planned, facts)
+        if found is planned or self.rules.keep:
+            return found
+        classes = [*found.classes, *(cls for cls in planned.classes if cls not in found.classes)]
+        objects = ~np.isnan(planned.numbers["box"][:, 0])
+        number_of = np.array([classes.index(cls) for cls in planned.classes])
+        found.rows["label"][objects] = number_of[planned.rows["label"][objects]]
+        return replace(found, classes=tuple(classes))
 
     def columns(self) -> list[Column]:
         """Return the inner source's columns, then those of the kept boxes."""

@@ -6,32 +6,32 @@ The dataset is named by the function or class that makes it. Every process impor
 from __future__ import annotations
 
 import json
+import logging
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
-from decodeonce.errors import BuildError, DecodeonceError, Stopped, raise_file_system_failure
+from decodeonce.errors import BuildError, DecodeonceError, raise_file_system_failure
 from decodeonce.formatting import counted
-from decodeonce.host import usable_cores
-from decodeonce.prep.listing import Entry, Scan, Undecodable, name_bytes
-from decodeonce.prep.processes.child import Parent, run_workers
+from decodeonce.prep.listing import Entry, LateFacts, Listing, NumberColumn, Scan, Undecodable, hash_of, name_bytes
 from decodeonce.prep.sources.classes import ClassList, NoLabels, check_no_duplicates, check_unlabeled
 from decodeonce.prep.sources.files import size_problem
-from decodeonce.prep.sources.labels import LabeledSource
+from decodeonce.prep.sources.labels import LabeledSource, number_columns
 from decodeonce.prep.sources.parquet import class_names as names_in_schema
 from decodeonce.prep.sources.parquet import column, describe_labels, find_columns
 from decodeonce.prep.user_code import import_function, raised_text, user_code
 from decodeonce.remote import check_url
 from decodeonce.store.layout import Paired
+from decodeonce.store.manifest import ImageClass
 
 MOST_SAMPLES = 1_000_000_000  # a plan of more would not fit into memory
-SAMPLES_AT_ONCE = 64  # that a process lists before it reports them
 FIRST_SAMPLES = 8  # the first one of them that can be read tells the names of columns and masks
 TABLE_ROWS_AT_ONCE = 1 << 14  # of a Hugging Face dataset, whose listing reads no images
 EXPECTED_IMAGE = "expected a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W, 3), or the bytes of an image file"
@@ -43,14 +43,14 @@ class DatasetSample(NamedTuple):
 
     Attributes:
         data: The bytes of an image file; b"" if only the other values were read.
-        label: The class number or name as text; None without a label.
-        numbers: Values of columns by name.
+        label: The class number or name as text; None without a label, or if only the image was read.
+        numbers: Values of columns by name; none if only the image was read.
         paired: The bytes of image files of masks and second images by name.
     """
 
     data: bytes
-    label: str | None
-    numbers: Mapping[str, Any]
+    label: str | None = None
+    numbers: Mapping[str, Any] = {}
     paired: Mapping[str, bytes] = {}
 
 
@@ -61,19 +61,17 @@ class IndexedDataset:
 
     Attributes:
         class_names: The dataset's `classes`; None if it has none.
-        fingerprint: A text that changes with the dataset; "" if only reading all samples tells.
+        fingerprint: A text that changes with the dataset; "" because only reading all samples would tell.
         description: What the dataset is, in words.
     """
 
-    samples_at_once = SAMPLES_AT_ONCE
     fingerprint = ""
 
     def __init__(self, dataset: Any, *, no_labels: bool = False) -> None:
         self._dataset = dataset
         self.no_labels = no_labels
         self.class_names = _texts(getattr(dataset, "classes", None))
-        samples = counted(len(dataset), "sample") + (" without labels" if no_labels else "")
-        self.description = f"{samples}, which are read once to list them and once for the rows"
+        self.description = counted(len(dataset), "sample") + (" without labels" if no_labels else "")
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -112,8 +110,6 @@ class HuggingFaceDataset:
         asked: The arguments of `parquet.find_columns`.
     """
 
-    samples_at_once = TABLE_ROWS_AT_ONCE
-
     def __init__(self, dataset: Any, name: str, **asked: Any) -> None:
         if dataset.format["type"] == "custom":
             advice = "wrap the dataset in a class whose samples are (image, label), or remove the transform"
@@ -131,33 +127,36 @@ class HuggingFaceDataset:
         return len(self._images)
 
     def read(self, index: int, _: object = None) -> DatasetSample:
-        """Return a sample; raise Undecodable if it has no image, or what reading the image's file raises."""
+        """Return the image of a sample; raise Undecodable without one, or what reading the image's file raises."""
         row = self._images[index : index + 1]
         data = column(row, self._chosen.image)[0].as_py()
         if data is None and self._chosen.path:
             path = column(row, self._chosen.path)[0].as_py()
             data = Path(path).read_bytes() if path else None
-        [sample] = self.listed(index, index + 1)
-        return sample._replace(data=encoded(data))
+        return DatasetSample(encoded(data))
 
-    def listed(self, first: int, last: int) -> Iterator[DatasetSample]:
-        """Yield the samples [first, last) without their images."""
-        rows = self._others[first:last]
-        numbers = [column(rows, name).to_pylist() for name in self.columns]
+    def listed(self) -> Iterator[DatasetSample]:
+        """Yield all samples without their images."""
         of_label = self._chosen.label
-        labels = column(rows, of_label).to_pylist() if of_label else [None] * (last - first)
-        for label, *values in zip(labels, *numbers, strict=True):
-            text = None if label is None else str(label)
-            yield DatasetSample(b"", text, dict(zip(self.columns, values, strict=True)))
+        for first in range(0, len(self), TABLE_ROWS_AT_ONCE):
+            last = min(first + TABLE_ROWS_AT_ONCE, len(self))
+            with user_code():
+                rows = self._others[first:last]
+                numbers = [column(rows, name).to_pylist() for name in self.columns]
+                labels = column(rows, of_label).to_pylist() if of_label else [None] * (last - first)
+            for label, *values in zip(labels, *numbers, strict=True):
+                text = None if label is None else str(label)
+                yield DatasetSample(b"", text, dict(zip(self.columns, values, strict=True)))
 
 
 class DatasetSource(LabeledSource):
     """The samples of a dataset that a function or class returns.
 
-    Listing reads every sample once, in several processes, because only the samples themselves contain their labels.
-    From a Hugging Face dataset, it reads only the labels and the columns of numbers. A sample is named by its index. If
-    reading a sample raises an exception, the sample is rejected, unless memory, the file system or a permission is at
-    fault. If a sample differs from the listed sample, reading it raises BuildError.
+    Every sample is read once, for its row. Its label and its numbers arrive with the row, so the classes are known only
+    after all samples have been read. The first sample that can be read is also read to list the dataset, because it
+    tells the names of columns and masks. Labels and columns of a Hugging Face dataset are in the listing. A sample is
+    named by its index. If reading a sample raises an exception, the sample is rejected, unless memory, the file system
+    or a permission is at fault.
 
     Args:
         root: Import path of the function or class, `package.module:function`. It is called without arguments. A
@@ -179,8 +178,8 @@ class DatasetSource(LabeledSource):
 
     Example:
         >>> source = DatasetSource("mydata:digits")
-        >>> [cls.name for cls in source.scan().classes]
-        ['even', 'odd']
+        >>> [entry.text for entry in source.scan().entries]
+        ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
     """
 
     kind = "dataset"
@@ -208,6 +207,9 @@ class DatasetSource(LabeledSource):
         self._wanted = column
         self._all_columns = all_columns
         self.paired = tuple(map(Paired.parse, paired))
+        self._is_late = length is not None and not fingerprint  # whether labels come with the rows of a plan
+        self._late_facts: list[LateFacts] = []
+        self._classes_alone: dict[str, tuple[int | None, str]] = {}
         if length is None:
             no_labels = self._dataset.no_labels
             self._length, self._fingerprint = len(self._dataset), self._dataset.fingerprint
@@ -246,59 +248,95 @@ class DatasetSource(LabeledSource):
         return {**super().options(), **{name: value for name, value in self._options.items() if value != ""}}
 
     def scan(self) -> Scan:
-        """Return every sample in the order of the indices, after all of them have been listed."""
-        listed = dict(self._list_in_processes())
+        """Return every sample in the order of the indices; from a Hugging Face dataset, with labels and values."""
+        if not isinstance(self._dataset, HuggingFaceDataset):
+            names = self._names or []
+            known = (str(hash_of(name_bytes("\t".join(names)))),)  # instead of labels, which are not known yet
+            indices = range(len(self._dataset))
+            entries = (Entry(b"%d" % index, 0, 0, 0, place=index, digested=known) for index in indices)
+            return Scan(entries, tuple(map(ImageClass, names)), late=True)
         seen: dict[str, str] = {}
-        for first in sorted(listed):
-            for index, (label, *_) in enumerate(json.loads(listed[first]), first):
-                if label:
-                    seen.setdefault(label, f"{self._name}[{index}]")
+        for index, sample in enumerate(self._dataset.listed()):
+            if sample.label:
+                seen.setdefault(sample.label, self._where(index))
         self._learn(seen)
-        return self._scanned(self._entries(listed))
+        return self._scanned(self._entries(self._dataset.listed()))
 
-    def _entries(self, listed: Mapping[int, str]) -> Iterator[Entry]:
-        for first in sorted(listed):
-            for index, (label, numbers, size, version, problem) in enumerate(json.loads(listed[first]), first):
-                number, unlabeled = (0, "") if problem else self._class_of(label)
-                problem = problem or unlabeled
-                values = () if problem else self._checked(map(numbers.get, self.column_names), f"{self._name}[{index}]")
-                yield Entry(b"%d" % index, number, size, version, problem, place=index, values=values)
+    def _entries(self, samples: Iterable[DatasetSample]) -> Iterator[Entry]:
+        version = hash_of(self._fingerprint.encode()) >> 1  # fits int64; takes the place of a file's mtime
+        for index, sample in enumerate(samples):
+            number, problem = self._class_of(sample.label)
+            found = map(sample.numbers.get, self.column_names)
+            values = () if problem else self._checked(found, self._where(index))
+            yield Entry(b"%d" % index, number, 0, version, problem, place=index, values=values)
 
-    def _list_in_processes(self) -> list[tuple[int, str]]:
-        """Return what `listed` returns for parts of the dataset, as JSON, each with its first index."""
-        assert self._length is not None
-        step, found = self._dataset.samples_at_once, list[tuple[int, str]]()
-        parts = [(first, min(first + step, self._length)) for first in range(0, self._length, step)]
-        task = [str(self.root.absolute()), self._own_facts()]
-        count, what = min(usable_cores(), len(parts)), f"{self._name}: a process that lists the dataset"
-        run_workers(__name__, count, task, iter(parts), lambda part: found.append((*part,)), what)
-        return found
-
-    def listed(self, first: int, last: int) -> str:
-        """Return label, columns, size, version and problem of the samples [first, last), as JSON."""
-        rows: list[Any] = []
-        with user_code():
-            samples = self._dataset.listed(first, last) if isinstance(self._dataset, HuggingFaceDataset) else None
-            for index in range(first, last):
-                try:
-                    sample = next(samples) if samples else self._sample(index)
-                    numbers = {name: sample.numbers.get(name) for name in self.column_names}
-                    rows.append((sample.label, numbers, len(sample.data), self._version(sample), ""))
-                except Undecodable as problem:
-                    rows.append((None, {}, 0, 0, str(problem)))
-        return json.dumps(rows)
+    def _where(self, index: int) -> str:
+        return f"{self._name}[{index}]"
 
     def read(self, entry: Entry) -> list[bytes]:
-        """Return the image and what is paired with it; raise BuildError if the sample differs from the listed one."""
+        """Return the image and what is paired with it. For a plan, keep the label and the values for `late_facts`."""
         with user_code():
             sample = self._sample(entry.place)
-        if entry.version not in (0, self._version(sample)):
-            raise BuildError(
-                f"{self._name}[{entry.place}]: differs from the sample that was listed; expected the same image, label "
-                "and columns each time: remove random transforms from the dataset; if its data changed, remove OUT and "
-                "build again"
-            )
+        if self._is_late:
+            label, where = sample.label or "", self._where(entry.place)
+            if label not in self._classes_alone:
+                self._classes_alone[label] = self._class_alone(label, where)
+            problem = self._classes_alone[label][1]
+            if label or not problem:
+                values = self._checked(map(sample.numbers.get, self.column_names), where)
+                self._late_facts.append((entry.place, label, [*values]))
+            if problem:
+                raise Undecodable(problem)
         return [sample.data, *(sample.paired[one.name] for one in self.paired)]
+
+    def late_facts(self) -> list[LateFacts]:
+        found, self._late_facts = self._late_facts, []
+        return found
+
+    def label_of(self, entry: Entry) -> int:
+        if not self._is_late:
+            return entry.label
+        place, label, _ = self._late_facts[-1]
+        if (number := self._classes_alone[label][0]) is None:
+            what = f"a map gets the class of its image, but that of label {label!r:.80} depends on all other labels"
+            advice = "remove OUT and build again with --classes FILE, where names are not numbers"
+            raise BuildError(f"{self._where(place)}: {what}; {advice}")
+        return number
+
+    def with_late_facts(self, planned: Listing, facts: Iterable[LateFacts]) -> Listing:
+        if not self._is_late:
+            return planned
+        # What each fact says, in the order of the facts. Objects of one image have equal facts.
+        places, codes, numbers = array("q"), array("q"), number_columns(self.column_names)
+        code_of, first = dict[str, int](), dict[str, int]()  # the code and the first place of each label
+        try:
+            for place, label, values in facts:
+                places.append(place)
+                codes.append(code_of.setdefault(label, len(code_of)))
+                first[label] = min(place, first.get(label, place))
+                for collected, value in zip(numbers, values, strict=True):
+                    collected.append(collected.check(value, self._where(place)))
+            seen = {label: self._where(first[label]) for label in sorted(first, key=first.__getitem__)}
+            self._learn(seen)
+            if wrong := [label for label in self._given or () if label in seen and self._class_of(label)[1]]:
+                raise BuildError(f"{seen[wrong[0]]}: {self._class_of(wrong[0])[1]}, because all labels are numbers")
+        except BuildError as error:
+            raise BuildError(f"{error}; then remove OUT and build again") from None
+        for warning in self._warnings(len(np.unique(places))):
+            logging.getLogger("decodeonce").warning("%s: %s", self._name, warning)
+        # The row of a sample without facts was rejected. It gets those of any other sample, and is in no store.
+        fact_of = np.zeros(self._length or 0, np.int64)
+        fact_of[places] = np.arange(len(places))
+        of_rows = fact_of[planned.rows["place"]]
+        rows, columns = planned.rows.copy(), [collected.to_column() for collected in numbers]
+        rows["label"] = np.array([self._class_of(label)[0] for label in code_of])[np.array(codes)[of_rows]]
+        return replace(
+            planned,
+            rows=rows,
+            numbers={**planned.numbers, **{one.file: values[of_rows] for one, values in columns}},
+            columns=tuple(one for one, _ in columns),
+            classes=tuple(map(ImageClass, self._names or ())),
+        )
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
         assert self._length is not None
@@ -315,27 +353,17 @@ class DatasetSource(LabeledSource):
             raise
         except (Exception, SystemExit) as error:  # a user's dataset may raise anything, which must not end the build
             if isinstance(error, OSError):
-                raise_file_system_failure(error, f"{self._name}[{index}]")
+                raise_file_system_failure(error, self._where(index))
             raise Undecodable(raised_text(error)) from None
         expected = {*sample.numbers, *sample.paired} if self._wanted is None else {*self._wanted}
         if others := sorted({*sample.numbers, *sample.paired} - expected):
             advice = "give every sample the same names, or choose columns with --column NAME"
-            raise BuildError(f"{self._name}[{index}]: has {others[0]!r:.80}, which the first sample lacks; {advice}")
+            raise BuildError(f"{self._where(index)}: has {others[0]!r:.80}, which the first sample lacks; {advice}")
         if missing := [one.name for one in self.paired if one.name not in sample.paired]:
             problem = f"{missing[0]} is missing, or is not an image as in the first sample"
         if problem:
             raise Undecodable(problem)
         return sample
-
-    def _version(self, sample: DatasetSample) -> int:
-        """Return a number that takes the place of a file's mtime: it changes with the sample or the fingerprint."""
-        described = json.dumps([self._fingerprint, sample.label, sample.numbers])
-        hashed = xxhash.xxh3_64(described.encode())
-        if not self._fingerprint:
-            hashed.update(sample.data)
-            for one in self.paired:
-                hashed.update(sample.paired[one.name])
-        return hashed.intdigest() >> 1 | 1  # fits int64; 0 means unknown
 
     def _of_first_sample(self) -> tuple[list[str], Sequence[Paired]]:
         """Return columns, masks and second images of the first sample that can be read; none of an empty dataset."""
@@ -347,13 +375,16 @@ class DatasetSource(LabeledSource):
                 with user_code():
                     sample = self._sample(index)
             except Undecodable as error:
-                problem = problem or f"{self._name}[{index}]: {error}"
+                problem = problem or f"{self._where(index)}: {error}"
                 continue
             try:
                 paired = [Paired(name, 3 if data.startswith(b"P6") else 1) for name, data in sample.paired.items()]
             except ValueError as error:
                 advice = "rename it, or name the others with --column"
-                raise BuildError(f"{self._name}[{index}]: {error}; {advice}") from None
+                raise BuildError(f"{self._where(index)}: {error}; {advice}") from None
+            for name in sample.numbers if self._wanted is None else self._wanted:
+                if name not in sample.paired:
+                    NumberColumn(name).check(sample.numbers.get(name), self._where(index))
             return list(sample.numbers), paired
         if problem:
             expected = f"expected a sample that names the columns and masks among the first {len(first)}"
@@ -547,17 +578,3 @@ def _is_name(text: str) -> bool:
 def _plain(value: Any) -> Any:
     """Return an array, tensor or number of NumPy or torch as JSON can hold it; other objects as text."""
     return value.tolist() if hasattr(value, "tolist") else repr(value)
-
-
-def main(arguments: list[str]) -> int:
-    """List the parts of a dataset that the parent orders."""
-    with Parent(arguments) as parent:
-        root, facts = parent.receive()
-        source = DatasetSource(root, **facts)
-        for first, last in parent.orders():
-            try:
-                parent.report((first, source.listed(first, last)))
-            except MemoryError:
-                advice = "run the same command again with more memory"
-                raise Stopped(f"{Path(root).name}: out of memory; {advice}") from None
-    return 0

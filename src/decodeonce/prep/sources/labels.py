@@ -16,6 +16,7 @@ from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 
 MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
+NEGATIVE = "label {}, expected 0 or more"
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(?:\.0*)?")  # pandas writes 5.0 if another label of the table is missing
@@ -138,7 +139,25 @@ class LabeledSource(Source):
         if not label:
             return 0, "no label"
         number = self._numbers[label]
-        return (number, "") if number >= 0 else (0, f"label {label}, expected 0 or more")
+        return (number, "") if number >= 0 else (0, NEGATIVE.format(label))
+
+    def _class_alone(self, label: str, where: str) -> tuple[int | None, str]:
+        """Return what `_class_of` will return after `_learn`, whatever the other labels are; None: it depends on them.
+
+        Raises:
+            BuildError: If the given classes lack the label.
+        """
+        given, whole = self._given or [], _WHOLE.fullmatch(label)
+        if self.no_labels or not label:
+            return self._class_of(label)
+        numbers = {given.index(label)} if label in given else set()
+        if not numbers and self._given is not None:
+            self._learn({label: where})
+        if not numbers and whole and int(whole[1]) < 0:
+            return 0, NEGATIVE.format(label)
+        if whole and 0 <= int(whole[1]) < len(given):
+            numbers.add(int(whole[1]))
+        return numbers.pop() if len(numbers) == 1 else None, ""
 
     def _checked(self, values: Iterable[object], where: str) -> tuple[Value, ...]:
         """Return the values of a sample for all columns; raise BuildError, starting with `where`, if one is invalid."""
