@@ -117,7 +117,7 @@ def test_sample_is_random(tmp_path: Path) -> None:
 
 def test_sample_of_read_units_is_the_first_images_of_a_few(tmp_path: Path) -> None:
     listing = checked_listing(PLAIN_FORMS["webdataset-gzip"].make(tmp_path, PICS * 10))
-    units = listing.rows["unit"]
+    units = listing.records["unit"]
     places = [listing.entries(0, len(listing)).index(entry) for entry in sample_of(listing, by_unit=True)]
     assert len(set(units.tolist())) > UNITS
     starts = [place for place in places if place - 1 not in places]

@@ -108,7 +108,7 @@ def TestOneInput(data: bytes) -> None:
     decoder = decoder_of(fit, exif, on_damaged, scaled, BoxRules() if box else None)
     try:
         with patch.object(failure_reasons, "MAX_PIXELS", MAX_PIXELS):
-            row = decoder.row(data[1:], Entry(b"a/b.jpg", 0, len(data), 0, planned={"box": box} if box else {}))
+            row = decoder.row(data[1:], Entry(b"a/b.jpg", 0, len(data), 0, numbers={"box": box} if box else {}))
     except Undecodable:
         return
     assert len(row.pixels) == SIZE[0] * SIZE[1] * 3

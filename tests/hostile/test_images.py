@@ -156,7 +156,7 @@ def test_read_killed_by_the_system_causes_no_reject(
 
 
 def test_hanging_read_does_not_count_as_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = pool.Worker({"out": str(tmp_path), "task": 0, "tasks": 1, "on_bad": "reject"})
+    worker = pool.WorkerHandle({"out": str(tmp_path), "task": 0, "tasks": 1, "on_bad": "reject"})
     heartbeat = worker.child.heartbeat
     monkeypatch.setattr(pool, "IMAGE_SECONDS", -1.0)  # so that the second check finds the limit passed
     try:

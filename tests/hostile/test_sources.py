@@ -18,7 +18,7 @@ from decodeonce.prep.building.plan import checked_listing
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.boxed import Annotations, BoxedSource
 from decodeonce.prep.sources.classes import read_class_list
-from decodeonce.prep.sources.files import MAX_DEPTH, OUTSIDE, Links, open_regular, read_small
+from decodeonce.prep.sources.files import MAX_DEPTH, OUTSIDE, Links, open_source_file, read_small
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.prep.sources.imagenet_labels import CompanionFiles
 from decodeonce.sources import Source, file_entry, open_imagenet, open_list, open_parquet, open_webdataset, source_file
@@ -267,7 +267,7 @@ OPENERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "imagenet": ("x.zip", lambda path: open_imagenet(path)),
     "archive": ("x", lambda path: source_file(path.parent, path.name)),
     "classes": ("x", read_class_list),
-    "any": ("x", open_regular),
+    "any": ("x", open_source_file),
     "text": ("x", read_small),
 }
 
@@ -291,7 +291,7 @@ def test_imagenet_lists_that_are_special_files_are_ignored(tmp_path: Path, what:
 
 
 STORE_FILES = ("images-00000.npy", "labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", "store.json")
-PLAN_FILES = ("lock", "plan.json", "rows.npy", "names.bin")
+PLAN_FILES = ("plan.json", "records.npy", "names.bin")
 HOSTILE = ("../../evil", "/etc/evil", "a/../../../evil", "..", "x\0y", "\n", "é\udcff")
 
 

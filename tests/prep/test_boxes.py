@@ -71,7 +71,7 @@ def boxed(entry: Entry, *boxes: Box, names: Sequence[str] = (), keep: int = 0) -
     edges: list[float] = [*chain(*boxes), *[math.nan] * 4 * ((keep or 1) - len(boxes))]
     numbers: list[float] = [*map(names.index, names), *[-1] * (keep - len(names))]
     digested = (*(",".join(map(str, box)) for box in boxes), *map(repr, names))
-    return replace(entry, planned={"edges": edges, "labels": numbers} if keep else {"box": edges}, digested=digested)
+    return replace(entry, numbers={"edges": edges, "labels": numbers} if keep else {"box": edges}, digested=digested)
 
 
 def listed(annotated: AnnotatedTree, **rules: Any) -> tuple[list[Entry], list[str]]:

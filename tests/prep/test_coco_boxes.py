@@ -64,8 +64,8 @@ def test_json_gives_the_same_entries_as_xml(annotated: AnnotatedTree, rules: dic
     entries = list(source.scan().entries)
     other = list(expected.scan().entries)
     if rules.get("keep"):  # numbers of names are compared as box_labels, which count in another order
-        found = [(one.digested, one.planned["edges"][:4]) for one in entries[::2]]
-        assert found == [(one.digested, one.planned["edges"][:4]) for one in other[::2]]
+        found = [(one.digested, one.numbers["edges"][:4]) for one in entries[::2]]
+        assert found == [(one.digested, one.numbers["edges"][:4]) for one in other[::2]]
     else:  # new classes are in the order of the categories, not of their first objects
         names, theirs = ([cls.name for cls in some.listing().classes] for some in (source, expected))
         assert entries == [replace(one, label=names.index(theirs[one.label])) for one in other]

@@ -20,10 +20,10 @@ from decodeonce.prep.building.plan import (
     PLAN_VERSION,
     Plan,
     checked_listing,
-    move_plan,
     plan_content,
     read_plan,
     shuffled,
+    with_moved_source,
     write_plan,
 )
 from decodeonce.prep.listing import Listing, Scan
@@ -123,7 +123,7 @@ def test_image_changed_after_plan_stops_the_task(tree: Path, tmp_path: Path) -> 
 
 def test_different_decoders_are_an_error(plan: Plan, tree: Path, tmp_path: Path) -> None:
     facts = {**plan.content, "recipe": {**plan.content["recipe"], "decoders": {"simplejpeg": "0.1"}}}
-    move_plan(plan, facts)
+    with_moved_source(plan, facts)
     with pytest.raises(BuildError, match=r"the installed decoders differ from the plan's: .*simplejpeg is .*, the"):
         work(tmp_path / "out")
 
@@ -300,7 +300,7 @@ def test_summarizing_changes_takes_less_than_200_bytes_per_sample(tmp_path: Path
 
 
 def test_plan_of_another_release_is_an_error(plan: Plan, tmp_path: Path) -> None:
-    move_plan(plan, {**plan.content, "version": 1})
+    with_moved_source(plan, {**plan.content, "version": 1})
     message = f"plan version is 1, expected {PLAN_VERSION}; "
     message += "finish with the decodeonce release that made it, or remove .*out and build again$"
     with pytest.raises(BuildError, match=message):
@@ -331,7 +331,7 @@ def test_plan_file_damaged_before_a_step_is_named_without_its_content(tmp_path: 
     (tmp_path / "list.tsv").write_text("\n".join(["path\tlabel\tweight", *listed]))
     for number in range(8):
         (tmp_path / f"{number}.jpg").write_bytes(jpeg())
-    out, names = tmp_path / "out", ["*/names.bin", "*/rows.npy", "plan.json"]
+    out, names = tmp_path / "out", ["*/names.bin", "*/records.npy", "plan.json"]
     assert prep("plan", "list", tmp_path / "list.tsv", out, "--size", 16, "--column", "weight").returncode == 0
     for command, read in (("work", names), ("finish", [*names, "*/column-0.npy"])):
         for path in (next((out / ".build").glob(name)) for name in read):
@@ -339,7 +339,7 @@ def test_plan_file_damaged_before_a_step_is_named_without_its_content(tmp_path: 
             damaged = [b"", whole[: len(whole) * 9 // 10]]
             if path.suffix == ".json":
                 damaged.append(whole.replace(b'"count": ', b'"count": 1'))
-            if path.name == "rows.npy":
+            if path.name == "records.npy":
                 damaged += [b"root:secret", b"PK\3\4", b"\x93NUMPY\1\0\x06\0secret"]
             for content in damaged:
                 path.write_bytes(content)

@@ -13,7 +13,7 @@ from decodeonce.build import Recipe, finish, make_plan
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.building import pool as pool_module
 from decodeonce.prep.building.journal import Journal, Journals
-from decodeonce.prep.building.pool import BlockQueue, UnitQueue, Worker, WorkerPool, WorkSettings, work
+from decodeonce.prep.building.pool import BlockQueue, UnitQueue, WorkerHandle, WorkerPool, WorkSettings, work
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.processes.child import BLOCK_WORKER, Child, Parent, death, wait_for
 from decodeonce.sources import open_imagenet, open_webdataset
@@ -110,7 +110,7 @@ def test_no_block_is_reserved_for_dismissed_worker(tmp_path: Path) -> None:
     """Both blocks share a read unit. A worker that died returns the second one to the queue."""
     journal, queue = Journal(tmp_path, 0, 1), UnitQueue([0], {0: (0, 0), 1: (0, 0)})
     first = first_message(tmp_path, journal)
-    pool, dismissed, new = WorkerPool(first, 2, queue, journal), Worker(first), Worker(first)
+    pool, dismissed, new = WorkerPool(first, 2, queue, journal), WorkerHandle(first), WorkerHandle(first)
     pool.workers.update((dismissed, new))
     assert [pool.order(dismissed), pool.order(dismissed)] == [{"block": 0, "poison": {}}, None]
     queue.put_back(None, [1])

@@ -52,12 +52,12 @@ def main() -> None:
         sys.stderr.flush()
     except OSError:  # nobody reads it, or its disk is full; Python would fail again when it exits, with code 120
         drop_output(sys.stderr)
-    _limit_threads_of_users(code or 0)
+    _limit_exit_time(code or 0)
     gc.freeze()  # otherwise Python scans all imported objects again before it exits: 50 ms
     sys.exit(code)
 
 
-def _limit_threads_of_users(code: int) -> None:
+def _limit_exit_time(code: int) -> None:
     """End this process soon if imported code, such as a dataset, left threads running. Python would wait for them."""
 
     def leave() -> None:
@@ -84,7 +84,7 @@ def _run() -> int | None:
     failure: DecodeonceError
     try:
         _refuse_secrets_with_spaces(sys.argv[1:])
-        with _worker_started(sys.argv[1:]):
+        with _first_worker(sys.argv[1:]):
             return _run_command()
     except DecodeonceError as error:
         failure = error
@@ -130,7 +130,7 @@ def drop_output(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _worker_started(arguments: list[str]) -> AbstractContextManager[None]:
+def _first_worker(arguments: list[str]) -> AbstractContextManager[None]:
     """Start the first worker process of a build early, so that both processes import modules at the same time.
 
     The imports take 0.2 to 0.3 s in each process. A worker that is not used, such as after a usage error, is killed.

@@ -57,6 +57,7 @@ Src = Annotated[
 Planned = Annotated[Path, typer.Argument(metavar="OUT", help="Planned store.")]
 Size = Annotated[str, option("Set the height and width of a row in pixels: 256, or HxW such as 192x256.", "SIZE")]
 DEFAULT_MAX_BAD = "auto"
+ADVICE_FOR_RANKS = "; run prep plan once, then prep work in all ranks, then prep finish once"
 MaxBad = Annotated[
     str,
     option(
@@ -87,7 +88,7 @@ class BuildRequest:
     source: Source
     out: Path
     recipe: Recipe
-    work: WorkSettings
+    how: WorkSettings
     dry_run: bool
     expect: int | None
 
@@ -219,7 +220,7 @@ class BuildOptions:
             raise typer.BadParameter("SRC is empty; expected a path or a pattern")
         with usage_errors():
             recipe = self._recipe()
-            work = WorkSettings(workers=self.workers, max_bad=self.max_bad, on_bad=self.on_bad)
+            how = WorkSettings(workers=self.workers, max_bad=self.max_bad, on_bad=self.on_bad)
             names = read_class_list(self.classes) if self.classes else None
             paired = parse_paired(self.paired) if self.paired else {}
         if paired:
@@ -235,9 +236,9 @@ class BuildOptions:
             )
         if self.shuffle_seed is None and source.keeps_order:
             recipe = replace(recipe, shuffle_seed=None)
-        with usage_errors():
+        with usage_errors():  # also in `with_paired`, but a conflict of flags is a usage error
             recipe = replace(recipe, paired=source.paired)
-        return BuildRequest(source, out, recipe, work, self.dry_run, self.expect)
+        return BuildRequest(source, out, recipe, how, self.dry_run, self.expect)
 
     def _recipe(self) -> Recipe:
         from decodeonce.prep.pixels.user_map import find_map
@@ -258,6 +259,7 @@ class BuildOptions:
             height=height,
             width=width,
             shard_size=parse_bytes(self.shard_size),
+            # Without the flag, it is 0. In a recipe, None means that rows are not shuffled.
             shuffle_seed=0 if self.shuffle_seed is None else parse_seed(self.shuffle_seed),
             boxes=self._box_rules(),
             map=find_map(self.map) if self.map else None,
@@ -343,7 +345,7 @@ def run_build(request: BuildRequest) -> None:
     """Plan, decode and finish a build, and print a summary."""
     from decodeonce.prep.building.build import build
 
-    check_alone(SHARED)
+    check_alone(ADVICE_FOR_RANKS)
     say_found(request)
     if request.dry_run:
         return say_dry_run(request)
@@ -356,7 +358,7 @@ def run_build(request: BuildRequest) -> None:
             decoded = now.new_rows
             show(now)
 
-        manifest = build(request.source, request.out, request.recipe, request.work, progress, request.expect)
+        manifest = build(request.source, request.out, request.recipe, request.how, progress, request.expect)
     if was_finished:
         return say_built(request.out)
     seconds = time.monotonic() - start
@@ -368,7 +370,7 @@ def run_plan(request: BuildRequest) -> None:
     from decodeonce.prep.building.build import plan_unless_built
     from decodeonce.prep.building.plan import in_classes
 
-    check_alone(SHARED)
+    check_alone(ADVICE_FOR_RANKS)
     say_found(request)
     if request.dry_run:
         return say_dry_run(request)
@@ -399,9 +401,6 @@ def say_found(request: BuildRequest) -> None:
     say(f"{request.source.root}: {request.source.found}")
 
 
-SHARED = "; run prep plan once, then prep work in all ranks, then prep finish once"
-
-
 def check_alone(advice: str = "") -> None:
     """Raise a usage error, which ends with `advice`, if a launcher started several ranks."""
     rank = find_rank()
@@ -425,7 +424,7 @@ def say_dry_run(request: BuildRequest) -> None:
 
     if is_built(request.source, request.out, request.recipe, request.expect):
         return say_built(request.out)
-    for line in dry_run(request.source, request.out, request.recipe, request.work.max_bad, request.expect):
+    for line in dry_run(request.source, request.out, request.recipe, request.how.max_bad, request.expect):
         say(line)
 
 

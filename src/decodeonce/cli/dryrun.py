@@ -110,7 +110,7 @@ def sample_of(listing: Listing, *, by_unit: bool) -> list[Entry]:
     """Return up to IMAGES random samples; `by_unit`: the first ones of up to UNITS random read units."""
     random = np.random.default_rng(0)
     if by_unit:
-        starts = np.flatnonzero(np.diff(listing.rows["unit"], prepend=-1))
+        starts = np.flatnonzero(np.diff(listing.records["unit"], prepend=-1))
         starts = random.permutation(starts)[:UNITS]
         rows = np.unique(starts[:, None] + np.arange(IMAGES // len(starts)))
     else:

@@ -197,10 +197,10 @@ def _commands(request: BuildRequest, words: Sequence[str], chain: Chain) -> list
 
     prep, out = _program_command(), no_option(request.out)
     log = ["--log", f"{BuildPaths(request.out).jobs}/logs/"]
-    allowed = ["--max-bad", request.work.max_bad]
-    work = [*prep, "work", out, "--tasks", str(chain.processes), *allowed, "--on-bad", request.work.on_bad]
+    allowed = ["--max-bad", request.how.max_bad]
+    work = [*prep, "work", out, "--tasks", str(chain.processes), *allowed, "--on-bad", request.how.on_bad]
     # Not every batch system hides the cores of other jobs, so the default number of workers could be too high.
-    work += ["--workers", str(request.work.workers or chain.cpus)]
+    work += ["--workers", str(request.how.workers or chain.cpus)]
     return [[*prep, "plan", *words, *log], [*work, *log], [*prep, "finish", out, *allowed, *log]]
 
 

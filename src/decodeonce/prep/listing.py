@@ -30,7 +30,7 @@ WHOLE = [math.nan] * 4
 Value = int | float | list[int] | list[float]  # a sample's value in a numeric column
 # What is known about a sample of a dataset only after it was read: its `place`, label as text, and values of columns.
 LateFacts = tuple[int, str, list[Value]]
-ROW = np.dtype(
+RECORD = np.dtype(
     [
         ("label", "<i4"),
         ("name_bytes", "<i4"),
@@ -41,7 +41,7 @@ ROW = np.dtype(
         ("place", "<i8"),
     ]
 )
-PACKED = struct.Struct("<iiqqqiq")  # a record of dtype ROW
+PACKED = struct.Struct("<iiqqqiq")  # a record of dtype RECORD
 CHUNK = 1 << 13
 # Listings are compared by hashes of 16 bytes per sample. Python objects would take 700 bytes, 10 GB for 14 million.
 HASHES = np.dtype([("name", "<u8"), ("facts", "<u8")])
@@ -83,10 +83,10 @@ class Entry:
         unit: For the source's own use: the index of the file or row group that holds the sample.
         place: For the source's own use: the position of the sample within `unit`.
         values: One value per name in the source's `column_names`; may be empty if there is a problem.
-        planned: Further lists of numbers by name, with the same names and lengths for every entry without a problem,
+        numbers: Further lists of numbers by name, with the same names and lengths for every entry without a problem,
             which the plan keeps. "box" is the part of the image that becomes the row. "paired NAME" says where a mask
             or second image is; the second number is its size in bytes.
-        digested: What the digest of the listing covers instead of `planned`, besides the sizes of masks.
+        digested: What the digest of the listing covers instead of `numbers`, besides the sizes of masks.
 
     Example:
         >>> entry = Entry(b"cat/1.jpg", label=0, size=1024, version=0)
@@ -102,7 +102,7 @@ class Entry:
     unit: int = 0
     place: int = 0
     values: tuple[Value, ...] = ()
-    planned: Mapping[str, list[float]] = field(default_factory=dict)
+    numbers: Mapping[str, list[float]] = field(default_factory=dict)
     digested: tuple[str, ...] = ()
 
     @property
@@ -112,8 +112,8 @@ class Entry:
 
     @property
     def box(self) -> Box | None:
-        """The part of the image that becomes the row; None, planned as NaN, for the whole image."""
-        left, top, right, bottom = self.planned.get("box", WHOLE)
+        """The part of the image that becomes the row; None, NaN in the plan, for the whole image."""
+        left, top, right, bottom = self.numbers.get("box", WHOLE)
         return None if math.isnan(left) else (left, top, right, bottom)
 
 
@@ -210,9 +210,9 @@ class Listing:
     Memory per sample is 44 bytes, the name, and 8 bytes for each number.
 
     Attributes:
-        rows: One record of dtype ROW per sample.
+        records: One record of dtype RECORD per sample.
         names: The bytes of all names, in the order of the samples.
-        numbers: The values of the source's columns by file name, and of `Entry.planned` by name, each (samples, ...).
+        numbers: The values of the source's columns by file name, and of `Entry.numbers` by name, each (samples, ...).
         columns: The columns of numbers. If values are not known yet, only the names count.
         rejects: The samples that cannot become rows.
         digest: Covers class, size, name, boxes and values of every entry, and whether it can become a row.
@@ -223,7 +223,7 @@ class Listing:
         carried: Lines for rejects.tsv that come with the source. They do not count as rejects of a build.
     """
 
-    rows: NDArray[np.void]
+    records: NDArray[np.void]
     names: NDArray[np.uint8]
     numbers: Mapping[str, np.ndarray]
     columns: tuple[Column, ...] = ()
@@ -242,7 +242,7 @@ class Listing:
         Raises:
             BuildError: If the label of a sample is not that of a class.
         """
-        rows, names, rejects = bytearray(), bytearray(), list[Reject]()
+        records, names, rejects = bytearray(), bytearray(), list[Reject]()
         columns = {column_file(name): NumberColumn(name) for name in column_names}
         numbers = {} if scan.late else {**columns}
         own = [*numbers]
@@ -251,19 +251,19 @@ class Listing:
             fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _digested(entry))
             digest.update(fact)
             digest_with_times.update(b"%d\t%d\t%d\t%s" % (entry.version, entry.unit, entry.place, fact))
-            if entry.planned:  # may hold times and places, too
-                digest_with_times.update(repr(entry.planned).encode())
+            if entry.numbers:  # may hold times and places, too
+                digest_with_times.update(repr(entry.numbers).encode())
             if entry.problem:
                 rejects.append(Reject(entry.text, entry.problem, "rejected"))
                 continue
             place = (entry.size, entry.version, entry.unit, entry.place)
-            rows += PACKED.pack(entry.label, len(entry.name), len(names), *place)
+            records += PACKED.pack(entry.label, len(entry.name), len(names), *place)
             names += entry.name
-            for name, value in (*zip(own, entry.values, strict=True), *entry.planned.items()):
+            for name, value in (*zip(own, entry.values, strict=True), *entry.numbers.items()):
                 numbers.setdefault(name, NumberColumn(name)).append(value)
-        count = len(rows) // PACKED.size
+        count = len(records) // PACKED.size
         listing = cls(
-            np.frombuffer(rows, ROW),
+            np.frombuffer(records, RECORD),
             np.frombuffer(names, np.uint8),
             {name: column.to_array() for name, column in numbers.items()},
             tuple(column.to_column()[0] for column in columns.values()),
@@ -274,7 +274,7 @@ class Listing:
             None if scan.box_classes is None else tuple(scan.box_classes),
             scan.warnings(count),
         )
-        labels = listing.rows["label"]
+        labels = listing.records["label"]
         if not scan.late and len(wrong := np.flatnonzero((labels < 0) | (labels >= len(listing.classes)))):
             entry = listing.entry(int(wrong[0]))
             found = f"its label is {entry.label}, but `classes` of the scan has {len(listing.classes)}"
@@ -282,7 +282,7 @@ class Listing:
         return scan.finish(listing)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.records)
 
     @property
     def candidates(self) -> int:
@@ -294,23 +294,23 @@ class Listing:
         return self.entries(row, row + 1)[0]
 
     def entries(self, first: int, last: int) -> list[Entry]:
-        """Return the samples [first, last). Their `planned` also has the values of columns, by file name."""
-        places = self.rows[first:last][["unit", "place"]].tolist()
+        """Return the samples [first, last). Their `numbers` also have the values of columns, by file name."""
+        places = self.records[first:last][["unit", "place"]].tolist()
         lists = [values[first:last].tolist() for values in self.numbers.values()]
         held = zip(*lists, strict=True) if lists else [()] * len(places)
         return [
-            Entry(*fact, unit=unit, place=place, planned=dict(zip(self.numbers, numbers, strict=True)))
+            Entry(*fact, unit=unit, place=place, numbers=dict(zip(self.numbers, numbers, strict=True)))
             for fact, (unit, place), numbers in zip(self.facts(first, last), places, held, strict=True)
         ]
 
     def facts(self, first: int, last: int) -> list[tuple[bytes, int, int, int]]:
         """Return (name, label, size, version) of samples [first, last): faster than `entries` for millions of rows."""
-        records = self.rows[first:last].tolist()
-        start, end = records[0][2], records[-1][2] + records[-1][1]
+        found = self.records[first:last].tolist()
+        start, end = found[0][2], found[-1][2] + found[-1][1]
         names = self.names[start:end].tobytes()
         return [
             (names[at - start : at - start + length], label, size, version)
-            for label, length, at, size, version, _, _ in records
+            for label, length, at, size, version, _, _ in found
         ]
 
     def changes_in(self, found: Listing) -> str:

@@ -18,9 +18,9 @@ from decodeonce.prep.building.plan import (
     check_expected,
     check_matches_plan,
     checked_listing,
-    move_plan,
     plan_content,
     read_plan,
+    with_moved_source,
     write_plan,
 )
 from decodeonce.prep.building.pool import Progress, WorkSettings, work
@@ -91,9 +91,10 @@ def _plan_for(paths: BuildPaths, source: Source, listing: Listing, content: Json
         write_plan(paths, listing, content)
     plan = read_plan(paths)
     check_matches_plan(plan, listing, content)  # also a new one: another process may have written it first
+    # A new plan has these; only that of an earlier call can differ.
     if all(plan.content["source"][key] == content["source"][key] for key in ("root", "arguments")):
         return plan
-    return move_plan(plan, content)
+    return with_moved_source(plan, content)
 
 
 def _check_space(plan: Plan) -> None:
@@ -173,7 +174,7 @@ def build(
         out: Folder of the store.
         recipe: The settings that decide the store's bytes.
         how: Number of worker processes, and what to do with rejects. Default: `WorkSettings()`.
-        progress: Called about once per second.
+        progress: Called after each block, and at least once per second.
         expect: Required number of images in the source, rejects included. None: any number.
 
     Returns:

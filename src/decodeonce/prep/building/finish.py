@@ -74,7 +74,7 @@ def finish(out: str | os.PathLike[str], max_bad: str = "auto") -> Manifest:
 
 
 def _finish_planned(paths: BuildPaths, max_bad: str) -> Manifest:
-    """Write everything up to store.json. The plan's mappings end with this call, so that NFS releases their files."""
+    """Write all files, store.json last. The plan's mappings end with this call, so that NFS releases their files."""
     plan, journals = read_plan(paths), Journals(paths.journals)
     missing = [block for block in range(len(plan.blocks)) if block not in journals.lines]
     if missing:
@@ -90,10 +90,10 @@ def _finish_planned(paths: BuildPaths, max_bad: str) -> Manifest:
 
 
 class _Finisher:
-    """Writes the files of a store from its plan and its journals, up to store.json.
+    """Writes the files of a store from its plan and its journals, store.json last.
 
-    Memory per planned row is 64 bytes at most, and about 100 bytes more for each row that is a box.
-    For the labels and columns of a dataset, it is about 100 bytes more, and 16 bytes for each number.
+    Memory per planned row is 64 bytes at most, and about 100 bytes more for each row that is a box. For the labels and
+    columns of a dataset, it is about 100 bytes more, and 16 bytes for each number.
     """
 
     def __init__(self, plan: Plan, journals: Journals) -> None:
@@ -112,9 +112,9 @@ class _Finisher:
             self._sums += np.array(record.sums, object)
             self._squares += np.array(record.squares, object)
         self._listed = plan.rejects + plan.rejects_of(sorted(listed))
-        self._planned = _planned_rows(plan.count, holes)
-        self._count = len(self._planned)
-        self._facts = facts[self._planned]
+        self._row_from = _rows_from(plan.count, holes)
+        self._count = len(self._row_from)
+        self._facts = facts[self._row_from]
         self._source = plan.source()
 
     def finish(self, max_bad: str) -> Manifest:
@@ -124,7 +124,7 @@ class _Finisher:
         if not self._count:
             command = f"prep status {quoted(paths.root)}"
             raise BuildError(f"{paths.root}: every image was rejected or left out; list them with: {command}")
-        if holes := np.flatnonzero(self._planned != np.arange(self._count)).tolist():
+        if holes := np.flatnonzero(self._row_from != np.arange(self._count)).tolist():
             self._fill_holes(holes)
         records = self._journals.records(range(len(plan.blocks)))
         late = (facts for record in records for facts in record.late)
@@ -152,13 +152,13 @@ class _Finisher:
         """Copy the planned row of each hole into it, and check its checksum."""
         plan, place = self._plan, self._plan.blocks.place
         buffer = page_aligned_buffer(plan.recipe.row_bytes)
-        moves = [(place(int(self._planned[hole])), place(hole), hole) for hole in holes]
+        moves = [(place(int(self._row_from[hole])), place(hole), hole) for hole in holes]
         for (tail_shard, hole_shard), some in itertools.groupby(moves, lambda move: (move[0][0], move[1][0])):
             with ShardFile(plan.shard(tail_shard)) as source, ShardFile(plan.shard(hole_shard)) as target:
                 for (_, from_offset), (_, to_offset), hole in some:
                     source.read(buffer, from_offset)
                     if row_checksum(buffer) != self._facts["checksum"][hole]:
-                        row = f"planned row {self._planned[hole]}"
+                        row = f"planned row {self._row_from[hole]}"
                         raise BuildError(f"{source.path}: {row} does not match its checksum; remove OUT, build again")
                     target.write(buffer, to_offset)
                 target.sync()
@@ -167,18 +167,18 @@ class _Finisher:
         return (slice(first, min(first + CHUNK_ROWS, self._count)) for first in range(0, self._count, CHUNK_ROWS))
 
     def _labels(self) -> Iterator[NDArray[np.int64]]:
-        labels = self._samples.rows["label"]
-        return (labels[self._planned[chunk]].astype(np.int64) for chunk in self._chunks())
+        labels = self._samples.records["label"]
+        return (labels[self._row_from[chunk]].astype(np.int64) for chunk in self._chunks())
 
     def _column(self, column: Column) -> Iterator[np.ndarray]:
         plan, samples = self._plan, self._samples
         for chunk in self._chunks():
-            places = self._planned[chunk]
+            places = self._row_from[chunk]
             if column in samples.columns:
                 yield samples.numbers[column.file][places]
             else:
-                planned = {name: values[places] for name, values in samples.numbers.items()}
-                rows = DecodedRows(plan.recipe, samples.rows[places], self._facts[chunk], planned)
+                numbers = {name: values[places] for name, values in samples.numbers.items()}
+                rows = DecodedRows(plan.recipe, samples.records[places], self._facts[chunk], numbers)
                 yield self._source.column_values(column, rows)
 
     def _sample_lines(self) -> Iterator[bytes]:
@@ -186,11 +186,11 @@ class _Finisher:
         yield line(SAMPLE_COLUMNS)
         samples, names = self._samples, [cls.name for cls in self._samples.classes]
         for chunk in self._chunks():
-            values, planned = samples.facts(chunk.start, chunk.stop), self._planned[chunk]
-            for hole in np.flatnonzero(planned != np.arange(chunk.start, chunk.stop)):
-                values[hole] = samples.facts(planned[hole], planned[hole] + 1)[0]
-            facts = self._facts[chunk][["width", "height", "digest"]].tolist()
-            rows = zip(itertools.count(chunk.start), planned.tolist(), values, facts, strict=False)
+            listed, places = samples.facts(chunk.start, chunk.stop), self._row_from[chunk]
+            for hole in np.flatnonzero(places != np.arange(chunk.start, chunk.stop)):
+                listed[hole] = samples.facts(places[hole], places[hole] + 1)[0]
+            decoded = self._facts[chunk][["width", "height", "digest"]].tolist()
+            rows = zip(itertools.count(chunk.start), places.tolist(), listed, decoded, strict=False)
             yield sample_lines(
                 (row, label, names[label], name_text(name), width, height, self._boxes.get(tail, ""), f"{digest:016x}")
                 for row, tail, (name, label, _, _), (width, height, digest) in rows
@@ -226,7 +226,7 @@ class _Finisher:
         )
 
 
-def _planned_rows(planned: int, without_pixels: list[int]) -> NDArray[np.int64]:
+def _rows_from(planned: int, without_pixels: list[int]) -> NDArray[np.int64]:
     """Return the planned row of each row of the store: rows from the end fill the holes, in ascending order."""
     gone = np.array(sorted(without_pixels), np.int64)
     rows = np.arange(planned - len(gone))

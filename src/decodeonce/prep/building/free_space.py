@@ -59,7 +59,7 @@ class Storage:
 
 
 def find_storage(out: Path) -> Storage:
-    """Return the storage of a store at `out`; the folder need not exist yet."""
+    """Return the storage of a store at `out`, which need not exist yet. Quotas come from the commands lfs or quota."""
     resolved = Path(os.path.realpath(out))  # a link may lead to another file system, or to itself
     place = next(path for path in (resolved, *resolved.parents) if path.exists())
     kind = network_file_system(place)
@@ -148,7 +148,7 @@ def _output(*command: str) -> str | None:
 
 def space_needed(plan: Plan) -> Need:
     """Return what a build will write: rows, plan and journals (about 200 bytes per row), and files."""
-    planned = plan.content["planned"]
-    other_bytes = 200 + 2 * sum(size for _, size in planned)  # numbers are in the plan and in the store
-    files = plan.blocks.shards + OTHER_FILES + 2 * len(planned)
+    number_bytes = [size for _, size in plan.content["number_bytes"]]
+    other_bytes = 200 + 2 * sum(number_bytes)  # numbers are in the plan and in the store
+    files = plan.blocks.shards + OTHER_FILES + 2 * len(number_bytes)
     return Need(plan.count, plan.count * (plan.recipe.row_bytes + other_bytes), files)

@@ -128,12 +128,12 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class JournalLine:
-    """Position, digest and time of a block's record."""
+    """Position and time of a block's line, and the digest of its record."""
 
     path: Path
     offset: int
     length: int
-    digest: str
+    record_digest: str
     time: float
 
 
@@ -181,10 +181,10 @@ class Journals:
                     break  # cut off, or still being written
                 head, _, digest = encoded.rpartition(b"\t")
                 if digest == hexdigest(head).encode() + b"\n" and (match := LINE.fullmatch(head)):
-                    block, at, facts = match.groups()
-                    line = JournalLine(path, offset, len(encoded), hexdigest(facts), float(at))
+                    block, at, record = match.groups()
+                    line = JournalLine(path, offset, len(encoded), hexdigest(record), float(at))
                     known = self.lines.setdefault(int(block), line)
-                    if known.digest != line.digest:
+                    if known.record_digest != line.record_digest:
                         what = f"{known.path} and {path}: two processes decoded block {int(block)} differently"
                         raise BuildError(f"{what}; remove both files and run the same command again")
                 offset += len(encoded)

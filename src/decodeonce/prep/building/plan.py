@@ -3,7 +3,7 @@
 A plan is a listing of the source in row order, as files in OUT/.build/plan-X, where X is different for each process
 that plans:
 
-- rows.npy: one record per row.
+- records.npy: one record per row.
 - names.bin: the names of the samples, concatenated.
 - column-0.npy and so on: one file per numeric column, and one for each of the source's other numbers.
 
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.journal import BlockRecord
-from decodeonce.prep.listing import CHUNK, ROW, Listing
+from decodeonce.prep.listing import CHUNK, RECORD, Listing
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import open_source
@@ -48,8 +48,8 @@ from decodeonce.store.manifest import DATA_OFFSET, check_column
 from decodeonce.store.writer import write_array
 
 PLAN_VERSION = 11
-AS_BYTES = np.dtype(f"V{ROW.itemsize}")  # how rows.npy stores it
-ROWS, NAMES, COLUMN = "rows.npy", "names.bin", "column-{}.npy"
+AS_BYTES = np.dtype(f"V{RECORD.itemsize}")  # how records.npy stores it
+RECORDS, NAMES, COLUMN = "records.npy", "names.bin", "column-{}.npy"
 
 
 # The rows per block: see `block_rows_for`.
@@ -209,15 +209,15 @@ class Plan:
     def samples(self) -> Listing:
         """The samples in row order, memory-mapped."""
         folder = self.paths.build / self.content["folder"]
-        rows, names_file = self._mapped(folder / ROWS).view(ROW), folder / NAMES
-        nbytes = int(rows[-1]["name_start"]) + int(rows[-1]["name_bytes"])
+        records, names_file = self._mapped(folder / RECORDS).view(RECORD), folder / NAMES
+        nbytes = int(records[-1]["name_start"]) + int(records[-1]["name_bytes"])
         if names_file.stat().st_size != nbytes:
             raise self._damaged(names_file)
         # All names may be empty, and an empty file cannot be mapped.
         names = np.memmap(names_file, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
-        planned = enumerate(self.content["planned"])
-        numbers = {name: self._mapped(folder / COLUMN.format(k)) for k, (name, _) in planned}
-        return Listing(rows, names, numbers, tuple(self.columns), classes=self.classes)
+        number_bytes = enumerate(self.content["number_bytes"])
+        numbers = {name: self._mapped(folder / COLUMN.format(k)) for k, (name, _) in number_bytes}
+        return Listing(records, names, numbers, tuple(self.columns), classes=self.classes)
 
     def _mapped(self, path: Path) -> np.ndarray:
         try:
@@ -306,7 +306,7 @@ def plan_content(source: Source, listing: Listing, recipe: Recipe, decoders: dic
         "block_rows": blocks.block_rows,
         "shard_rows": blocks.shard_rows,
         "columns": [asdict(column) for column in listing.columns],
-        "planned": [[name, values[:1].nbytes] for name, values in listing.numbers.items()],
+        "number_bytes": [[name, values[:1].nbytes] for name, values in listing.numbers.items()],
         "classes": [{"name": c.name, "description": c.description} for c in listing.classes],
         "box_classes": listing.box_classes,
         "carried": [asdict(reject) for reject in listing.carried],
@@ -333,7 +333,7 @@ def write_plan(paths: BuildPaths, listing: Listing, content: Json) -> None:
     make_folder(folder)
     try:
         write_atomic(folder / NAMES, (_names(listing, chunk) for chunk in chunks))
-        write_array(folder / ROWS, order.shape, AS_BYTES, _rows(listing, chunks))
+        write_array(folder / RECORDS, order.shape, AS_BYTES, _rows(listing, chunks))
         for number, values in enumerate(listing.numbers.values()):
             write_array(folder / COLUMN.format(number), values.shape, values.dtype, map(values.__getitem__, chunks))
     except OSError:  # such as a full disk
@@ -344,8 +344,8 @@ def write_plan(paths: BuildPaths, listing: Listing, content: Json) -> None:
         remove_tree(folder)
 
 
-def move_plan(plan: Plan, content: Json) -> Plan:
-    """Give a plan the `content` of the same source in another place, and return it."""
+def with_moved_source(plan: Plan, content: Json) -> Plan:
+    """Give a plan the `content` of its source, which is in another place now, and return it."""
     moved = {**content, "folder": plan.content["folder"]}
     write_atomic(plan.paths.plan, [sign(moved)])
     return Plan(plan.paths, moved)
@@ -354,7 +354,7 @@ def move_plan(plan: Plan, content: Json) -> Plan:
 def _names(listing: Listing, chunk: NDArray[np.int64]) -> bytes:
     """Return the names of the samples at these positions of the source's order, concatenated."""
     names = listing.names.data
-    spans = listing.rows[chunk][["name_start", "name_bytes"]].tolist()
+    spans = listing.records[chunk][["name_start", "name_bytes"]].tolist()
     return b"".join(names[start : start + length] for start, length in spans)
 
 
@@ -362,7 +362,7 @@ def _rows(listing: Listing, chunks: list[NDArray[np.int64]]) -> Iterator[NDArray
     """Yield the records of the samples at these positions, with the starts of names that follow each other."""
     start = 0
     for chunk in chunks:
-        rows = listing.rows[chunk]
+        rows = listing.records[chunk]
         ends = start + np.cumsum(rows["name_bytes"], dtype=np.int64)
         rows["name_start"] = ends - rows["name_bytes"]
         start = int(ends[-1])
@@ -389,7 +389,7 @@ def row_order(listing: Listing, seed: int | None, *, by_unit: bool) -> NDArray[n
     """Return the source positions in row order; `by_unit` permutes whole units and keeps the order within one."""
     if seed is None or not by_unit or not len(listing):
         return shuffled(len(listing), seed)
-    units = listing.rows["unit"]
+    units = listing.records["unit"]
     ranks = np.argsort(shuffled(int(units.max()) + 1, seed))
     return np.argsort(ranks[units], kind="stable")
 

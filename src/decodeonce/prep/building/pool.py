@@ -112,7 +112,7 @@ def work(
     Args:
         out: Folder of the planned store.
         how: Share, number of workers, and limits on rejects. Default: `WorkSettings()`, the whole store.
-        progress: Called about once per second.
+        progress: Called after each block, and at least once per second.
         plan: The plan of `out`, if this process has just made it. Default: it is read, and its decoders are compared
             with those that are installed.
 
@@ -224,7 +224,7 @@ Span = tuple[int, int]  # the first and the last read unit of a block
 
 def block_spans(plan: Plan, blocks: Sequence[int]) -> dict[int, Span]:
     """Return the read units that hold the rows of each block."""
-    units = plan.samples.rows["unit"]
+    units = plan.samples.records["unit"]
     return {b: (int(units[plan.blocks[b].first]), int(units[plan.blocks[b].last - 1])) for b in blocks}
 
 
@@ -307,7 +307,7 @@ def stop_after_blocks() -> None:
     _ending = True
 
 
-class Worker:
+class WorkerHandle:
     """One worker process, the blocks it is working on, and the image it is decoding."""
 
     def __init__(self, first_message: Mapping[str, object]) -> None:
@@ -357,7 +357,7 @@ class WorkerPool:
     """
 
     def __init__(self, first_message: Mapping[str, object], size: int, queue: Queue, journal: Journal) -> None:
-        self.workers: set[Worker] = set()
+        self.workers: set[WorkerHandle] = set()
         self._journal = journal
         self._first_message, self._size, self._queue = first_message, size, queue
         self._strikes: Counter[int] = Counter()
@@ -365,7 +365,7 @@ class WorkerPool:
         self._idle_deaths = 0
 
     def run(self) -> Generator[Json | None, None, None]:
-        """Decode the blocks; yield the report of each once it is in the journal, and None about once per second.
+        """Decode the blocks; yield the report of each once it is in the journal, and None at least once per second.
 
         However the loop ends, all workers are killed and reaped, which loses only blocks that are not reported yet.
         Raise what the first failing worker raised, or Stopped after stop_after_blocks() or if workers keep dying.
@@ -373,7 +373,7 @@ class WorkerPool:
         count, looked = len(self._queue), 0.0
         try:
             for _ in range(min(self._size, count)):
-                self.workers.add(Worker(self._first_message))
+                self.workers.add(WorkerHandle(self._first_message))
             # Do not wait for a worker that is still starting when no block is left.
             while self.workers and (self._queue or any(worker.blocks for worker in self.workers)):
                 by_child = {worker.child: worker for worker in self.workers}
@@ -392,12 +392,12 @@ class WorkerPool:
             left = f"stopped after the current blocks, {len(self._queue)} of {count} are left"
             raise Stopped(f"SIGUSR1: {left}; completed blocks are kept; run the same command again to resume")
 
-    def _hear(self, worker: Worker) -> Iterator[Json]:
+    def _hear(self, worker: WorkerHandle) -> Iterator[Json]:
         messages = worker.child.receive()
         if messages is None:
             self.workers.remove(worker)
             if self._died(worker) and self._queue and not _ending:
-                self.workers.add(Worker(self._first_message))
+                self.workers.add(WorkerHandle(self._first_message))
             return
         for message in messages:
             if "report" in message:
@@ -408,15 +408,15 @@ class WorkerPool:
             else:
                 worker.child.send(self.order(worker))
 
-    def order(self, worker: Worker) -> Json | None:
-        """Return the worker's next order, or None: the worker then ends once its current blocks are durable."""
+    def order(self, worker: WorkerHandle) -> Json | None:
+        """Return the worker's next order, or None. Then it ends after its blocks, if `run` does not kill it before."""
         block = None if _ending else self._queue.take(worker)
         if block is None:
             return None
         worker.blocks.append(block)
         return {"block": block, "poison": self._poison}
 
-    def _died(self, worker: Worker) -> bool:
+    def _died(self, worker: WorkerHandle) -> bool:
         """Put a dead worker's blocks back into the queue. An image that killed STRIKES decoders becomes a reject.
 
         Returns:

@@ -183,9 +183,9 @@ def serve(parent: Parent, plan: Plan, decoder: BlockDecoder, journal: Path) -> N
     """Decode the blocks that the parent orders. With two buffers, one block is written while the next is decoded."""
     buffers = [page_aligned_buffer(plan.blocks.block_rows * plan.recipe.row_bytes) for _ in range(2)]
     pending: Future[Json] | None = None
-    orders = deque[Json]()  # taken ahead, if reads are
+    orders = deque[Json]()  # several, if reads are ahead
 
-    def entries() -> Iterator[Entry]:
+    def entries() -> Iterator[Entry]:  # the first entry of a block asks the parent for its order
         for order in parent.orders():
             orders.append(order)
             block = plan.blocks[order["block"]]

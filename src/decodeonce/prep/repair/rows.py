@@ -191,7 +191,7 @@ def _entry(sample: Sample) -> Entry:
         return entry
     left, top, right, bottom = map(int, sample.box.split(","))
     width, height = sample.width, sample.height
-    return replace(entry, planned={"box": [left / width, top / height, right / width, bottom / height]})
+    return replace(entry, numbers={"box": [left / width, top / height, right / width, bottom / height]})
 
 
 class FromStore:

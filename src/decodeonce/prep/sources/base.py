@@ -30,7 +30,7 @@ class DecodedRows:
         recipe: The recipe of the store.
         samples: The `unit` and `place` of the rows' entries.
         facts: `width` and `height` of the source images in pixels, and `turn` as in Row.
-        planned: The values of `Entry.planned` by name, each (n, ...).
+        numbers: The values of `Entry.numbers` by name, each (n, ...).
 
     Example:
         >>> class SizedFolder(FolderSource):
@@ -48,7 +48,7 @@ class DecodedRows:
     recipe: Recipe
     samples: NDArray[np.void]
     facts: NDArray[np.void]
-    planned: Mapping[str, np.ndarray]
+    numbers: Mapping[str, np.ndarray]
 
 
 class Source(ABC):
@@ -57,8 +57,9 @@ class Source(ABC):
     To add a kind, write a subclass and register it. :doc:`/contribute/sources` shows how.
 
     The process that plans a build makes the source, usually with an opener such as `open_folder`, and calls `scan`.
-    Each worker process makes its own copy with `type(source)(root, **arguments)` and calls `read` for its samples, from
-    one thread unless `root` is a URL. The process that finishes the store makes a copy in the same way.
+    Each worker process makes its own copy with the class that is registered for `kind`, as `cls(root, **arguments)`. It
+    calls `read` for its samples, from one thread unless `root` is a URL. The process that finishes the store makes a
+    copy in the same way.
 
     Only `scan` and `arguments` are abstract. The other methods have defaults that suit most sources.
 
@@ -157,7 +158,7 @@ class Source(ABC):
         """Return the keyword arguments that make this source again from its class and root.
 
         Called after a scan, so the result may include what the listing found, such as file sizes. It must be
-        JSON-serializable. `type(source)(root, **arguments)` must not access any file, because every worker of every
+        JSON-serializable. `cls(root, **arguments)` must not access any file, because every worker of every
         task calls it.
         """
 

@@ -44,7 +44,7 @@ from decodeonce.prep.pixels.decode import fit_to
 from decodeonce.prep.pixels.unusual import upright
 from decodeonce.prep.recipe import BoxOrigin, BoxRules
 from decodeonce.prep.sources.base import WITH_BOXES, DecodedRows, Source, SourceWrapper
-from decodeonce.prep.sources.files import Links, expecting, open_regular, parallel_map, stem_of
+from decodeonce.prep.sources.files import Links, expecting, open_source_file, parallel_map, stem_of
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
 
@@ -54,7 +54,7 @@ MAX_XML_BYTES = 1 << 20  # an annotation of ILSVRC has 500 bytes, plus 230 per f
 Edges = tuple[float, float, float, float]
 # What to add to the first and the last coordinate of a box, to get distances from the edge of the image.
 SHIFTS: dict[BoxOrigin, tuple[int, int]] = {"0": (0, 1), "1": (-1, 0), "edge": (0, 0)}
-EDGES, LABELS = "edges", "labels"  # planned for kept boxes: 4 fractions each, then NaN; label of the class, then -1
+EDGES, LABELS = "edges", "labels"  # numbers of kept boxes: 4 fractions each, then NaN; label of the class, then -1
 
 
 class BoxedSource(SourceWrapper):
@@ -172,7 +172,7 @@ class BoxedSource(SourceWrapper):
         classes = [*found.classes, *(cls for cls in planned.classes if cls not in found.classes)]
         objects = ~np.isnan(planned.numbers["box"][:, 0])
         number_of = np.array([classes.index(cls) for cls in planned.classes])
-        found.rows["label"][objects] = number_of[planned.rows["label"][objects]]
+        found.records["label"][objects] = number_of[planned.records["label"][objects]]
         return replace(found, classes=tuple(classes))
 
     def columns(self) -> list[Column]:
@@ -194,7 +194,7 @@ class BoxedSource(SourceWrapper):
         if column.name == "boxes":
             return _packed(boxes, present, 0)
         if column.name == BOX_LABELS:
-            return _packed(rows.planned[LABELS], present, -1)
+            return _packed(rows.numbers[LABELS], present, -1)
         counts: np.ndarray = present.sum(1)
         return counts
 
@@ -248,19 +248,19 @@ class _Boxing:
         if keep and len(found) > keep:
             self.notes.note(f"images with more than {keep} boxes; only the first {keep} are kept", entry.text)
         if keep or not found:
-            yield self._planned(entry, found[:keep])
+            yield self._with_boxes(entry, found[:keep])
         else:
-            yield from (self._planned(replace(entry, label=self._label(each[0])), [each]) for each in found)
+            yield from (self._with_boxes(replace(entry, label=self._label(each[0])), [each]) for each in found)
 
-    def _planned(self, entry: Entry, found: list[tuple[str, Box]]) -> Entry:
+    def _with_boxes(self, entry: Entry, found: list[tuple[str, Box]]) -> Entry:
         """Return the entry with boxes."""
         keep, boxes = self.rules.keep, [box for _, box in found]
         names = [self._class_name(name) for name, _ in found] if keep else []
         edges = [*chain(*boxes), *WHOLE * ((keep or 1) - len(boxes))]
         numbers: list[float] = [self._number(name) for name in names]
-        planned = {EDGES: edges, LABELS: numbers + [-1] * (keep - len(names))} if keep else {"box": edges}
+        own = {EDGES: edges, LABELS: numbers + [-1] * (keep - len(names))} if keep else {"box": edges}
         digested = (*entry.digested, *(",".join(map(repr, box)) for box in boxes), *map(ascii, names))
-        return replace(entry, planned={**entry.planned, **planned}, digested=digested)
+        return replace(entry, numbers={**entry.numbers, **own}, digested=digested)
 
     def _usable(self, entry: Entry, annotation: Annotation) -> Iterator[tuple[str, Box]]:
         for name, edges in annotation.objects:
@@ -312,7 +312,7 @@ def _placed(rows: DecodedRows) -> NDArray[np.float64]:
     rows at once: 2 µs per row, where one row at a time takes 25 µs.
     """
     recipe, facts = rows.recipe, rows.facts[["width", "height", "turn"]].tolist()
-    boxes: NDArray[np.float64] = rows.planned[EDGES].reshape(len(facts), -1, 4).copy()
+    boxes: NDArray[np.float64] = rows.numbers[EDGES].reshape(len(facts), -1, 4).copy()
     fits = np.empty((len(facts), 1, 4))
     for index, (width, height, turn) in enumerate(facts):
         fit = fit_to(recipe.fit, upright((width, height), turn), (recipe.width, recipe.height))
@@ -422,7 +422,7 @@ class CocoAnnotations:
         self._found: dict[bytes, Annotation] = {}
         expected = "expected unpacked annotations after --boxes: a folder of *.xml, or COCO's instances_*.json"
         try:
-            with expecting(file, expected), open(open_regular(file), "rb") as opened:
+            with expecting(file, expected), open(open_source_file(file), "rb") as opened:
                 found = _parse_json(opened)
             self._categories = {key: _name(each, "name") for key, each in _by_id(found, "categories").items()}
             self.names = tuple(self._categories.values())

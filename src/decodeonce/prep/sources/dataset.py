@@ -327,12 +327,12 @@ class DatasetSource(LabeledSource):
         # The row of a sample without facts was rejected. It gets those of any other sample, and is in no store.
         fact_of = np.zeros(self._length or 0, np.int64)
         fact_of[places] = np.arange(len(places))
-        of_rows = fact_of[planned.rows["place"]]
-        rows, columns = planned.rows.copy(), [collected.to_column() for collected in numbers]
-        rows["label"] = np.array([self._class_of(label)[0] for label in code_of])[np.array(codes)[of_rows]]
+        of_rows = fact_of[planned.records["place"]]
+        records, columns = planned.records.copy(), [collected.to_column() for collected in numbers]
+        records["label"] = np.array([self._class_of(label)[0] for label in code_of])[np.array(codes)[of_rows]]
         return replace(
             planned,
-            rows=rows,
+            records=records,
             numbers={**planned.numbers, **{one.file: values[of_rows] for one, values in columns}},
             columns=tuple(one for one, _ in columns),
             classes=tuple(map(ImageClass, self._names or ())),

@@ -56,7 +56,7 @@ OUTSIDE = "a link that leads out of SRC: build with --follow-links, or let SRC b
 KEPT_FOLDERS = 1 << 14  # cached answers for folders: more than ImageNet has classes, a few MB
 
 
-def open_regular(path: str | bytes | Path, flags: int = FLAGS) -> int:
+def open_source_file(path: str | bytes | Path, flags: int = FLAGS) -> int:
     """Open a regular file and return its descriptor; raise OSError for anything else, without waiting."""
     fd = os.open(path, flags)
     try:
@@ -82,7 +82,7 @@ def read_small(path: str | bytes | Path, most: int = MAX_TEXT_BYTES) -> bytes:
         >>> read_small("val.csv")[:10]
         b'path,label'
     """
-    with open(open_regular(path), "rb") as file:
+    with open(open_source_file(path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"more than {most} bytes", path)
@@ -145,15 +145,15 @@ class Links:
     def open(self, path: bytes) -> int:
         """Open a regular file; raise OSError if it is not one, and OSError with EXDEV if it is outside `root`."""
         if self.follow:
-            return open_regular(path)
+            return open_source_file(path)
         try:
             if not self.folder_leads_outside(os.path.dirname(path)):
-                return open_regular(path, FLAGS | os.O_NOFOLLOW)
+                return open_source_file(path, FLAGS | os.O_NOFOLLOW)
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
             if not self.leads_outside(path):
-                return open_regular(path)
+                return open_source_file(path)
         raise OSError(errno.EXDEV, OUTSIDE, path)
 
     def check(self, path: bytes) -> None:
@@ -196,7 +196,7 @@ def mtime_of(found: os.stat_result) -> int:
 def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = None) -> int:
     """Open a file; raise BuildError unless it has the size and mtime that were listed."""
     try:
-        fd = open_regular(path) if links is None else links.open(path)
+        fd = open_source_file(path) if links is None else links.open(path)
         found = os.fstat(fd)
     except OSError as error:
         raise _read_failure(path, error) from None

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.prep.listing import Entry, Value, name_bytes
-from decodeonce.prep.sources.files import Links, expecting, mtime_of, open_listed, open_regular, read_range
+from decodeonce.prep.sources.files import Links, expecting, mtime_of, open_listed, open_source_file, read_range
 from decodeonce.remote import ObjectFacts, as_path, is_url, read_object, stat_object
 from decodeonce.store import disk
 
@@ -173,7 +173,7 @@ def open_holder(path: Path) -> Iterator[Holder]:
     if is_url(path):
         yield ObjectHolder(str(path), stat_object(str(path)))
         return
-    with open(open_regular(path), "rb") as file:
+    with open(open_source_file(path), "rb") as file:
         yield Holder(file.fileno(), os.fsdecode(path), 0, os.fstat(file.fileno()).st_size)
 
 

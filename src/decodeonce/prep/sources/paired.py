@@ -79,7 +79,7 @@ class PairedSource(SourceWrapper):
         """Return the encoded image, then what belongs to it, after checking that these are still the listed files."""
         others = []
         for name, folder in self._folders.items():
-            ending, size, version = map(int, entry.planned[_key(name)])
+            ending, size, version = map(int, entry.numbers[_key(name)])
             file = Entry(os.path.splitext(entry.name)[0] + ENDINGS[ending], 0, size, version)
             others.append(read_file(folder, file, self._links[name]))
         return [*super().read(entry), *others]
@@ -91,7 +91,7 @@ class PairedSource(SourceWrapper):
 
     def _with_files(self, entry: Entry) -> Entry:
         """Return the entry with the ending, size and time of each file, or with the problem of a missing one."""
-        planned: dict[str, list[float]] = {}
+        own: dict[str, list[float]] = {}
         for name, folder in () if entry.problem else self._folders.items():
             stem = os.path.splitext(entry.name)[0]
             paths = (os.path.join(os.fsencode(folder), stem + ending) for ending in ENDINGS)
@@ -102,9 +102,9 @@ class PairedSource(SourceWrapper):
             file = file_entry(folder, stem + ENDINGS[ending], 0, self._links[name])
             if file.problem:
                 return replace(entry, problem=f"{name}: {file.problem}")
-            planned[_key(name)] = [ending, file.size, file.version]
-        sizes = (str(int(numbers[1])) for numbers in planned.values())
-        return replace(entry, planned={**entry.planned, **planned}, digested=(*entry.digested, *sizes))
+            own[_key(name)] = [ending, file.size, file.version]
+        sizes = (str(int(numbers[1])) for numbers in own.values())
+        return replace(entry, numbers={**entry.numbers, **own}, digested=(*entry.digested, *sizes))
 
 
 def _key(name: str) -> str:

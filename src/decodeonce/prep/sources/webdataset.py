@@ -189,12 +189,12 @@ class WebdatasetSource(LabeledSource):
         if entry.problem or not paired:
             return entry
         numbers: list[list[float]] = [[*place] for place in paired]
-        planned = {f"paired {one.name}": place for one, place in zip(self.paired, numbers, strict=True)}
-        return replace(entry, planned=planned, digested=tuple(str(size) for _, size in paired))
+        own = {f"paired {one.name}": place for one, place in zip(self.paired, numbers, strict=True)}
+        return replace(entry, numbers=own, digested=tuple(str(size) for _, size in paired))
 
     def read(self, entry: Entry) -> list[bytes]:
         """Return the image and what is paired with it. They are read in the order of the tar."""
-        paired = [entry.planned[f"paired {one.name}"] for one in self.paired]
+        paired = [entry.numbers[f"paired {one.name}"] for one in self.paired]
         places = [(entry.place, entry.size), *((int(place), int(size)) for place, size in paired)]
         found = {place: self._read(entry.unit, *place) for place in sorted(places)}
         return [found[place] for place in places]
