@@ -136,6 +136,8 @@ def test_auto_chooses_mmap_unless_rows_exceed_half_the_memory(store: Path, monke
     assert (name, "exceed half" in why) == ("direct", True)
     monkeypatch.setattr(readers, "is_in_memory", lambda path: True)
     assert choose(store)[0] == "pread"
+    monkeypatch.setattr(readers, "available_memory", lambda: None)
+    assert choose(store) == ("mmap", "a local file system, and how much memory is available is unknown")
 
 
 def test_network_files_are_never_mapped(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

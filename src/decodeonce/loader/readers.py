@@ -79,7 +79,8 @@ class Reader:
     because the kernel works page by page.
 
     Raises:
-        StoreError: If `verify` is set and checksums.npy or a column is damaged.
+        StoreError: If labels.npy is damaged, or the dtype or shape of a column is wrong; with `verify`, also if
+            checksums.npy or a column is damaged.
     """
 
     def __init__(self, store: Store, threads: int, *, verify: bool = False, unpacked: Manifest | None = None) -> None:
@@ -126,7 +127,7 @@ class Reader:
         return self._labels[rows], {name: column[rows] for name, column in self._columns.items()}
 
     def calls(self, rows: Rows, out: Pixels) -> list[Call]:
-        """One call per thread. Together the calls fill out[i] with row rows[i], and write nothing else."""
+        """At most one call per thread. Together the calls fill out[i] with row rows[i], and write nothing else."""
         self._prepare(rows)
         copy = self._copy if self._checksums is None else partial(self._copy_verified, self._checksums)
         copy = partial(self._copy_unpacked, self._unpacked, copy) if self._unpacked else copy
@@ -381,7 +382,9 @@ def choose_reader(root: Path, nbytes: int, name: ReaderName = "auto", slots: int
         return Choice("pread", f"on {network}, {mmap}; direct reads would not use the node's cache")
     why = "requested"
     if name == "auto":
-        if memory is None or nbytes <= memory / 2:
+        if memory is None:
+            return Choice("mmap", "a local file system, and how much memory is available is unknown")
+        if nbytes <= memory / 2:
             return Choice("mmap", "a local file system, and the rows fit into half of the available memory")
         why = f"{nbytes / 1e9:.1f} GB of rows exceed half of the {memory / 1e9:.1f} GB of available memory"
         name = "pread" if is_in_memory(root) else "direct"

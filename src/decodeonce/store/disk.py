@@ -1,8 +1,11 @@
-"""The system calls that create, change or remove files, and those that read the files of a build.
+"""The system calls that create, change or remove files, and two that read: `preadv` and `pread`.
 
 Builds, stores and parts write only through these functions, called as `disk.NAME`. No other module of `store`
 and `prep` changes a file; a test parses the code to ensure this. Tests replace these functions to fail, to kill the
 process or to lose unflushed data at every call.
+
+`preadv` reads rows and small files of a store (`files.read_at`), and `pread` reads images of a source, so that tests
+can make these reads fail, too. Other reads do not go through this module.
 
 No call follows a symbolic link below a store's root, because a store from an archive may hold links to anywhere. This
 holds for the store's files, for its private folders and for everything in those. Links on the way to the root belong

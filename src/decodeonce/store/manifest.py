@@ -157,8 +157,8 @@ class Manifest:
         block_rows: Rows per block. A build decodes and writes the rows of a block together.
         shards: The shards in row order.
         classes: The classes in label order.
-        pixel_mean: Mean of each channel, in 0..255.
-        pixel_std: Standard deviation of each channel, in 0..255.
+        pixel_mean: Mean of each channel, in 0..255. A build computes it from some lines of every row.
+        pixel_std: Standard deviation of each channel, in 0..255, from the same lines.
         recipe: The settings, decoders and versions that determine the store's bytes.
         source: Kind of the source and digest of its listing.
         columns: The columns.
@@ -209,9 +209,14 @@ class Manifest:
         return image_bytes(self.pixels, self.shape) + height * width * sum(one.channels for one in self.paired)
 
     @property
+    def rows_are_images(self) -> bool:
+        """Whether a row is an RGB image alone, without paired arrays."""
+        return self.pixels == "rgb" and not self.paired
+
+    @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of a row in a shard: that of the image if the row is an RGB image alone, otherwise (bytes,)."""
-        return self.shape if self.pixels == "rgb" and not self.paired else (self.row_bytes,)
+        """Shape of a row in a shard: that of the image if `rows_are_images`, otherwise (bytes,)."""
+        return self.shape if self.rows_are_images else (self.row_bytes,)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -81,7 +81,10 @@ def seal_store(
     """Write the headers of the shards, store.h5 and, last and atomically, store.json.
 
     Rows and all small files must already be written. The call can be repeated after a crash. `draft` is the manifest
-    without shards and files, and `labels` are the consecutive parts of the labels, which only store.h5 needs.
+    without shards and files.
+
+    Only store.h5 needs `labels`, the parts that were written to labels.npy: a network file system may not be able to
+    read this file yet (see `write_small`). If they are generated, a store without store.h5 generates none.
     """
     container, shards = CONTAINERS[draft.container], []
     for index, (first, rows) in enumerate(shard_ranges(draft.count, shard_rows)):
@@ -94,7 +97,7 @@ def seal_store(
     if draft.container == "hdf5":
         virtual = virtual_bytes(manifest, labels=np.concatenate(list(labels)))
         manifest.files[paths.virtual.name] = write_small(paths.virtual, [virtual], scratch=scratch)
-    encoded = manifest.to_bytes()
+    encoded = manifest.to_bytes()  # with the digest, which takes longer to compute again than to parse
     write_atomic(paths.manifest, [encoded], scratch=scratch)
     return replace(manifest, digest=json.loads(encoded)["digest"])
 
