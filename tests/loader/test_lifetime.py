@@ -533,6 +533,6 @@ def test_profiler_trace_has_marks(store: Path) -> None:
         list(loader)
     counts = {event.key: event.count for event in trace.key_averages()}
     steps = len(loader)
-    assert counts["decodeonce.copy"] == steps
-    assert counts["decodeonce.read"] == steps * loader.stats()["reader"]["threads"]
+    assert counts["decodeonce.deliver"] == steps
+    assert counts["decodeonce.copy"] == steps * loader.stats()["reader"]["threads"]
     assert 1 <= counts["decodeonce.wait"] <= steps

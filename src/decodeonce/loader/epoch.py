@@ -285,7 +285,7 @@ class Filler:
         self.meter.seconds_held += time.perf_counter() - start
         self._in_progress.popleft()  # from now on, the delivery gives the slot back
         start = time.perf_counter()
-        with mark("copy"):
+        with mark("deliver"):
             self.delivery.send(filled, *self._reader.arrays(filled.step.rows))
         self.meter.seconds_transforming += filled.seconds_transforming
         self.meter.seconds_sending += time.perf_counter() - start - filled.seconds_transforming
@@ -298,7 +298,7 @@ class Filler:
             if done is None and self._must_stop():
                 continue
             try:
-                with mark("read"):
+                with mark("copy"):
                     result: Result = timed(call)
             except BaseException as error:  # every kind: the filler waits for each call
                 result = error
