@@ -18,7 +18,7 @@ Contents = list[Content]
 
 # The lines of StreamDelivery that wait, or make the allocator wait.
 WAITS = (
-    "stream.wait_event(sent.ready)",
+    "stream.wait_event(pending.usable_after)",
     "slot.copied.synchronize()",
     "self._device.keep(tensor, stream)",
     "self._stream.wait_event(self._begun)",

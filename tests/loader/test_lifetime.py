@@ -27,7 +27,7 @@ from decodeonce.loader.delivery import make_delivery
 from decodeonce.loader.epoch import Epoch, Filler, LoaderThread
 from decodeonce.loader.meter import Meter, timed
 from decodeonce.loader.partition import StepRows, make_partition
-from decodeonce.loader.position import Positions
+from decodeonce.loader.progress import Progress
 from decodeonce.loader.readers import Call, MmapReader, Reader, ReaderName
 from decodeonce.store import add_column
 from tests.conftest import COUNT
@@ -180,8 +180,8 @@ def make_filler(store: Path, steps: Iterable[StepRows], calls: Callable[..., lis
         vars(reader)["calls"] = calls
     delivery = make_delivery(torch.device("cpu"), (4, 8, 6, 3), 3, None, None)
     filler = Filler(steps, reader, delivery, Meter(), prefetch=3)
-    positions = Positions(make_partition("global", range(4), 4, 0, 1, "drop"), None)
-    vars(filler)["kept"] = epoch = Epoch(filler, positions, remainder=0)  # a filler whose epoch is gone ends
+    progress = Progress(make_partition("global", range(4), 4, 0, 1, "drop"), None)
+    vars(filler)["kept"] = epoch = Epoch(filler, progress, remainder=0)  # a filler whose epoch is gone ends
     filler.start(epoch)
     return filler
 
@@ -421,7 +421,9 @@ def test_stats_count_yielded_batches(store: Path) -> None:
 
 
 def test_stats_are_rounded() -> None:
-    meter = Meter(batches=3, rows=100, ready=2, waits=2, seconds=7.12345, seconds_waited=1.5, seconds_reading=2 / 3)
+    meter = Meter(
+        batches=3, rows=100, batches_ready=2, waits=2, seconds=7.12345, seconds_waited=1.5, seconds_reading=2 / 3
+    )
     facts = meter.facts(row_bytes=48)
     yielded = {"batches": 3, "bytes": 4800, "seconds": 7.123, "samples_per_s": 14.038, "bytes_per_s": 674}
     assert facts["yielded"] == yielded

@@ -124,6 +124,18 @@ def test_kept_tail_is_split_evenly() -> None:
     assert [plan[-1].valid for plan in ranks] == [0, 1, 0, 1]
 
 
+def test_remainder_is_that_of_the_global_batch() -> None:
+    def remainder(partition: PartitionKind, world_size: int, tail: Tail, count: int = 10) -> int:
+        return make_partition(partition, range(count), 2, 0, world_size, tail).remainder(world_size)
+
+    tails: tuple[Tail, ...] = ("keep", "pad")
+    for tail in tails:
+        assert (remainder("global", 3, tail), remainder("global", 3, tail, count=12)) == (4, 0)
+        assert (remainder("global", 1, tail, count=9), remainder("range", 1, tail, count=9)) == (1, 1)
+        assert remainder("range", 2, tail) == 0  # each rank has a last batch of its own
+    assert (remainder("global", 3, "drop"), remainder("range", 1, "drop", count=9)) == (0, 0)
+
+
 def test_batches_larger_and_smaller_than_a_group() -> None:
     count = 3 * GROUP_ROWS + 5
     for batch_size in (GROUP_ROWS + 7, GROUP_ROWS // 3, 1000):

@@ -38,7 +38,7 @@ DATA_LOADER_WORDS = {
 }
 
 
-def advise(init: Callable[Params, None]) -> Callable[Params, None]:
+def refuse_dataloader_arguments(init: Callable[Params, None]) -> Callable[Params, None]:
     """Decorate an `__init__` so that arguments of torch's DataLoader raise TypeError with what to pass instead.
 
     Type checkers and help() still see its own arguments.

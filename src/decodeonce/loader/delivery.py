@@ -257,21 +257,21 @@ class HostDevice(Device):
 
 
 @dataclass(eq=False)
-class Filled:
+class PendingBatch:
     """A step on its way to the user: its rows are read into a slot, and then become a batch.
 
     `rows` are all rows of the step, or only those that the device does not have yet. They are read into the first rows
-    of `slot` by `calls` calls. `done` gives one item for each call that is finished. `ready` is the event after which
-    the batch can be used; None: at once.
+    of `slot` by `calls` calls. `results` gives one item for each call that is finished. `usable_after` is the event
+    after which the batch can be used; None: at once.
     """
 
     step: StepRows
     rows: Rows
     slot: Slot
     calls: int = 0
-    done: SimpleQueue[Result] = field(default_factory=SimpleQueue)
+    results: SimpleQueue[Result] = field(default_factory=SimpleQueue)
     batch: Batch = field(init=False)
-    ready: Event | None = None
+    usable_after: Event | None = None
     seconds_transforming: float = 0.0
 
 
@@ -304,12 +304,12 @@ class Delivery:
         return self.slots.take()
 
     def must_wait(self) -> bool:
-        """Whether the next batch must not be sent yet, because the device still works on earlier ones."""
+        """Whether the next batch must not be made yet, because the device still works on earlier ones."""
         return False
 
-    def send(self, filled: Filled, labels: Array, columns: dict[str, Array]) -> None:
+    def make_batch(self, pending: PendingBatch, labels: Array, columns: dict[str, Array]) -> None:
         """Make the batch on its device, and transform it. The slot is given back automatically."""
-        step, images = filled.step, self._images(filled)
+        step, images = pending.step, self._images(pending)
         moved = {name: self._move(column) for name, column in columns.items()}
         planes = None
         if self._split:  # one transfer, of which images and masks are views
@@ -320,16 +320,16 @@ class Delivery:
         numbers = [step.rows, labels] if step.positions is None else [step.rows, labels, step.positions]
         rows, moved_labels, *positions = self._move(np.stack(numbers))
         where = positions[0] if positions else None
-        filled.batch = Batch(images, moved_labels, rows, step.valid, step.epoch, moved, where, planes=planes)
+        pending.batch = Batch(images, moved_labels, rows, step.valid, step.epoch, moved, where, planes=planes)
         if self._transform is not None:
             start = time.perf_counter()
-            filled.batch = self._transformed(filled.batch, self._transform)
-            filled.seconds_transforming = time.perf_counter() - start
-        filled.ready = self._record()
+            pending.batch = self._transformed(pending.batch, self._transform)
+            pending.seconds_transforming = time.perf_counter() - start
+        pending.usable_after = self._record()
 
-    def receive(self, sent: Filled) -> Batch:
+    def receive(self, pending: PendingBatch) -> Batch:
         """Return the batch. From now on the consumer can use it, and keep it."""
-        return sent.batch
+        return pending.batch
 
     def close(self) -> None:
         """Free slots and cache."""
@@ -365,8 +365,8 @@ class Delivery:
             kind = ValueError if isinstance(error, ValueError) else TypeError
             raise kind(f"{found}. {USE_PER_IMAGE} It raised {type(error).__name__}: {error}") from error
 
-    def _images(self, filled: Filled) -> Tensor:
-        return torch.from_numpy(self.slots.lend_rows(filled.slot, len(filled.rows)))
+    def _images(self, pending: PendingBatch) -> Tensor:
+        return torch.from_numpy(self.slots.lend_rows(pending.slot, len(pending.rows)))
 
     def _move(self, array: Array) -> Tensor:
         return torch.from_numpy(array)
@@ -402,7 +402,7 @@ class StreamDelivery(Delivery):
 
     The memory of a dropped batch is free only when the consumer's stream has done its work on it. The host can queue
     the work of many steps, so the filler waits until the device has followed. Then at most `prefetch + 2` batches use
-    memory, besides those that the user keeps: one is being sent, `prefetch` were not received or have a receipt whose
+    memory, besides those that the user keeps: one is being made, `prefetch` were not received or have a receipt whose
     event is not done, and the consumer's stream still works on the batch that was received before these.
     """
 
@@ -415,14 +415,14 @@ class StreamDelivery(Delivery):
         self._device, self._prefetch = device, prefetch
         self._stream = device.stream()
         self._begun: Event | None = None
-        # In an epoch. The filler counts batches that it sent, the consumer those that it received.
-        self._sent = self._received = 0
+        # In an epoch. The filler counts the batches that it made, the consumer those that it received.
+        self._made = self._received = 0
         # Events on the consumer's stream, also of earlier epochs. It has done its work on all batches that were
         # received before one of them when that event is done.
         self._receipts: deque[Event] = deque()
 
     def begin(self) -> None:
-        self._sent = self._received = 0  # batches that were not received are gone
+        self._made = self._received = 0  # batches that were not received are gone
         # Tensors that a transform reads (a mean, a model's weights) may not be ready yet on the consumer's stream.
         self._begun = self._device.record()
 
@@ -437,34 +437,34 @@ class StreamDelivery(Delivery):
         return slot
 
     def must_wait(self) -> bool:
-        room = self._prefetch - (self._sent - self._received)
+        room = self._prefetch - (self._made - self._received)
         while len(self._receipts) > room:
             if not self._receipts[0].query():
                 return True
             self._receipts.popleft()
         return False
 
-    def send(self, filled: Filled, labels: Array, columns: dict[str, Array]) -> None:
-        self._sent += 1
-        super().send(filled, labels, columns)
+    def make_batch(self, pending: PendingBatch, labels: Array, columns: dict[str, Array]) -> None:
+        self._made += 1
+        super().make_batch(pending, labels, columns)
 
-    def receive(self, sent: Filled) -> Batch:
+    def receive(self, pending: PendingBatch) -> Batch:
         stream = self._device.current_stream()
-        stream.wait_event(sent.ready)
+        stream.wait_event(pending.usable_after)
         # The tensors were allocated on the side stream. When the user drops one, the allocator would give its memory to
         # the next copy on that stream at once, while kernels on the consumer's stream may still read it. `keep` delays
         # the reuse until the consumer's stream has done the work queued by then. To use a batch on a third stream,
         # the user must synchronize streams, as for any other tensor.
-        for tensor in sent.batch.tensors():
+        for tensor in pending.batch.tensors():
             self._device.keep(tensor, stream)
         self._receipts.append(self._device.record())
         self._received += 1  # after the event, so that the batch counts all the time
-        return sent.batch
+        return pending.batch
 
-    def _images(self, filled: Filled) -> Tensor:
-        slot = filled.slot
+    def _images(self, pending: PendingBatch) -> Tensor:
+        slot = pending.slot
         try:
-            uploaded = self._device.upload(slot.memory[: len(filled.rows)])
+            uploaded = self._device.upload(slot.memory[: len(pending.rows)])
             slot.copied = self._device.record()
         finally:
             self.slots.give_back(slot)
@@ -509,14 +509,14 @@ class CachedDelivery(StreamDelivery):
         super().close()
         del self._cache
 
-    def _images(self, filled: Filled) -> Tensor:
-        uploaded, indexes = super()._images(filled), self._places(filled.rows)
+    def _images(self, pending: PendingBatch) -> Tensor:
+        uploaded, indexes = super()._images(pending), self._places(pending.rows)
         if len(indexes):
             self._device.put(self._cache, self._move(indexes), uploaded)
             # Another batch can have uploaded some of these rows after `lacking` was called.
             self.cached_rows += len(indexes) - int(np.count_nonzero(self._uploaded[indexes]))
             self._uploaded[indexes] = True
-        return self._device.gather(self._cache, self._move(self._places(filled.step.rows)))
+        return self._device.gather(self._cache, self._move(self._places(pending.step.rows)))
 
     def _places(self, rows: Rows) -> Rows:
         """The positions of these rows in the cache."""

@@ -24,10 +24,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from decodeonce.loader.buffers import refuse_to_copy
-from decodeonce.loader.delivery import Batch, Delivery, Filled, Result
+from decodeonce.loader.delivery import Batch, Delivery, PendingBatch, Result
 from decodeonce.loader.meter import Meter, mark, timed
 from decodeonce.loader.partition import StepRows
-from decodeonce.loader.position import Positions
+from decodeonce.loader.progress import Progress
 from decodeonce.loader.readers import Call, Reader
 
 # The user's thread waits with a timeout. A signal that another thread receives, or that arrives just before a wait
@@ -45,14 +45,14 @@ class Epoch(Iterator[Batch]):
     Its threads start when the filler is started. They end when the epoch is over or is garbage-collected.
     """
 
-    def __init__(self, filler: Filler, positions: Positions, *, remainder: int) -> None:
-        self._filler, self._positions, self._meter = filler, positions, filler.meter
-        self.number, self.left = positions.now.epoch, positions.left(positions.now)
+    def __init__(self, filler: Filler, progress: Progress, *, remainder: int) -> None:
+        self._filler, self._progress, self._meter = filler, progress, filler.meter
+        self.number, self.left = progress.now.epoch, progress.left(progress.now)
         self.remainder = remainder  # the rows that count in the last global batch, if some do not; for accelerate
         self.ended = ""  # the reason why it yields no more batches; the next request raises an error with it
         self._since = time.perf_counter()
         if not self.left:
-            positions.advance()
+            progress.advance()
 
     __reduce__ = refuse_to_copy
 
@@ -63,8 +63,8 @@ class Epoch(Iterator[Batch]):
 
     def restart(self, filler: Filler) -> None:
         """Yield the batches of another epoch instead, from a filler that has not been started."""
-        now = self._positions.now
-        self._filler, self.number, self.left = filler, now.epoch, self._positions.left(now)
+        now = self._progress.now
+        self._filler, self.number, self.left = filler, now.epoch, self._progress.left(now)
         filler.start(self)
 
     def __next__(self) -> Batch:
@@ -78,11 +78,11 @@ class Epoch(Iterator[Batch]):
         if self._filler.forked():
             raise RuntimeError("this epoch was started before a fork and has no threads here; start a new one")
         try:
-            sent = self._wait()
-            if isinstance(sent, BaseException):  # from the filler, which is ending
+            pending = self._wait()
+            if isinstance(pending, BaseException):  # from the filler, which is ending
                 self._filler.stop()
-                raise sent
-            return self._receive(sent)
+                raise pending
+            return self._receive(pending)
         except BaseException as error:
             # This can be Ctrl-C. A batch may be lost, so this epoch must not continue; the user can resume it or start
             # the next one. Do not wait for the threads here: they may be waiting for the user.
@@ -92,31 +92,31 @@ class Epoch(Iterator[Batch]):
                 raise RuntimeError("transform raised StopIteration") from error
             raise
 
-    def _wait(self) -> Filled | BaseException:
-        self._meter.ready += self._filler.ready.qsize()
+    def _wait(self) -> PendingBatch | BaseException:
+        self._meter.batches_ready += self._filler.ready.qsize()
         with suppress(Empty):
             return self._filler.ready.get_nowait()
         start, held = time.perf_counter(), self._meter.seconds_held
         with mark("wait"):
             while True:
                 with suppress(Empty):
-                    sent = self._filler.ready.get(timeout=POLL_SECONDS)
+                    pending = self._filler.ready.get(timeout=POLL_SECONDS)
                     break
         # While the filler was held back, training waited for the device itself, not for the Loader.
         held = self._meter.seconds_held - held
         self._meter.seconds_waited += max(0.0, time.perf_counter() - start - held)
         self._meter.waits += 1
-        return sent
+        return pending
 
-    def _receive(self, sent: Filled) -> Batch:
+    def _receive(self, pending: PendingBatch) -> Batch:
         self._filler.allowances.put(None)
-        batch = self._filler.delivery.receive(sent)
+        batch = self._filler.delivery.receive(pending)
         self.left -= 1
-        self._positions.advance()
+        self._progress.advance()
         _enter_accelerate(self)
         meter, now = self._meter, time.perf_counter()
         meter.batches += 1
-        meter.rows += len(sent.step.rows)
+        meter.rows += len(pending.step.rows)
         meter.seconds, self._since = meter.seconds + now - self._since, now
         return batch
 
@@ -157,12 +157,12 @@ class Filler:
         self, steps: Iterable[StepRows], reader: Reader, delivery: Delivery, meter: Meter, prefetch: int
     ) -> None:
         self.delivery, self.meter = delivery, meter
-        self.ready: SimpleQueue[Filled | BaseException] = SimpleQueue()
-        self.epoch: Callable[[], Epoch | None] = lambda: None
+        self.ready: SimpleQueue[PendingBatch | BaseException] = SimpleQueue()
+        self.owner: Callable[[], Epoch | None] = lambda: None  # the epoch that yields the batches, unless it is gone
         self._steps = steps
         # The thread deletes the reader when it ends, so that files are unmapped even if the user keeps the iterator.
         self._reader = reader
-        self._in_progress: deque[Filled] = deque()
+        self._in_progress: deque[PendingBatch] = deque()
         self._calls: SimpleQueue[tuple[Call, SimpleQueue[Result] | None] | None] = SimpleQueue()
         self.allowances: SimpleQueue[object] = SimpleQueue()
         for _ in range(prefetch):
@@ -175,7 +175,7 @@ class Filler:
     def start(self, epoch: Epoch) -> None:
         """Start the thread. It also ends when `epoch`, to which it does not refer, is gone."""
         # The callback only wakes the thread, which then ends after its current batch.
-        self.epoch = weakref.ref(epoch, self.allowances.put)
+        self.owner = weakref.ref(epoch, self.allowances.put)
         # After Ctrl-C inside Thread.start(), nobody would know whether a thread was started, and dropping a Thread runs
         # Python code (threading._dangling). So the main thread starts one without a Thread, which starts the filler's.
         self._started.extend(map(start_new_thread, [self._start_thread], [()]))
@@ -264,17 +264,17 @@ class Filler:
                 self._calls.put((hint, None))  # nobody needs the result: if the hint fails, the reader will fail too
         rows = self.delivery.lacking(step.rows)
         start = time.perf_counter()
-        filled = Filled(step, rows, self.delivery.take())
+        pending = PendingBatch(step, rows, self.delivery.take())
         self.meter.seconds_sending += time.perf_counter() - start
-        self._in_progress.append(filled)
-        for call in self._reader.calls(rows, filled.slot.pixels[: len(rows)]):
-            self._calls.put((call, filled.done))
-            filled.calls += 1
+        self._in_progress.append(pending)
+        for call in self._reader.calls(rows, pending.slot.pixels[: len(rows)]):
+            self._calls.put((call, pending.results))
+            pending.calls += 1
 
     def _hand_over(self) -> None:
         """Wait until the oldest batch in progress has been read, then deliver it."""
-        filled = self._in_progress[0]
-        for result in [filled.done.get() for _ in range(filled.calls)]:
+        pending = self._in_progress[0]
+        for result in [pending.results.get() for _ in range(pending.calls)]:
             if isinstance(result, BaseException):
                 raise result
             self.meter.seconds_reading += result[0]
@@ -286,27 +286,27 @@ class Filler:
         self._in_progress.popleft()  # from now on, the delivery gives the slot back
         start = time.perf_counter()
         with mark("deliver"):
-            self.delivery.send(filled, *self._reader.arrays(filled.step.rows))
-        self.meter.seconds_transforming += filled.seconds_transforming
-        self.meter.seconds_sending += time.perf_counter() - start - filled.seconds_transforming
-        self.ready.put(filled)
+            self.delivery.make_batch(pending, *self._reader.arrays(pending.step.rows))
+        self.meter.seconds_transforming += pending.seconds_transforming
+        self.meter.seconds_sending += time.perf_counter() - start - pending.seconds_transforming
+        self.ready.put(pending)
 
     def _copy(self) -> None:
         """Run queued calls in order until None arrives."""
         while (item := self._calls.get()) is not None:
-            call, done = item
-            if done is None and self._must_stop():
+            call, results = item
+            if results is None and self._must_stop():
                 continue
             try:
                 with mark("copy"):
                     result: Result = timed(call)
             except BaseException as error:  # every kind: the filler waits for each call
                 result = error
-            if done is not None:
-                done.put(result)
+            if results is not None:
+                results.put(result)
 
     def _must_stop(self) -> bool:
-        return self._stopped or self.epoch() is None
+        return self._stopped or self.owner() is None
 
 
 class LoaderThread(threading.Thread):

@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, distributed_rank, find_rank
-from decodeonce.loader.arguments import StoreLike, advise, as_store, whole
+from decodeonce.loader.arguments import StoreLike, as_store, refuse_dataloader_arguments, whole
 from decodeonce.loader.augment import fused
 from decodeonce.loader.augment.augment import Augment
 from decodeonce.loader.augment.views import Views
@@ -35,7 +35,7 @@ from decodeonce.loader.partition import (
     make_table,
     plan_steps,
 )
-from decodeonce.loader.position import Positions
+from decodeonce.loader.progress import Progress
 from decodeonce.loader.readers import Reader, ReaderName, make_reader
 from decodeonce.store import Store
 from decodeonce.store.hashing import hexdigest
@@ -43,14 +43,6 @@ from decodeonce.store.hashing import hexdigest
 # ArrayLike would fill three lines of help(Loader).
 RowNumbers = Sequence[int] | NDArray[Any] | torch.Tensor
 Weights = Sequence[float] | NDArray[Any] | torch.Tensor | Literal["balanced"]
-CHOICES: dict[str, object] = {
-    "shuffle": Shuffle,
-    "partition": PartitionKind,
-    "tail": Tail,
-    "reader": ReaderName,
-    "cache": Literal[None, "device"],
-    "pixels": Literal["rgb", "stored"],
-}
 
 # In our measurements, two threads copied as fast as two cores can. A rank should use only a few cores for loading.
 MOST_THREADS = 4
@@ -143,7 +135,7 @@ class Loader:
         >>> balanced = Loader("train.store", batch_size=32, weights="balanced")  # rare classes as often as others
     """
 
-    @advise
+    @refuse_dataloader_arguments
     def __init__(  # noqa: PLR0913 - the settings are keywords that help() and editors show
         self,
         store: StoreLike,
@@ -171,11 +163,19 @@ class Loader:
             raise TypeError(f'shuffle is {shuffle} as for torch\'s DataLoader; pass "{"full" if shuffle else "none"}"')
         if tail is None:
             tail = "keep" if shuffle == "none" else "drop"
-        for name, value in zip(CHOICES, (shuffle, partition, tail, reader, cache, pixels), strict=True):
-            if value not in (choices := get_args(CHOICES[name])):
-                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
+        choices: dict[str, tuple[object, object]] = {
+            "shuffle": (shuffle, Shuffle),
+            "partition": (partition, PartitionKind),
+            "tail": (tail, Tail),
+            "reader": (reader, ReaderName),
+            "cache": (cache, Literal[None, "device"]),
+            "pixels": (pixels, Literal["rgb", "stored"]),
+        }
+        for name, (value, kind) in choices.items():
+            if value not in get_args(kind):
+                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(kind)))}")
         self.batch_size, self._prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1, MOST)
-        self._seed, self._shuffle, self._kind = whole("seed", seed), shuffle, partition
+        self._seed, self._shuffle, self._partition_kind = whole("seed", seed), shuffle, partition
         threads = min(MOST_THREADS, usable_cores()) if threads is None else whole("threads", threads, 1, MOST)
         found = find_rank() if rank is None and world_size is None else _given_rank(rank, world_size)
         self.rank, self.world_size, self._found = found.rank, found.world_size, found
@@ -183,7 +183,7 @@ class Loader:
         self._root, self._manifest = opened.paths.root, opened.manifest
         if isinstance(transform, Augment):
             transform.check_store(self._manifest)
-        self._augmenting = target if isinstance(transform, (Augment, Views)) else None
+        self._augment_device = target if isinstance(transform, (Augment, Views)) else None
 
         self._chosen = range(len(opened)) if rows is None else find_rows(rows, len(opened))
         self.count = len(self._chosen)
@@ -202,22 +202,21 @@ class Loader:
         as_stored = pixels == "stored" or crops_first
         # Copying threads unpack rows for a host; a device does this itself.
         unpacks = target.type == "cpu" and not (cache or as_stored or self._manifest.pixels == "rgb")
-        unpacked = replace(self._manifest, pixels="rgb") if unpacks else None
-        held = unpacked or self._manifest  # what is in a slot
-        shape = (self.batch_size, *held.row_shape)
-        split = partial(split_rows, held, not as_stored) if len(held.row_shape) == 1 else None
+        unpacked_manifest = replace(self._manifest, pixels="rgb") if unpacks else None
+        slot_manifest = unpacked_manifest or self._manifest  # of the rows in slots
+        shape = (self.batch_size, *slot_manifest.row_shape)
+        split = None if slot_manifest.rows_are_images else partial(split_rows, slot_manifest, not as_stored)
         self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None, split)
         self._steps = None if steps is None else whole("steps", steps, 1, MOST_STEPS)
-        self._positions = Positions(self._partition, self._steps)
-        slots = (self._prefetch + 2) * self.batch_size * held.row_bytes
+        self._progress = Progress(self._partition, self._steps)
         made, self._choice = make_reader(
             opened,
             reader,
             threads,
             verify=verify,
-            unpacked=unpacked,
+            unpacked_manifest=unpacked_manifest,
             count=self.count,
-            slots=slots,
+            slot_bytes=(self._prefetch + 2) * self.batch_size * slot_manifest.row_bytes,
         )
         self._reader: Reader | None = made
         self._meter = Meter()
@@ -235,7 +234,7 @@ class Loader:
         For a progress bar that starts where training resumes, use
         ``tqdm(loader, initial=len(loader) - loader.steps_left)``.
         """
-        return len(self._positions)
+        return len(self._progress)
 
     @cached_property
     def dataset(self) -> StoreDataset | Subset[tuple[Any, ...]]:
@@ -251,7 +250,7 @@ class Loader:
         not after ``break``: then, it is still the number of the epoch that was left, as in ``state_dict()``.
         """
         running = self._running()
-        return running.number if running else self._positions.now.epoch
+        return running.number if running else self._progress.now.epoch
 
     @property
     def steps_left(self) -> int:
@@ -261,7 +260,7 @@ class Loader:
         that was left.
         """
         running = self._running()
-        return running.left if running else self._positions.left(self._positions.now)
+        return running.left if running else self._progress.left(self._progress.now)
 
     def __iter__(self) -> Iterator[Batch]:
         """Start the next epoch or, after ``load_state_dict()``, the rest of the restored epoch.
@@ -282,13 +281,9 @@ class Loader:
         self._check_rank()
         # Until this epoch yields a batch, it is also the next one: Lightning creates two iterators in a row and takes
         # batches from the second.
-        filler = self._make_filler(self._reader)
-        # With other tails, a rank can have a smaller batch than the others, or padding of its own.
-        padded = (
-            not self._steps and self._partition.tail != "drop" and (self.world_size == 1 or self._partition.slices > 1)
-        )
-        remainder = self.count % (self.batch_size * self.world_size) if padded else 0
-        epoch = Epoch(filler, self._positions, remainder=remainder)
+        filler = self._begin_epoch(self._reader)
+        remainder = 0 if self._steps else self._partition.remainder(self.world_size)
+        epoch = Epoch(filler, self._progress, remainder=remainder)
         self._filler = filler
         filler.start(epoch)  # last: from here on, close() and the end of the epoch end its threads
         return epoch
@@ -309,12 +304,12 @@ class Loader:
             (torch.Size([32, 256, 256, 3]), 0)
         """
         self._check_between_epochs("call peek() before or after its loop")
-        before = self._positions.now, self._positions.next
+        before = self._progress.now, self._progress.next
         try:
             return next(iter(self))
         finally:
             self._end_epoch("peek() has returned")
-            self._positions.now, self._positions.next = before
+            self._progress.now, self._progress.next = before
 
     def set_weights(self, weights: Weights) -> None:
         """Draw the rows of the next epochs with other weights, for example to prefer hard examples.
@@ -336,36 +331,36 @@ class Loader:
         if self._table is None:
             raise ValueError('this Loader was created without weights=; pass weights=, for example "balanced"')
         self._check_between_epochs("set weights between two epochs")
-        self._table = make_table(weights, as_store(self._root), self._chosen, self._shuffle, self._kind)
+        self._table = make_table(weights, as_store(self._root), self._chosen, self._shuffle, self._partition_kind)
         self.__dict__.pop("_identity", None)  # it contains the digest of the weights
 
-    def _make_filler(self, reader: Reader) -> Filler:
-        """Move to the start of the next epoch, and return the filler for its steps."""
-        self._positions.now = self._positions.next
+    def _begin_epoch(self, reader: Reader) -> Filler:
+        """Move to the start of the next epoch, and return a filler for its steps that has not been started."""
+        self._progress.now = self._progress.next
         self._delivery.begin()
         return Filler(self._make_steps(), reader, self._delivery, self._meter, self._prefetch)
 
     def _make_steps(self) -> Iterator[StepRows]:
         """The rows of each step that this rank has left in the epoch, and the rows to read ahead when it begins."""
-        partition, manifest, now = self._partition, self._manifest, self._positions.now
+        partition, manifest, now = self._partition, self._manifest, self._progress.now
         seed, shuffle, table, has_steps = self._seed, self._shuffle, self._table, self._steps is not None
         # Without the rank, ranges of equal size would get the same order.
-        words = [self.world_size, self.rank] if self._kind == "range" else []
+        words = [self.world_size, self.rank] if self._partition_kind == "range" else []
         count, rows = self.count, len(partition.rows)
 
         def make_pass(number: int, consumed: int) -> Iterator[StepRows]:  # without self, which its thread would keep
             key = derive_key(seed, number, *words)
             order = make_order(shuffle, rows, manifest.block_rows, key, table)
-            first = None
+            numbered_from = None
             if has_steps:  # a row repeats within an epoch that contains the end of a pass
-                first = number * count + partition.before
+                numbered_from = number * count + partition.before
             elif table:  # rows are drawn, so they can repeat
-                first = 0
-            steps = plan_steps(order, partition, consumed, now.epoch, first)
+                numbered_from = 0
+            steps = plan_steps(order, partition, consumed, now.epoch, numbered_from)
             return add_hints(steps, order, partition, consumed, manifest.row_bytes)
 
-        passes = starmap(make_pass, self._positions.passes(now))
-        return islice(chain.from_iterable(passes), self._positions.left(now))
+        passes = starmap(make_pass, self._progress.passes(now))
+        return islice(chain.from_iterable(passes), self._progress.left(now))
 
     def __enter__(self) -> Loader:
         return self
@@ -391,16 +386,16 @@ class Loader:
                 yielded no batch yet runs this epoch, too.
         """
         epoch, running = whole("epoch", epoch, 0), self._running()
-        if epoch != self._positions.next.epoch:
-            is_fresh = self._positions.now == self._positions.next
-            self._positions.next = self._positions.start(epoch)
+        if epoch != self._progress.next.epoch:
+            is_fresh = self._progress.now == self._progress.next
+            self._progress.next = self._progress.start(epoch)
             if running and running.left and is_fresh and self._reader:
                 assert self._filler
                 self._filler.stop()
-                self._filler = self._make_filler(self._reader)
+                self._filler = self._begin_epoch(self._reader)
                 running.restart(self._filler)
         if running is None or not running.left:
-            self._positions.now = self._positions.next
+            self._progress.now = self._progress.next
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
@@ -421,7 +416,7 @@ class Loader:
             all ranks with ``partition="global"``, and of each rank with "range". With ``steps=``, it counts those of
             the pass number "pass", and "epoch_rows" those of the epoch.
         """
-        return {**self._positions.state(), **self._identity, "world_size": self.world_size}
+        return {**self._progress.state(), **self._identity, "world_size": self.world_size}
 
     def load_state_dict(self, state: Mapping[str, Any], *, other_store: bool = False) -> None:
         """Resume where `state` was taken: the next ``for`` loop yields exactly the rest of its epoch.
@@ -466,11 +461,11 @@ class Loader:
             if "pass" not in state:
                 which = "without steps=, and this one was created with it"
             raise ValueError(f"the state is from a Loader {which}")
-        numbers = {name: whole(name, state.get(name), 0) for name in self._positions.state()}
+        numbers = {name: whole(name, state.get(name), 0) for name in self._progress.state()}
         if numbers["rows_consumed"] > (count := len(self._partition.rows)):
             raise ValueError(f"rows_consumed is {numbers['rows_consumed']}, expected at most {count}")
         self._end_epoch("load_state_dict() was called")
-        self._positions.restore(numbers)
+        self._progress.restore(numbers)
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """Return the choices of the Loader and its counts since it was created. Fractions have three decimals.
@@ -502,7 +497,7 @@ class Loader:
         """
         memory = {"slots": self._delivery.slots.made, "cached_rows": self._delivery.cached_rows}
         facts = {"reader": {**self._choice}, "memory": memory, **self._meter.facts(self._manifest.row_bytes)}
-        return facts if self._augmenting is None else {**facts, "augment": fused.choice(self._augmenting)}
+        return facts if self._augment_device is None else {**facts, "augment": fused.choice(self._augment_device)}
 
     def bottleneck(self) -> str:
         """Return what has limited training so far, as a word and a reason.
@@ -520,7 +515,7 @@ class Loader:
         return {
             "seed": self._seed,
             "shuffle": f"weighted {self._table.digest}" if self._table else self._shuffle,
-            "partition": self._kind,
+            "partition": self._partition_kind,
             "store": self._manifest.rows_digest,
             "rows": "all" if isinstance(chosen, range) else f"subset {hexdigest(chosen.data.cast('B'))}",
             "count": self.count,
@@ -530,7 +525,7 @@ class Loader:
     def _check_staged(self, part: Store, own: range | Rows) -> None:
         """Raise StoreError unless a staged part holds the rows of this rank."""
         advice = 'pass partition="range" and the world size that it was staged for'
-        if self._kind == "range":
+        if self._partition_kind == "range":
             advice = f"these belong to rank {self.rank} of {self.world_size}; stage the part for this rank"
         if not isinstance(self._chosen, range):
             advice = "choose rows that it holds, or open the whole store"
@@ -545,7 +540,7 @@ class Loader:
 
     def _running(self) -> Epoch | None:
         """The epoch that has been started and has not ended."""
-        epoch = self._filler.epoch() if self._filler else None
+        epoch = self._filler.owner() if self._filler else None
         return None if epoch is None or epoch.ended else epoch
 
     def _check_between_epochs(self, advice: str) -> None:

@@ -40,7 +40,7 @@ class Meter:
 
     batches: int = 0
     rows: int = 0
-    ready: int = 0  # number of batches that were ready when one was requested, summed over all requests
+    batches_ready: int = 0  # batches that were ready when one was requested, summed over all requests
     waits: int = 0
     seconds: float = 0.0  # time spent iterating, including the consumer's own work
     seconds_waited: float = 0.0
@@ -73,7 +73,7 @@ class Meter:
                 "batches": self.waits,
                 "seconds": self.seconds_waited,
                 "time_share": self.waited_time_share,
-                "queue_depth": self.ready / batches,
+                "queue_depth": self.batches_ready / batches,
             },
             "threads": {
                 "seconds_reading": self.seconds_reading,

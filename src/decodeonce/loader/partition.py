@@ -77,6 +77,10 @@ class Partition:
             return max(0, self.fewest - consumed) // self.stride
         return -(-(self.most - consumed) // self.stride)
 
+    def remainder(self, world_size: int) -> int:
+        """Rows that count in the last global batch of a pass. 0: it is complete, or each rank has its own range."""
+        return len(self.rows) % self.stride if self.tail != "drop" and self.slices == world_size else 0
+
     def share(self, consumed: int) -> tuple[Rows, int]:
         """This rank's positions in the step after `consumed` rows, and how many are valid; the rest is padding."""
         count = len(self.rows)
@@ -166,9 +170,12 @@ def _own_range(whole: Partition) -> Partition:
 
 
 def plan_steps(
-    order: Order, partition: Partition, consumed: int, epoch: int, first: int | None = None
+    order: Order, partition: Partition, consumed: int, epoch: int, numbered_from: int | None = None
 ) -> Iterator[StepRows]:
-    """Yield the steps of a pass after its first `consumed` rows. If `first` is given, number the rows from there."""
+    """Yield the steps of a pass after its first `consumed` rows.
+
+    If `numbered_from` is given, it is the number of the first row of the pass in `StepRows.positions`.
+    """
     steps = range(partition.steps(consumed))
     group = max(1, GROUP_ROWS // partition.batch_size)
     for start in steps[::group]:
@@ -178,9 +185,9 @@ def plan_steps(
             own, rows = np.split(rows, [len(positions)])
             drawn = None
             # In ascending order, reads go forward and consecutive rows are read together.
-            if first is not None:
+            if numbered_from is not None:
                 places = np.lexsort((own, np.arange(len(own)) >= valid))
-                own, drawn = own[places], first + positions[places]
+                own, drawn = own[places], numbered_from + positions[places]
             else:
                 own[:valid].sort()
                 own[valid:].sort()

@@ -73,19 +73,21 @@ class Reader:
     """Makes the calls that read rows into slots, for `threads` threads, with one preadv per run of consecutive rows.
 
     Only one thread can call `open`, `calls` and `hint`; any thread can run the calls that they return. With `verify`,
-    the thread that copied a row also checks it. If slots hold rows with unpacked images, whose manifest is `unpacked`,
-    it then unpacks the image. Hints are needed because a copying thread has a single read in progress, which is too
-    little for most storage (docs/contribute/lab-notes.md). A hint takes long if the queue of the storage is full, and
-    because the kernel works page by page.
+    the thread that copied a row also checks it. If slots hold rows with unpacked images, whose manifest is
+    `unpacked_manifest`, it then unpacks the image. Hints are needed because a copying thread has a single read in
+    progress, which is too little for most storage (docs/contribute/lab-notes.md). A hint takes long if the queue of the
+    storage is full, and because the kernel works page by page.
 
     Raises:
         StoreError: If labels.npy is damaged, or the dtype or shape of a column is wrong; with `verify`, also if
             checksums.npy or a column is damaged.
     """
 
-    def __init__(self, store: Store, threads: int, *, verify: bool = False, unpacked: Manifest | None = None) -> None:
+    def __init__(
+        self, store: Store, threads: int, *, verify: bool = False, unpacked_manifest: Manifest | None = None
+    ) -> None:
         self._packed = _Scratch()
-        self._unpacked = unpacked
+        self._unpacked_manifest = unpacked_manifest
         self.manifest, self.row_bytes, self.threads = store.manifest, store.manifest.row_bytes, threads
         self._root, shards = store.paths.root, self.manifest.shards
         self.paths = [self._root / shard.file for shard in shards]
@@ -130,7 +132,7 @@ class Reader:
         """At most one call per thread. Together the calls fill out[i] with row rows[i], and write nothing else."""
         self._prepare(rows)
         copy = self._copy if self._checksums is None else partial(self._copy_verified, self._checksums)
-        copy = partial(self._copy_unpacked, self._unpacked, copy) if self._unpacked else copy
+        copy = partial(self._copy_unpacked, self._unpacked_manifest, copy) if self._unpacked_manifest else copy
         cuts = [len(rows) * share // self.threads for share in range(self.threads + 1)]
         return [partial(copy, rows[a:b], out[a:b]) for a, b in pairwise(cuts) if a < b]
 
@@ -172,10 +174,12 @@ class Reader:
         if wrong is not None:
             raise damaged_row_error(self._root, self.manifest, int(rows[wrong]))
 
-    def _copy_unpacked(self, unpacked: Manifest, copy: Callable[[Rows, Pixels], None], rows: Rows, out: Pixels) -> None:
+    def _copy_unpacked(
+        self, unpacked_manifest: Manifest, copy: Callable[[Rows, Pixels], None], rows: Rows, out: Pixels
+    ) -> None:
         packed = self._packed.take(len(rows) * self.row_bytes).reshape(len(rows), self.row_bytes)
         copy(rows, packed)
-        stored, wanted = self.manifest.views(packed), unpacked.views(out.reshape(len(rows), -1))
+        stored, wanted = self.manifest.views(packed), unpacked_manifest.views(out.reshape(len(rows), -1))
         self.manifest.unpack(stored.pop("images"), out=wanted["images"])
         for name, array in stored.items():
             wanted[name][...] = array
@@ -214,8 +218,10 @@ class MmapReader(Reader):
     # threads: np.take 18.3 and 20.0, np.copyto row by row 17.3 and 17.9, torch.index_select 15.4 and 17.5, preadv 11.3
     # and 13.9. A first pass over a mapping ran at 11.5 with one thread. MADV_POPULATE_READ cost as much as it saved.
 
-    def __init__(self, store: Store, threads: int, *, verify: bool = False, unpacked: Manifest | None = None) -> None:
-        super().__init__(store, threads, verify=verify, unpacked=unpacked)
+    def __init__(
+        self, store: Store, threads: int, *, verify: bool = False, unpacked_manifest: Manifest | None = None
+    ) -> None:
+        super().__init__(store, threads, verify=verify, unpacked_manifest=unpacked_manifest)
         self._mapped: dict[int, Pixels] = {}
 
     def _prepare(self, rows: Rows) -> None:
@@ -265,9 +271,15 @@ class DirectReader(Reader):
     """
 
     def __init__(
-        self, store: Store, threads: int, *, verify: bool = False, unpacked: Manifest | None = None, kept: float = 0.0
+        self,
+        store: Store,
+        threads: int,
+        *,
+        verify: bool = False,
+        unpacked_manifest: Manifest | None = None,
+        kept: float = 0.0,
     ) -> None:
-        super().__init__(store, threads, verify=verify, unpacked=unpacked)
+        super().__init__(store, threads, verify=verify, unpacked_manifest=unpacked_manifest)
         self._below = np.uint64(min(kept * 2.0**64, 2.0**64 - 2.0**11))
         self._direct: dict[int, int] = {}
         self.close = weakref.finalize(self, _close_all, self._fds, self._direct)
@@ -374,8 +386,8 @@ class Choice(NamedTuple):
     kept: float = 1.0
 
 
-def choose_reader(root: Path, nbytes: int, name: ReaderName = "auto", slots: int = 0) -> Choice:
-    """Choose a reader for the store at `root` with `nbytes` of rows; `slots` are the bytes of a Loader's batches."""
+def choose_reader(root: Path, nbytes: int, name: ReaderName = "auto", slot_bytes: int = 0) -> Choice:
+    """Choose a reader for the store at `root` with `nbytes` of rows, and a Loader with `slot_bytes` of batches."""
     network, memory = network_file_system(root), available_memory()
     if network is not None and name != "pread":
         mmap = "mmap would read page by page, and kill the process if the server is lost"
@@ -390,7 +402,7 @@ def choose_reader(root: Path, nbytes: int, name: ReaderName = "auto", slots: int
         name = "pread" if is_in_memory(root) else "direct"
     if name != "direct":
         return Choice(name, why)
-    kept = kept_share(nbytes, (memory or 0) - slots)
+    kept = kept_share(nbytes, (memory or 0) - slot_bytes)
     return Choice(name, why, kept) if kept < 1 else Choice("pread", f"{why}, but all rows can stay in memory")
 
 
@@ -405,27 +417,29 @@ def make_reader(
     threads: int,
     *,
     verify: bool,
-    unpacked: Manifest | None = None,
+    unpacked_manifest: Manifest | None = None,
     count: int | None = None,
-    slots: int = 0,
+    slot_bytes: int = 0,
 ) -> tuple[Reader, dict[str, Any]]:
     """Create a reader; return it and, for `stats`, its name, why it was chosen, and its settings.
 
-    `count` is the number of rows that are going to be read, by default all that the store holds. `slots` are the bytes
-    of the batches that the Loader prepares.
+    `count` is the number of rows that are going to be read, by default all that the store holds. `slot_bytes` are the
+    bytes of the batches that the Loader prepares.
     """
     count = len(store.rows) if count is None else min(count, len(store.rows))
-    choice = choose_reader(store.paths.root, count * store.manifest.row_bytes, name, slots)
+    choice = choose_reader(store.paths.root, count * store.manifest.row_bytes, name, slot_bytes)
     if choice.name == "direct":
         try:
-            direct = DirectReader(store, threads, verify=verify, unpacked=unpacked, kept=choice.kept)
+            direct = DirectReader(store, threads, verify=verify, unpacked_manifest=unpacked_manifest, kept=choice.kept)
             return direct, {**choice._asdict(), "threads": direct.threads}
         except OSError as error:
             if error.errno in TRANSIENT_ERRORS:
                 raise
             why = f"{choice.why}, but this file system has no direct reads ({error.strerror})"
             choice = Choice("pread", why)
-    made = (MmapReader if choice.name == "mmap" else Reader)(store, threads, verify=verify, unpacked=unpacked)
+    made = (MmapReader if choice.name == "mmap" else Reader)(
+        store, threads, verify=verify, unpacked_manifest=unpacked_manifest
+    )
     return made, {**choice._asdict(), "threads": threads}
 
 

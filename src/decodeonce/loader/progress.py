@@ -27,7 +27,7 @@ class Position:
     epoch_rows: int = 0
 
 
-class Positions:
+class Progress:
     """The position of training (`now`), and the position where the next `for` loop starts (`next`)."""
 
     def __init__(self, partition: Partition, steps: int | None) -> None:
