@@ -470,12 +470,37 @@ def test_values_of_all_blocks_decide_on_a_column(write: Write, tmp_path: Path) -
     assert (columns["pair"].tolist(), columns["pair"].dtype.name) == ([[n, 2**24 + n] for n in range(4)], "int64")
     lists = source_of(write, "[(gray(1), 0, {'list': [1]}), (gray(2), 0, {'list': [1, 2]})]")
     plan = make_plan(lists, tmp_path / "lists", replace(ONE_ROW_PER_BLOCK, shuffle_seed=None))
-    for task in range(2):  # each worker sees one of the samples
-        work(plan.paths.root, WorkSettings(workers=1, task=task, tasks=2))
     with pytest.raises(
-        BuildError, match=r"make\[1\]: column 'list': found \[1, 2\], expected a list of 1 number.*; then remove OUT"
+        BuildError, match=r"make\[1\]: column 'list': found \[1, 2\], expected a list of 1 number, like"
     ):
-        finish(plan.paths.root)
+        work(plan.paths.root, WorkSettings(workers=1, task=1, tasks=2))  # it sees only the second sample
+
+
+def test_samples_that_are_rejected_for_their_label_do_not_count_for_columns(write: Write, tmp_path: Path) -> None:
+    items = "[(gray(n), -1 if n == 3 else n, {} if n == 3 else {'a': n}) for n in range(5)]"
+    store = open_store(
+        build_in_process(source_of(write, items), tmp_path / "out", replace(IN_ORDER, shuffle_seed=None))
+    )
+    assert (store.columns["a"].tolist(), store.labels.tolist()) == ([0, 1, 2, 4], [0, 1, 2, 4])
+
+
+def test_labels_that_were_never_read_are_counted(
+    write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    items = "[(gray(1), 'b'), (gray(2), 'a', 'no columns'), (gray(3), 'c')]"
+    for name, options in (("given", {"classes": ["a", "b", "c"]}), ("found", {})):
+        store = open_store(build_in_process(source_of(write, items, **options), tmp_path / name, IN_ORDER))
+        said = [text for text in caplog.messages if "unknown" in text]
+        assert ([cls.name for cls in store.classes], len(said)) == ([*"abc"], 0) if options else ([*"bc"], 1)
+    assert "make: the labels of 1 sample are unknown (first data_of_a_user" in said[0]
+    assert "make[1], see rejects.tsv); if only these have a label, it is not among the classes" in said[0]
+
+
+def test_label_beyond_all_class_numbers_stops_the_task(write: Write, tmp_path: Path) -> None:
+    source = source_of(write, "[(gray(1), 1), (gray(2), 2**21)]")
+    plan = make_plan(source, tmp_path / "out", ONE_ROW_PER_BLOCK)
+    with pytest.raises(BuildError, match=r"make\[1\]: label 2097152, expected 0 to 1048575"):
+        work(plan.paths.root, WorkSettings(workers=1))
 
 
 MAP = """
@@ -491,7 +516,7 @@ def test_map_gets_a_class_that_does_not_depend_on_other_labels(
     monkeypatch.syspath_prepend(tmp_path)
     recipe = replace(IN_ORDER, map=find_map(f"{write(MAP).name}:named"))
     items = "[(gray(1), 'a cat'), (gray(2), 1)]"
-    with pytest.raises(BuildError, match=r"make\[0\]: a map gets the class of its image, .* again with --classes FILE"):
+    with pytest.raises(BuildError, match=r"make\[0\]: a map gets the class of its image, .* build with --classes FILE"):
         build_in_process(source_of(write, items), tmp_path / "unknown", recipe)
     numbers = source_of(write, "[(gray(1), 0), (gray(2), 1)]", classes=["a cat", "dog"])
     store = open_store(build_in_process(numbers, tmp_path / "numbers", recipe))

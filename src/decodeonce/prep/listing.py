@@ -28,8 +28,9 @@ Box = tuple[float, float, float, float]
 PixelBox = tuple[int, int, int, int]  # the same in pixels; right and bottom are exclusive
 WHOLE = [math.nan] * 4
 Value = int | float | list[int] | list[float]  # a sample's value in a numeric column
-# What is known about a sample of a dataset only after it was read: its `place`, label as text, and values of columns.
-LateFacts = tuple[int, str, list[Value]]
+# What is known about a sample of a dataset only after it was read: its `place`, its label as text, and its values of
+# columns; None if its label rejects it.
+LateFacts = tuple[int, str, list[Value] | None]
 RECORD = np.dtype(
     [
         ("label", "<i4"),
@@ -362,18 +363,18 @@ class NumberColumn:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._shape: tuple[int, ...] | None = None  # of the first value
+        self.shape: tuple[int, ...] | None = None  # of the first value
         self._held: array[Any] = array("q")
 
     def check(self, value: object, where: str) -> Value:
         """Return the value if it fits this column; otherwise raise BuildError, starting with `where`."""
         numbers, shape = _numbers_and_shape(value)
-        if numbers and all(map(_is_number, numbers)) and self._shape in (None, shape):
-            self._shape = shape
+        if numbers and all(map(_is_number, numbers)) and self.shape in (None, shape):
+            self.shape = shape
             return value  # type: ignore[return-value]
         expected = "a number, or a list of numbers like [1, 2]"
-        if self._shape is not None:
-            expected = f"a list of {counted(self._shape[0], 'number')}" if self._shape else "a number"
+        if self.shape is not None:
+            expected = f"a list of {counted(self.shape[0], 'number')}" if self.shape else "a number"
             expected += ", like the first row"
         found = "nothing" if value is None else f"{value!r:.80}"
         rules = "numbers must be finite, and whole numbers must fit int64; for text, store token ids"
@@ -381,7 +382,7 @@ class NumberColumn:
 
     def append(self, value: Value) -> None:
         """Append a value that `check` returned."""
-        numbers, self._shape = _numbers_and_shape(value)
+        numbers, self.shape = _numbers_and_shape(value)
         if self._held.typecode == "q" and float in map(type, numbers):
             self._held = array("d", self._held)
         self._held.extend(numbers)
@@ -391,7 +392,7 @@ class NumberColumn:
 
     def to_array(self) -> np.ndarray:
         """Return the values as int64 or float64."""
-        return np.frombuffer(self._held, np.dtype(self._held.typecode)).reshape(-1, *(self._shape or ()))
+        return np.frombuffer(self._held, np.dtype(self._held.typecode)).reshape(-1, *(self.shape or ()))
 
     def to_column(self) -> tuple[Column, np.ndarray]:
         """Return the column of the store, and its values as int64 or float64."""

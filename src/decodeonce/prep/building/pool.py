@@ -426,7 +426,7 @@ class WorkerPool:
             worker.child.end()
             return False
         row, status = worker.row, worker.child.exit_status()
-        if status in READER_CRASHES and row is None:
+        if row is None and (status in READER_CRASHES or status >= 0):  # a dataset may end its process
             row = worker.child.heartbeat.reading
         worker.child.end()
         self._queue.put_back(worker, worker.blocks)

@@ -22,6 +22,7 @@ from the top left image corner and are 0-indexed". They are [x, y, width, height
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -169,7 +170,11 @@ class BoxedSource(SourceWrapper):
         found = self.source.with_late_facts(planned, facts)
         if found is planned or self.rules.keep:
             return found
-        classes = [*found.classes, *(cls for cls in planned.classes if cls not in found.classes)]
+        new = [cls for cls in planned.classes if cls not in found.classes]
+        if new:
+            what = "object names that became new classes"
+            logging.getLogger("decodeonce").warning("%s: %s: %d (first %s)", self.boxes, what, len(new), new[0].name)
+        classes = [*found.classes, *new]
         objects = ~np.isnan(planned.numbers["box"][:, 0])
         number_of = np.array([classes.index(cls) for cls in planned.classes])
         found.records["label"][objects] = number_of[planned.records["label"][objects]]

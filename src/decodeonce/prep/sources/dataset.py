@@ -169,6 +169,8 @@ class DatasetSource(LabeledSource):
         label_column: Name of a Hugging Face dataset's column of labels; default "": the only one.
         no_labels: Whether to ignore labels: all samples are of one class; default False.
         length: Number of samples when the source was made; default None: it is made now.
+        shapes: The shape of a value by name of its column, from the first sample that could be read at that time.
+        origin: Where `classes` came from, for messages.
         all_columns: Whether a sample with a column or mask that the first one lacks is an error; default False.
         fingerprint: The fingerprint of the Hugging Face dataset at that time.
         paired: The masks ("mask") and second images ("target:rgb") at that time.
@@ -184,7 +186,7 @@ class DatasetSource(LabeledSource):
 
     kind = "dataset"
 
-    def __init__(  # noqa: PLR0913 - the last three are for workers
+    def __init__(  # noqa: PLR0913 - those from `length` on are for workers
         self,
         root: str | Path,
         *,
@@ -194,6 +196,8 @@ class DatasetSource(LabeledSource):
         label_column: str = "",
         no_labels: bool = False,
         length: int | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        origin: str | None = None,
         all_columns: bool = False,
         fingerprint: str = "",
         paired: Sequence[str] = (),
@@ -215,17 +219,21 @@ class DatasetSource(LabeledSource):
             self._length, self._fingerprint = len(self._dataset), self._dataset.fingerprint
             if self._length > MOST_SAMPLES:
                 raise BuildError(f"{self._name}: len() is {self._length:,}, expected at most {MOST_SAMPLES:,}")
-            columns, found = self._of_first_sample()
+            shapes, found = self._of_first_sample()
             self._all_columns = column is None
             self.paired = tuple(one for one in found if column is None or one.name in column)
             paired = [one.name for one in self.paired]
-            column = columns if column is None else [name for name in column if name not in paired]
+            column = list(shapes) if column is None else [name for name in column if name not in paired]
             if classes is None and not no_labels and (names := self._dataset.class_names) is not None:
                 if wrong := [name for name in names if not _is_name(name)]:
                     raise BuildError(f"the classes of {self._name}: {wrong[0]!r} is not valid Unicode; correct it")
                 classes = ClassList(names, f"the classes of {self._name}")
                 check_no_duplicates(classes)
+        if classes is not None:
+            classes = ClassList(classes, origin)
         super().__init__(Path(root), classes, column, no_labels=no_labels)
+        for one in self._number_columns:
+            one.shape = tuple(shapes[one.name]) if shapes and one.name in shapes and not self._fingerprint else None
         self._asked |= super().options()
         self._wanted = [*self.column_names, *(one.name for one in self.paired)]
 
@@ -234,7 +242,9 @@ class DatasetSource(LabeledSource):
         return self._dataset.description
 
     def arguments(self) -> dict[str, Any]:
-        return {**self._own_facts(), **super().arguments()}
+        origin = {} if self._requested is None else {"origin": self._requested.origin}
+        shapes = {} if self._fingerprint else {one.name: one.shape for one in self._number_columns}
+        return {**self._own_facts(), **super().arguments(), **origin, "shapes": shapes}
 
     def _own_facts(self) -> dict[str, Any]:
         own = {"column": list(self.column_names), "length": self._length, "fingerprint": self._fingerprint}
@@ -281,12 +291,11 @@ class DatasetSource(LabeledSource):
             label, where = sample.label or "", self._where(entry.place)
             if label not in self._classes_alone:
                 self._classes_alone[label] = self._class_alone(label, where)
-            problem = self._classes_alone[label][1]
-            if label or not problem:
-                values = self._checked(map(sample.numbers.get, self.column_names), where)
-                self._late_facts.append((entry.place, label, [*values]))
-            if problem:
+            if problem := self._classes_alone[label][1]:
+                self._late_facts.append((entry.place, label, None))
                 raise Undecodable(problem)
+            values = self._checked(map(sample.numbers.get, self.column_names), where)
+            self._late_facts.append((entry.place, label, [*values]))
         return [sample.data, *(sample.paired[one.name] for one in self.paired)]
 
     def late_facts(self) -> list[LateFacts]:
@@ -299,7 +308,7 @@ class DatasetSource(LabeledSource):
         place, label, _ = self._late_facts[-1]
         if (number := self._classes_alone[label][0]) is None:
             what = f"a map gets the class of its image, but that of label {label!r:.80} depends on all other labels"
-            advice = "remove OUT and build again with --classes FILE, where names are not numbers"
+            advice = "build with --classes FILE, where names are not numbers; if OUT exists, remove it first"
             raise BuildError(f"{self._where(place)}: {what}; {advice}")
         return number
 
@@ -309,20 +318,24 @@ class DatasetSource(LabeledSource):
         # What each fact says, in the order of the facts. Objects of one image have equal facts.
         places, codes, numbers = array("q"), array("q"), number_columns(self.column_names)
         code_of, first = dict[str, int](), dict[str, int]()  # the code and the first place of each label
-        try:
-            for place, label, values in facts:
+        unknown = np.ones(self._length or 0, np.bool_)  # whether the label of a sample is
+        for place, label, values in facts:
+            unknown[place] = False
+            if label:
+                first[label] = min(place, first.get(label, place))
+            if values is not None:
                 places.append(place)
                 codes.append(code_of.setdefault(label, len(code_of)))
-                first[label] = min(place, first.get(label, place))
                 for collected, value in zip(numbers, values, strict=True):
-                    collected.append(collected.check(value, self._where(place)))
+                    collected.append(value)
+        try:
             seen = {label: self._where(first[label]) for label in sorted(first, key=first.__getitem__)}
             self._learn(seen)
             if wrong := [label for label in self._given or () if label in seen and self._class_of(label)[1]]:
                 raise BuildError(f"{seen[wrong[0]]}: {self._class_of(wrong[0])[1]}, because all labels are numbers")
         except BuildError as error:
             raise BuildError(f"{error}; then remove OUT and build again") from None
-        for warning in self._warnings(len(np.unique(places))):
+        for warning in [*self._warnings(len(np.unique(places))), *self._unknown_labels(unknown)]:
             logging.getLogger("decodeonce").warning("%s: %s", self._name, warning)
         # The row of a sample without facts was rejected. It gets those of any other sample, and is in no store.
         fact_of = np.zeros(self._length or 0, np.int64)
@@ -337,6 +350,14 @@ class DatasetSource(LabeledSource):
             columns=tuple(one for one, _ in columns),
             classes=tuple(map(ImageClass, self._names or ())),
         )
+
+    def _unknown_labels(self, unknown: NDArray[np.bool_]) -> list[str]:
+        """Return a warning if classes that follow from the labels may lack some, because samples were never read."""
+        if self._given is not None or self.no_labels or not unknown.any():
+            return []
+        first = self._where(int(unknown.argmax()))
+        what = f"the labels of {counted(int(unknown.sum()), 'sample')} are unknown (first {first}, see rejects.tsv)"
+        return [f"{what}; if only these have a label, it is not among the classes; --classes FILE lists all classes"]
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
         assert self._length is not None
@@ -365,10 +386,10 @@ class DatasetSource(LabeledSource):
             raise Undecodable(problem)
         return sample
 
-    def _of_first_sample(self) -> tuple[list[str], Sequence[Paired]]:
-        """Return columns, masks and second images of the first sample that can be read; none of an empty dataset."""
+    def _of_first_sample(self) -> tuple[dict[str, Sequence[int]], Sequence[Paired]]:
+        """Return the shapes of columns, masks and second images of the first sample that can be read; none if empty."""
         if isinstance(self._dataset, HuggingFaceDataset):
-            return self._dataset.columns, []
+            return dict.fromkeys(self._dataset.columns, ()), []
         problem, first = "", range(min(len(self._dataset), FIRST_SAMPLES))
         for index in first:
             try:
@@ -382,14 +403,15 @@ class DatasetSource(LabeledSource):
             except ValueError as error:
                 advice = "rename it, or name the others with --column"
                 raise BuildError(f"{self._where(index)}: {error}; {advice}") from None
-            for name in sample.numbers if self._wanted is None else self._wanted:
-                if name not in sample.paired:
-                    NumberColumn(name).check(sample.numbers.get(name), self._where(index))
-            return list(sample.numbers), paired
+            wanted = sample.numbers if self._wanted is None else self._wanted
+            columns = [NumberColumn(name) for name in wanted if name not in sample.paired]
+            for one in columns:
+                one.check(sample.numbers.get(one.name), self._where(index))
+            return {one.name: one.shape or () for one in columns}, paired
         if problem:
             expected = f"expected a sample that names the columns and masks among the first {len(first)}"
             raise BuildError(f"{problem}; {expected}; correct the sample, or remove it from the dataset")
-        return [], []
+        return {}, []
 
     @cached_property
     def _dataset(self) -> IndexedDataset | HuggingFaceDataset:

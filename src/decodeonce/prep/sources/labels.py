@@ -151,8 +151,8 @@ class LabeledSource(Source):
         if self.no_labels or not label:
             return self._class_of(label)
         numbers = {given.index(label)} if label in given else set()
-        if not numbers and self._given is not None:
-            self._learn({label: where})
+        if not numbers and (self._given is not None or (whole and int(whole[1]) >= MAX_NUMBERS)):
+            self._learn({label: where})  # raises, unless it is a number of a given class
         if not numbers and whole and int(whole[1]) < 0:
             return 0, NEGATIVE.format(label)
         if whole and 0 <= int(whole[1]) < len(given):
