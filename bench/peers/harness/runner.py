@@ -61,9 +61,10 @@ class Runner:
 
     def _line(self) -> bytes:
         assert self.process.stdout is not None
-        deadline = time.monotonic() + TIMEOUT
+        deadline, answers = time.monotonic() + TIMEOUT, select.poll()  # select.select refuses descriptors from 1024 on
+        answers.register(self.process.stdout, select.POLLIN)
         while time.monotonic() < deadline:
-            if select.select([self.process.stdout], [], [], 0.5)[0] and (line := self.process.stdout.readline()):
+            if answers.poll(500) and (line := self.process.stdout.readline()):
                 return line
             if self.process.poll() is not None:  # its workers may still run and keep the pipe open
                 raise ArmError(f"its process ended with exit code {self.process.returncode} (see {self.log})")
