@@ -183,7 +183,7 @@ def test_missing_column_is_reported(tmp_path: Path) -> None:
     for header, column, message in (
         (None, ["x"], "list.csv: no header line, but --column x needs one"),
         (["path", "x"], ["y"], "list.csv: --column y: no column of this name, expected one of path, x"),
-        (["path", "label", "x", "x"], ["x"], "--column x: 2 columns of this name"),
+        (["path", "label", "x", "x"], ["x"], "2 columns are called x; rename them, or choose another with --column"),
         (["path", "lbl", "x"], ["x"], "columns path, lbl, x; expected a path and a label"),
         (["path", "x"], ["x", "x"], "--column x: given more than once"),
         (["path", "labels"], ["labels"], "--column: column name 'labels': a build writes box_count,"),

@@ -161,6 +161,14 @@ def test_invalid_list_is_an_error_that_names_the_line(root: Path) -> None:
         ("0\t1\tcat/1.jpg\n", "columns 0, 1, cat/1.jpg; expected a path and a label, or a header line"),
         ("path\tbreed\ncat/1.jpg\ta\n", "columns path, breed; expected"),
         ("where\tbreed\ncat/1.jpg\ta\n", "columns where, breed; expected"),
+        ("cat/1.jpg\tbass\ndog/2.jpg\tbass\tsea\n", "line 2: .*: 3 fields, but the first line has 2; remove other"),
+        ("path\tlabel\ncat/1.jpg\tbass\tsea\n", "line 2: .*: 3 fields, but the first line has 2; remove"),
+        ("path,label\ncat/1.jpg,maillot, tank suit\n", "line 2: .*: 3 fields, .*; put quotation marks around a text"),
+        ("cat/1.jpg,maillot\ndog/2.jpg,maillot, tank suit\n", "line 2: .*: 3 fields, but the first line has 2; put"),
+        ("id,path,label\n7,cat/1.jpg,bass,\n", "line 2: .*: 4 fields, but the first line has 3; put"),
+        ("path,label,label\ncat/1.jpg,a,b\n", "2 columns are called label; rename them, or choose .* --label-column"),
+        ("path,Label,label\ncat/1.jpg,a,b\n", "2 columns are called label; rename them"),
+        ("path,label,Path\ncat/1.jpg,a,b\n", "2 columns are called path; rename them, or choose .* --image-column"),
         ("cat/1.jpg\t20240131\n", "line 1: label 20240131, expected 0 to 1048575; class numbers start at 0"),
     ):
         with pytest.raises(BuildError, match="list.txt: " + message.format(root=root)):
@@ -185,6 +193,8 @@ def test_unreadable_class_list_is_an_error(tmp_path: Path) -> None:
         (None, "No such file or directory; expected a file with one class name per line"),
         (b"\xff\xfea\0", "not UTF-8 text; expected"),
         (b"\n \n", "contains no class names; expected one per line"),
+        (b"\ncat\n", "line 1 is blank; write its class there, or remove the line"),
+        (b"cat\r\n \r\ndog\r\n", "line 2 is blank; write its class there, or remove the line"),
     ):
         path = tmp_path / "order.txt"
         if content is not None:
@@ -194,9 +204,9 @@ def test_unreadable_class_list_is_an_error(tmp_path: Path) -> None:
 
 
 def test_class_list_keeps_its_order_and_file(tmp_path: Path) -> None:
-    (tmp_path / "order.txt").write_bytes(b"\xef\xbb\xbfdog\r\n\n cat\n")
+    (tmp_path / "order.txt").write_bytes("\ufeffdog\r\n cat\nred\u2028fox\n\n \n".encode())
     names = read_class_list(tmp_path / "order.txt")
-    assert (names, getattr(names, "origin", "")) == (["dog", "cat"], str(tmp_path / "order.txt"))
+    assert (names, getattr(names, "origin", "")) == (["dog", "cat", "red\u2028fox"], str(tmp_path / "order.txt"))
 
 
 def test_many_labels_cause_no_warning_with_class_list(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -23,16 +24,20 @@ class ClassList(list[str]):
 
 
 def read_class_list(path: Path) -> ClassList:
-    """Read a file with one class name per line; raise ValueError if it cannot be read or has no names."""
-    try:
-        lines = [line.strip() for line in read_small(path).decode("utf-8-sig").splitlines()]
+    """Read a file with one class name per line; raise ValueError if it cannot be read, or has no or blank names."""
+    try:  # only line ends separate names, which may contain the other characters that splitlines() splits at
+        lines = [line.strip() for line in io.StringIO(read_small(path).decode("utf-8-sig"), newline=None)]
     except (OSError, UnicodeDecodeError) as error:
         found = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ValueError(f"--classes {path}: {found}; expected a file with one class name per line") from None
-    names = ClassList(filter(None, lines), str(path))
-    if not names:
+    while lines and not lines[-1]:
+        lines.pop()
+    if not lines:
         raise ValueError(f"--classes {path}: contains no class names; expected one per line")
-    return names
+    if "" in lines:  # it may be the place of a name, and all later names would get another label
+        number = lines.index("") + 1
+        raise ValueError(f"--classes {path}: line {number} is blank; write its class there, or remove the line")
+    return ClassList(lines, str(path))
 
 
 def check_no_duplicates(names: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 import xxhash
 
 from decodeonce.errors import BuildError
-from decodeonce.formatting import quoted
+from decodeonce.formatting import counted, quoted
 from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
 from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, Links, expecting, stat_entries
@@ -355,10 +355,11 @@ class ListLine(NamedTuple):
 class Layout:
     """The format of a list: the separator of its columns ("" for none), and the positions of path, label and others.
 
-    `left` are the names of the columns that are not read.
+    `width` is the number of columns, and `left` are the names of those that are not read.
     """
 
     separator: str = ""
+    width: int = 1
     path: int = 0
     label: int | None = None
     header: bool = False
@@ -381,6 +382,10 @@ def read_list(file: Path, columns: Columns = Columns()) -> Iterator[ListLine]:
             continue
         if len(fields) <= last or not fields[layout.path] or "\0" in fields[layout.path]:
             raise BuildError(f"{file}: line {number}: {fields!r:.200}, expected {layout}")
+        if len(fields) > layout.width:  # the label may be cut, and one class may take in several
+            found = f"{counted(len(fields), 'field')}, but the first line has {layout.width}"
+            advice = "put quotation marks around a text with commas" if layout.separator == "," else "remove other tabs"
+            raise BuildError(f"{file}: line {number}: {fields!r:.200}: {found}; {advice}")
         label = None if layout.label is None else fields[layout.label].strip()
         yield ListLine(number, fields[layout.path], label, [fields[other] for other in layout.others])
 
@@ -402,7 +407,8 @@ def find_layout(file: Path, columns: Columns = Columns()) -> Layout:
         first = _split(file, rows[-1][0], rows[-1][1][0], separator)[path or 0 :][:1]
         no_labels = columns.no_labels or bool(others and label is None and first and "/" not in first[0])
         left = tuple(name for at, name in enumerate(fields) if at not in (path, label, *others))
-        return Layout(separator, path or 0, label, header=True, others=others, left=left, no_labels=no_labels)
+        place = (separator, len(fields), path or 0, label)
+        return Layout(*place, header=True, others=others, left=left, no_labels=no_labels)
     if columns.numbers and path is None:
         raise BuildError(
             f"{file}: no header line, but --column {columns.numbers[0]} needs one; expected a first line with "
@@ -417,7 +423,7 @@ def find_layout(file: Path, columns: Columns = Columns()) -> Layout:
             "--image-column NAME and --label-column NAME, or --no-labels; --column NAME keeps a column of numbers"
         )
     label = 1 if len(fields) == 2 and not columns.no_labels else None
-    return Layout(separator, 0, label, no_labels=columns.no_labels)
+    return Layout(separator, len(fields), 0, label, no_labels=columns.no_labels)
 
 
 def _refuse_other_formats(file: Path, line: str) -> None:
@@ -432,13 +438,15 @@ def _refuse_other_formats(file: Path, line: str) -> None:
 
 def _position(file: Path, names: list[str], name: str, flag: str, known: Sequence[str]) -> int | None:
     """Return the position of the column `name` or, without a name, of the first of the `known` names that is there."""
-    lower = [each.lower() for each in names]
-    if not name:
-        return next((lower.index(each) for each in known if each in lower), None)
-    if names.count(name) != 1:
-        found = f"{names.count(name)} columns of this name" if name in names else "no column of this name"
-        raise BuildError(f"{file}: {flag} {name}: {found}, expected one of {', '.join(names):.200}")
-    return names.index(name)
+    given = name or next((each for each in known if each in map(str.lower, names)), None)
+    if given is None:
+        return None
+    lower = names if name else [each.lower() for each in names]
+    if (count := lower.count(given)) > 1:
+        raise BuildError(f"{file}: {count} columns are called {given}; rename them, or choose another with {flag}")
+    if not count:
+        raise BuildError(f"{file}: {flag} {given}: no column of this name, expected one of {', '.join(names):.200}")
+    return lower.index(given)
 
 
 def _separator(file: Path, line: str) -> str:
