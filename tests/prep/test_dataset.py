@@ -189,6 +189,12 @@ def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, m
         assert unlabeled.found == f"{len(images)} samples, images from image.bytes, without labels"
         out = build_in_process(unlabeled, tmp_path / next(iter(options)), RECIPE)
         assert open_store(out).labels.tolist() == [0] * len(images)
+    is_odd = [k % 2 == 1 for k in range(len(images))]
+    wrong = datasets.Dataset.from_dict({"image": images, "score": [0.5] * len(images), "label": is_odd})
+    wrong.cast_column("image", datasets.Image()).save_to_disk(tmp_path / "wrong")
+    (tmp_path / "wrong.py").write_text((tmp_path / "alone.py").read_text().replace("alone", "wrong"))
+    with pytest.raises(BuildError, match=r"wrong:f: no column looks like labels; .* label \(bool\)"):
+        open_dataset(f"{tmp_path}/wrong:f", column=["score"])
 
     plan = make_plan(open_dataset(f"{module}:photos"), tmp_path / "plan", RECIPE)
     columns["score"][0] = 7

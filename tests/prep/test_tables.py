@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import xxhash
 
@@ -120,6 +121,14 @@ def test_column_of_a_table_or_a_tar_is_enough(tmp_path: Path) -> None:
         open_parquet(named, column=["target"])
     with pytest.raises(BuildError, match="no column looks like labels"):
         open_parquet(file, column=["target"], classes=["a"])
+    for unusable in ([True, False], [0.0, 1.0], [[1], [0]], [b"pug", b"beagle"]):  # labels of the wrong type
+        for name in ("label", "coarse"):
+            data = {"image": photos, "target": [0.5, 2.0], name: pa.array(unusable)}
+            wrong = write_table(tmp_path / "wrong.parquet", data)
+            with pytest.raises(BuildError, match=r"no column looks like labels; .*, or pass --no-labels"):
+                open_parquet(wrong, column=["target"])
+            ignored = open_parquet(wrong, column=["target"], no_labels=True)
+            assert [entry.label for entry in ignored.scan().entries] == [0, 0]
     both = write_table(tmp_path / "c.parquet", {"image": photos, "target": [5, 2], "label": [1, 0]})
     assert [entry.label for entry in open_parquet(both, column=["target"]).scan().entries] == [1, 0]
     tar = write_tar(tmp_path / "a.tar", sample("0", jpeg(30, 20), json={"label": 0.5}))

@@ -483,8 +483,8 @@ def open_dataset(
         image_column: Name of a Hugging Face dataset's column of images; default "": the only one.
         label_column: Name of a Hugging Face dataset's column of labels; default "": the only one.
         column: Names of columns of numbers to keep. Default None: those of the first readable sample; for a Hugging
-            Face dataset, none. If no other column of a Hugging Face dataset could hold labels, all samples are of one
-            class.
+            Face dataset, none. If a Hugging Face dataset has no other columns but the images, and none looks like
+            labels, all samples are of one class.
         no_labels: Whether to ignore labels: all samples are of one class; default False. A sample may then be its image
             alone.
         classes: Class names in label order. Default None: those of the dataset, or they follow from the labels.

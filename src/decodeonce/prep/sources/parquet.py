@@ -211,8 +211,8 @@ def open_parquet(
         src: A Parquet file, a folder that holds the files of one split, or a pattern with braces or wildcards.
         image_column: Name of the column of images, binary or a struct with binary `bytes`; default "": the only one.
         label_column: Name of the column of labels, integers or strings; default "": the only one.
-        column: Names of columns of numbers, or of lists of numbers, to keep in the store; default None: none. If no
-            other column could hold labels, all images are of one class.
+        column: Names of columns of numbers, or of lists of numbers, to keep in the store; default None: none. If
+            there are no other columns but the images, and none looks like labels, all images are of one class.
         no_labels: Whether to ignore labels: all images are of one class; default False.
         classes: Class names in label order; default None: the names in the schema if it has them. Otherwise labels that
             are all whole numbers are the class numbers, and other labels are sorted by their bytes.
@@ -389,8 +389,8 @@ def find_columns(
     """Return the columns of images and labels of a schema, by type and name, or the ones passed as `image` and `label`.
 
     `numbers` are the columns of numbers to keep. With `no_labels`, there is no column of labels. With `optional`, there
-    is none if there are `numbers` and no other column could hold labels. Raise BuildError if a column is missing,
-    ambiguous or of another type.
+    is none if `numbers` are all other columns, and none of them looks like labels. Raise BuildError if a column is
+    missing, ambiguous or of another type.
     """
     images = {field.name: leaves for field in schema if (leaves := _image_leaves(field)) is not None}
     likely = [name for name in images if name.lower() in IMAGE_COLUMNS] if len(images) > 1 else list(images)
@@ -398,12 +398,14 @@ def find_columns(
     coded = [name for name in labels if class_names(schema, name) is not None]
     known = coded or [name for name in labels if name.lower() in LABEL_COLUMNS]
     known = [name for name in known if name not in numbers] or known
-    no_labels = no_labels or bool(optional and numbers and not label and not known and set(labels) <= set(numbers))
     if image:
         likely = [name for name, leaves in images.items() if image in (name, leaves[0])]
     if label:
         known = [name for name in labels if name == label]
     chosen = _choose(path, schema, "image", likely, image)
+    # Any other column may hold labels, of a type that labels must not have.
+    kept_all = bool(numbers) and {*schema.names} == {chosen, *numbers}
+    no_labels = no_labels or (optional and not label and not known and kept_all)
     for name in numbers:
         _check_numbers(path, schema, name)
     return Columns(*images[chosen], "" if no_labels else _choose(path, schema, "label", known, label), list(numbers))
