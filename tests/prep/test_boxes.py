@@ -66,12 +66,16 @@ def annotations_of(top: Path) -> Annotations:
     return Annotations(top, Links(top), None)
 
 
-def boxed(entry: Entry, *boxes: Box, names: Sequence[str] = (), keep: int = 0) -> Entry:
-    """Return the entry as a BoxedSource yields it with these boxes and names."""
+def boxed(
+    entry: Entry, *boxes: Box, names: Sequence[str] = (), keep: int = 0, size: tuple[float, float] = (100, 80)
+) -> Entry:
+    """Return the entry as a BoxedSource yields it with these boxes and names, from an annotation of this size."""
     edges: list[float] = [*chain(*boxes), *[math.nan] * 4 * ((keep or 1) - len(boxes))]
     numbers: list[float] = [*map(names.index, names), *[-1] * (keep - len(names))]
     digested = (*(",".join(map(str, box)) for box in boxes), *map(repr, names))
-    return replace(entry, numbers={"edges": edges, "labels": numbers} if keep else {"box": edges}, digested=digested)
+    own = {"edges": edges, "labels": numbers} if keep else {"box": edges}
+    annotated = [*size] if boxes else [0.0, 0.0]
+    return replace(entry, numbers={**own, "annotated": annotated}, digested=digested)
 
 
 def listed(annotated: AnnotatedTree, **rules: Any) -> tuple[list[Entry], list[str]]:

@@ -1,5 +1,6 @@
 """Boxes as rows, and boxes as columns of whole images: a red rectangle must be where its box says."""
 
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -9,16 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 
 from decodeonce.build import BoxRules, Recipe, make_plan
 from decodeonce.errors import BuildError
-from decodeonce.sources import BoxedSource, FolderSource
+from decodeonce.prep.recipe import Exif
+from decodeonce.sources import BoxedSource, FolderSource, PairedSource
 from decodeonce.store import Store, open_store, verify_store
+from decodeonce.store.manifest import DATA_OFFSET
+from decodeonce.store.table import read_rejects
 from tests.command import prep
-from tests.images import encoded, exif, reference_row
+from tests.images import encoded, exif, make_image, reference_row
 from tests.prep.building import build_in_process
 from tests.prep.test_boxes import xml
+from tests.store.signing import flip
 
 RED = (250, 10, 10)
 BOXES = {"a": [(20, 10, 60, 40)], "b": [(0, 0, 30, 64), (70, 30, 96, 60), (40, 10, 64, 30)], "c": []}
@@ -178,6 +183,75 @@ def test_kept_boxes_rotate_with_their_image(with_boxes: Path, fit: str, width: i
         expected = np.zeros((48, width), bool)
         expected[top:bottom, left:right] = True
         assert (red(store.images[row]) != expected).mean() < 0.08
+
+
+def write_photo(tree: Path, name: str, turn: int, annotation: str, **options: Any) -> Image.Image:
+    """Write an image of 96x64 with an EXIF orientation, 0 for none, and an annotation; return the upright image."""
+    image = make_image(96, 64, seed=turn)
+    for folder in ("src/thing", "xml"):
+        (tree / folder).mkdir(parents=True, exist_ok=True)
+    tags: dict[str, Any] = {"exif": exif(turn)} if turn else {}
+    image.save(tree / f"src/thing/{name}", **tags)
+    (tree / f"xml/{Path(name).stem}.xml").write_text(annotation)
+    with Image.open(tree / f"src/thing/{name}") as stored:
+        return ImageOps.exif_transpose(stored)
+
+
+@pytest.mark.parametrize("scale", [1, 4])  # an annotation may be for a scaled image
+@pytest.mark.parametrize("keep", [0, 2])
+def test_boxes_of_upright_images_are_where_they_are_annotated(tmp_path: Path, keep: int, scale: int) -> None:
+    left, top, right, bottom = box = (8, 16, 40, 48)
+    drawn = ("thing", (scale * left, scale * top, scale * right, scale * bottom))
+    annotation, upright = xml(drawn, size=(64 * scale, 96 * scale)), {}
+    for turn, suffix in itertools.product(range(5, 9), ("png", "jpg")):
+        name = f"{turn}-{suffix}.{suffix}"
+        upright[f"thing/{name}"] = write_photo(tmp_path, name, turn, annotation)
+    images = PairedSource(FolderSource(tmp_path / "src"), {"target:rgb": tmp_path / "src"})
+    rules, (width, height) = BoxRules(keep=keep), (64, 96) if keep else (32, 32)
+    source = BoxedSource(images, tmp_path / "xml", rules)
+    recipe = Recipe(height=height, width=width, boxes=rules, exif="apply")
+    store = open_store(build_in_process(source, tmp_path / "out", recipe))
+    assert len(store.samples) == 8
+    for row, sample in enumerate(store.samples):
+        whole = upright[sample.source]
+        expected = np.asarray(whole if keep else whole.crop(box))
+        np.testing.assert_array_equal(store.images[row], expected)
+        np.testing.assert_array_equal(store.paired["target"][row], expected)
+        if keep:
+            assert store.columns["boxes"][row].tolist() == [[*box], [0] * 4]
+    if not keep:
+        flip(tmp_path / "out/images-00000.npy", DATA_OFFSET + 100)
+        flags = ("--from", tmp_path / "src", "--paired", f"target={tmp_path}/src")
+        assert "repaired 1 row" in prep("repair", tmp_path / "out", *flags).stdout
+
+
+def test_boxes_that_do_not_fit_their_image_are_rejected(tmp_path: Path) -> None:
+    box = ("thing", (8, 16, 40, 48))
+    upright, stored = xml(box, size=(64, 96)), xml(box, size=(96, 64))
+    for name, turn, annotation in (
+        ("0.jpg", 0, upright),
+        ("1.png", 1, upright),
+        ("3.jpg", 3, upright),
+        ("6.jpg", 6, upright),
+        ("7.png", 6, stored),
+        ("8.tif", 6, stored),
+        ("9.tif", 6, upright),
+    ):
+        write_photo(tmp_path, name, turn, annotation)
+    rotations: tuple[Exif, ...] = ("ignore", "apply")
+    for keep, rotation in itertools.product((0, 1), rotations):
+        rules = BoxRules(keep=keep)
+        source = BoxedSource(FolderSource(tmp_path / "src"), tmp_path / "xml", rules)
+        out = build_in_process(source, tmp_path / f"{keep}{rotation}", Recipe(boxes=rules, exif=rotation))
+        found = {one.source: one.reason for one in read_rejects(out / "rejects.tsv") if one.action == "rejected"}
+        advice = "correct the size in the annotation, or rotate the image"
+        swapped = f"its boxes are for 64x96 pixels, but the image has 96x64; {advice}"
+        expected = dict.fromkeys(("thing/0.jpg", "thing/1.png", "thing/3.jpg"), swapped)
+        turned = f"its boxes are for 96x64 pixels, but the image has 64x96; {advice}"
+        expected["thing/8.tif"] = turned  # Pillow turns every TIFF
+        if rotation == "ignore":
+            expected["thing/6.jpg"] = "its boxes are for the upright image (64x96 pixels); pass --exif apply"
+        assert found == expected
 
 
 def test_store_without_usable_boxes_has_no_box_classes(with_boxes: Path) -> None:

@@ -85,8 +85,9 @@ class Entry:
         place: For the source's own use: the position of the sample within `unit`.
         values: One value per name in the source's `column_names`; may be empty if there is a problem.
         numbers: Further lists of numbers by name, with the same names and lengths for every entry without a problem,
-            which the plan keeps. "box" is the part of the image that becomes the row. "paired NAME" says where a mask
-            or second image is; the second number is its size in bytes.
+            which the plan keeps. "box" is the part of the image that becomes the row. "annotated" is the width and
+            height of the image that boxes describe, or zeros. "paired NAME" says where a mask or second image is; the
+            second number is its size in bytes.
         digested: What the digest of the listing covers instead of `numbers`, besides the sizes of masks.
 
     Example:

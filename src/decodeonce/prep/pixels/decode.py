@@ -96,7 +96,12 @@ class Decoder:
         header = _jpeg_header(data)
         if header is None or header[2] == "Gray" or _may_have_exif(data):
             return None
-        if "box" in entry.numbers or entry.name.lower().endswith(OTHER_SUFFIXES):
+        swapped = [header[1], header[0]]
+        if (
+            "box" in entry.numbers
+            or entry.numbers.get("annotated") == swapped
+            or entry.name.lower().endswith(OTHER_SUFFIXES)
+        ):
             return None
         check_size(*header[:2])
         return header[:2]
@@ -148,7 +153,13 @@ class Decoder:
 
     def _any_row(self, data: bytes, entry: Entry, paired: Sequence[bytes]) -> Row:
         """Return the row of any image, with all that its entry and the recipe may ask for."""
-        decoded = self.decode(data, entry.box)
+        annotated = entry.numbers.get("annotated", [])
+        turn = self._annotated_turn(data, annotated)
+        box = entry.box and unusual.turned_box(entry.box, unusual.TURNS_BACK.get(turn, turn))
+        decoded = self.decode(data, box)
+        if turn == 1 and annotated == [decoded.height, decoded.width] != [decoded.width, decoded.height]:
+            sides = f"{decoded.height}x{decoded.width} pixels, but the image has {decoded.width}x{decoded.height}"
+            raise Undecodable(f"its boxes are for {sides}; correct the size in the annotation, or rotate the image")
         image, size = decoded.image, decoded.shown_size
         if self._recipe.paired:
             unusual.check_unturned(data)
@@ -160,16 +171,24 @@ class Decoder:
         resize = self._resize_region if extreme else self._resize
         pixels, notes = self._pack(resize(image, placement, self._filter)), [decoded.unusual]
         for one, encoded in zip(self._recipe.paired, paired, strict=True):
-            other = self._decode_paired(one, encoded, decoded, entry.box)
+            other = self._decode_paired(one, encoded, decoded, box)
             notes += [f"{one.name}: {other.unusual}"] if other.unusual else []
             filter_, mode = (Image.Resampling.NEAREST, "L") if one.channels == 1 else (self._filter, "RGB")
             pixels += resize(other.image, placement, filter_).tobytes("raw", mode)
         if self._recipe.exif == "ignore" and _may_have_exif(data):
             notes.append(unusual.ignored_rotation(data))
         notes += [unusual.misnamed(decoded.format, entry.text), "extreme shape" if extreme else ""]
-        box = ",".join(map(str, decoded.box)) if decoded.box else ""
+        pixels_of_box = ",".join(map(str, decoded.box)) if decoded.box else ""
         digest = xxhash.xxh3_64_intdigest(data)
-        return Row(pixels, decoded.width, decoded.height, unusual.joined(*notes), digest, decoded.turn, box)
+        return Row(pixels, decoded.width, decoded.height, unusual.joined(*notes), digest, decoded.turn, pixels_of_box)
+
+    def _annotated_turn(self, data: bytes, annotated: Sequence[float]) -> int:
+        """Return the EXIF orientation to apply before boxes for this size fit the image; 1 for none."""
+        turn = unusual.annotated_turn(data, annotated) if annotated and _may_have_exif(data) else 1
+        if turn != 1 and self._recipe.exif == "ignore":
+            width, height = annotated
+            raise Undecodable(f"its boxes are for the upright image ({width:g}x{height:g} pixels); pass --exif apply")
+        return turn
 
     def decode(
         self, data: bytes, box: Box | None = None, *, turn: int | None = None, mask: bool = False

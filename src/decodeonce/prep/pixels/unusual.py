@@ -9,7 +9,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from decodeonce.host import IMAGE_BYTES, can_allocate
-from decodeonce.prep.listing import PixelBox, Undecodable
+from decodeonce.prep.listing import Box, PixelBox, Undecodable
 from decodeonce.prep.pixels import failure_reasons
 from decodeonce.prep.pixels.failure_reasons import (
     BAD_CONTENT,
@@ -46,6 +46,7 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+TURNS_BACK = {6: 8, 8: 6}  # what undoes a turn; each of the others undoes itself
 END_MARKER = b"\xff\xd9"
 ORIENTATION = 0x0112
 UNUSED_BITS = 3  # Gray that does not use so many upper bits is nearly black.
@@ -87,6 +88,26 @@ class DecodedImage:
 def upright(size: tuple[int, int], turn: int) -> tuple[int, int]:
     """Return (width, height) after applying EXIF orientation `turn` (1 to 8), or before it."""
     return (size[1], size[0]) if turn >= 5 else size
+
+
+def turned_box(box: Box, turn: int) -> Box:
+    """Return a box after its image was rotated or flipped by EXIF orientation `turn` (1 to 8)."""
+    left, top, right, bottom = box
+    if turn >= 5:
+        left, top, right, bottom = top, left, bottom, right
+    if turn in (2, 3, 6, 7):
+        left, right = 1 - right, 1 - left
+    if turn in (3, 4, 7, 8):
+        top, bottom = 1 - bottom, 1 - top
+    return (left, top, right, bottom)
+
+
+def is_upright(annotated: Sequence[float], size: tuple[int, int], turn: int) -> bool:
+    """Return whether an annotation of a size describes an image after EXIF orientation `turn`, and not as stored.
+
+    Only 5 to 8 tell, which swap the sides. An annotation may be for a scaled image, so the longer side decides.
+    """
+    return 5 <= turn <= 8 and (annotated[0] - annotated[1]) * (size[0] - size[1]) < 0
 
 
 def decode(data: bytes, levels: str | None, *, truncated: bool = False) -> DecodedImage:
@@ -251,6 +272,14 @@ def orientation(data: bytes, *, tiff: bool = False) -> int:
             return int(image.getexif().get(ORIENTATION, 1)) if (image.format == "TIFF") == tiff else 1
     except BAD_CONTENT:
         return 1
+
+
+def annotated_turn(data: bytes, annotated: Sequence[float]) -> int:
+    """Return the EXIF orientation after which an annotation of this size describes an image; 1 if it does as stored."""
+    if (turn := orientation(data)) == 1:
+        return 1
+    with _opened(data, check=False) as image:  # as orientation() did
+        return turn if is_upright(annotated, image.size, turn) else 1
 
 
 def ignored_rotation(data: bytes) -> str:
