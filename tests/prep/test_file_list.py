@@ -88,12 +88,43 @@ def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
     assert [(entry.name, entry.problem) for entry in listed(root, text).scan().entries] == [
         (b"cat/1.jpg", ""),
         (b"dog/gone.jpg", "No such file or directory"),
-        (b"cat/1.jpg", "twice in the list"),
+        (b"cat/1.jpg", "in the list before, with another label or other values"),
         (b"dog/2.jpg", "no label"),
         (b"cat", "a directory"),
     ]
     numbered = listed(root, "cat/1.jpg\t0\ndog/2.jpg\t-1\n")
     assert [entry.problem for entry in numbered.scan().entries] == ["", "label -1, expected 0 or more"]
+
+
+def test_repeated_line_is_ignored_and_another_label_is_a_reason(root: Path) -> None:
+    other = "in the list before, with another label or other values"
+    ignored = "lines that repeat an earlier line, ignored: {}"
+    rejected = "paths with another label or other values than before, rejected: 1 (first line {})"
+    twice = "path\tlabel\tx\ncat/1.jpg\ta\t1\ncat/1.jpg\ta\t"
+    for text, labels, problems, warnings in (
+        (
+            "cat/1.jpg\nb/2.jpg\n./cat/1.jpg\ncat/1.jpg\n",
+            [1, 0],
+            ["", "No such file or directory"],
+            [ignored.format("2 (first line 3)")],
+        ),
+        (
+            "cat/1.jpg\tb\ncat/1.jpg\ta\ncat/1.jpg\tb\n",
+            [1, 0],
+            ["", other],
+            [rejected.format(2), ignored.format("1 (first line 3)")],
+        ),
+        ("cat/1.jpg\t\ncat/1.jpg\ta\n", [0, 0], ["no label", other], [rejected.format(2)]),
+        (f"{twice}2\n", [0, 0], ["", other], [rejected.format(3)]),
+        (f"{twice}1\n", [0], [""], [ignored.format("1 (first line 3)")]),
+    ):
+        source = open_list(write_list(root / "list.txt", text), column=["x"] if twice in text else [])
+        listing, entries = source.listing(), list(source.scan().entries)
+        assert [(entry.label, entry.problem[: len(other)]) for entry in entries] == [
+            *zip(labels, problems, strict=True)
+        ]
+        assert [warning for warning in listing.warnings if "line" in warning] == warnings
+        assert listing.candidates == len(labels)
 
 
 def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:

@@ -313,3 +313,17 @@ class SourceWrapper(Source):
 
     def label_of(self, entry: Entry) -> int:
         return self.source.label_of(entry)
+
+
+class Notes:
+    """Counts what was noticed, with the first place of each."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, str]] = {}
+
+    def note(self, what: str, where: str, times: int = 1) -> None:
+        before, first = self._seen.get(what, (0, where))
+        self._seen[what] = (before + times, first)
+
+    def texts(self) -> list[str]:
+        return [f"{what}: {times} (first {first})" for what, (times, first) in self._seen.items()]

@@ -44,7 +44,7 @@ from decodeonce.prep.listing import WHOLE, Box, Entry, LateFacts, Listing, Scan,
 from decodeonce.prep.pixels.decode import fit_to
 from decodeonce.prep.pixels.unusual import is_upright, turned_box, upright
 from decodeonce.prep.recipe import BoxOrigin, BoxRules
-from decodeonce.prep.sources.base import WITH_BOXES, DecodedRows, Source, SourceWrapper
+from decodeonce.prep.sources.base import WITH_BOXES, DecodedRows, Notes, Source, SourceWrapper
 from decodeonce.prep.sources.files import Links, expecting, open_source_file, parallel_map, stem_of
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
@@ -212,20 +212,6 @@ def _with_sorted_boxes(found: Listing) -> Listing:
     label_of = np.array([*map(names.index, found.box_classes), -1])
     numbers = {**found.numbers, LABELS: label_of[found.numbers[LABELS]]}
     return replace(found, numbers=numbers, box_classes=names)
-
-
-class Notes:
-    """Counts what was noticed, with the first place of each."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, str]] = {}
-
-    def note(self, what: str, where: str, times: int = 1) -> None:
-        before, first = self._seen.get(what, (0, where))
-        self._seen[what] = (before + times, first)
-
-    def texts(self) -> list[str]:
-        return [f"{what}: {times} (first {first})" for what, (times, first) in self._seen.items()]
 
 
 class _Boxing:

@@ -19,7 +19,8 @@ import xxhash
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
-from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
+from decodeonce.prep.listing import Entry, Scan, hash_of, name_bytes, name_text
+from decodeonce.prep.sources.base import Notes
 from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, Links, expecting, stat_entries
 from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder
@@ -41,7 +42,8 @@ MAX_LINE = 1 << 20  # characters of a line; a path has at most 4096
 class ListSource(LabeledSource):
     """The images that a text file lists, in its order: one path per line, or a TSV or CSV table of paths and labels.
 
-    The list is read twice, first for its classes. Duplicate paths are rejected.
+    The list is read twice, first for its classes. A line that repeats an earlier one is ignored, and a path that has
+    another label or other values than before is rejected.
 
     Args:
         root: The folder that relative paths start from. Absolute paths must be below it.
@@ -85,6 +87,7 @@ class ListSource(LabeledSource):
         self._columns = Columns(image_column, label_column, self.column_names, no_labels=no_labels)
         self._suffix = suffix
         self._slashes = slashes
+        self._notes = Notes()
 
     @property
     def top(self) -> Path:
@@ -107,15 +110,17 @@ class ListSource(LabeledSource):
     def scan(self) -> Scan:
         """Return every sample, in the order of the list."""
         self._learn_classes()
+        self._notes = Notes()
         searches = iter(range(MOST_SEARCHES))
         found = map(partial(self._with_cause, searches), stat_entries(self.root, self._listed(), self.links))
         return self._scanned(found)
 
     def _warnings(self, samples: int) -> list[str]:
-        if not (left := find_layout(self.file, self._columns).left):
-            return super()._warnings(samples)
-        names = f"{', '.join(left):.200} of the table {'is' if len(left) == 1 else 'are'} not kept"
-        return [*super()._warnings(samples), f"{names}; --column NAME keeps a column of numbers"]
+        warnings = [*super()._warnings(samples), *self._notes.texts()]
+        if left := find_layout(self.file, self._columns).left:
+            names = f"{', '.join(left):.200} of the table {'is' if len(left) == 1 else 'are'} not kept"
+            warnings.append(f"{names}; --column NAME keeps a column of numbers")
+        return warnings
 
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}
@@ -142,12 +147,20 @@ class ListSource(LabeledSource):
                 raise BuildError(f"{where}: no such file; {advice}; otherwise correct or remove the line")
 
     def _listed(self) -> Iterator[Entry]:
-        listed = set[bytes]()  # digests of the names: about 100 bytes per line
+        listed = dict[bytes, object]()  # label and values by the digest of a path: about 100 bytes per line
         for line, name in self._lines():
             label, problem = self._class_of(self._label(line, name))
-            if (digest := xxhash.xxh3_128_digest(name)) in listed:
-                problem = "twice in the list"
-            listed.add(digest)
+            facts: object = problem or label
+            if line.values:
+                facts = (facts, hash_of(name_bytes("\t".join(line.values))))
+            digest, where = xxhash.xxh3_128_digest(name), f"line {line.number}"
+            if listed.get(digest) == facts:
+                self._notes.note("lines that repeat an earlier line, ignored", where)
+                continue
+            if digest in listed:
+                problem = "in the list before, with another label or other values"
+                self._notes.note("paths with another label or other values than before, rejected", where)
+            listed.setdefault(digest, facts)
             fields = () if problem else line.values
             values = self._checked(map(parse_value, fields), f"{self.file}: line {line.number}") if fields else ()
             yield Entry(name, label, 0, 0, problem, values=values)
