@@ -124,6 +124,7 @@ UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
     (FLAT | {TRUTH: b"1\n1001\n"}, "", "auto", f"{TRUTH}: line 2: expected an ILSVRC2012_ID, 1 to 1000"),
     (FLAT | {TRUTH: b"9" * 5000}, "", "auto", f"{TRUTH}: line 1: expected"),
     (FLAT | {"LOC_val_solution.csv": b"ImageId,P\nx,\n"}, "", "auto", "solution.csv: line 2: expected an image name"),
+    (FLAT | {"LOC_val_solution.csv": b"x,n1 1\nx,n1 2\nx,n2 1\n"}, "", "auto", "line 3: x is n2, but n1 before"),
     (
         FLAT | {f"{DEVKIT}.tar.gz": tar_bytes({"readme.txt": b"read"}, "w:gz")},
         "",

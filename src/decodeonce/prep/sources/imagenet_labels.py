@@ -159,7 +159,9 @@ def _parse_solution(file: Companion) -> ValLabels:
             continue
         if not groups.split():
             raise BuildError(f"{file.path}: line {number}: expected an image name, a comma, a wnid and a box")
-        wnids[name.strip().encode()] = groups.split()[0]
+        wnid = groups.split()[0]
+        if (before := wnids.setdefault(name.strip().encode(), wnid)) != wnid:
+            raise BuildError(f"{file.path}: line {number}: {name} is {wnid}, but {before} before; download it again")
     return ValLabels(file.origin, wnids)
 
 
