@@ -240,6 +240,33 @@ def test_class_list_keeps_its_order_and_file(tmp_path: Path) -> None:
     assert (names, getattr(names, "origin", "")) == (["dog", "cat", "red\u2028fox"], str(tmp_path / "order.txt"))
 
 
+def test_several_labels_in_one_cause_a_warning(root: Path) -> None:
+    (root / "list.csv").touch()
+    for labels, first in (
+        (["cat dog", "cat", "dog", "great white shark", "tiger shark"], "cat dog"),
+        (["cat|dog", "cow|dog", "cat|cow", "cat|cow|dog"], "cat|cow"),
+        (["cat, dog", "dog", "cat"], "cat, dog"),
+        (["0 3", "3", "1 3", "0 1", "0"], "is not a whole number"),
+        (["0 3", "1 3", "0 1", "0 1 3"], "0 1"),
+        (["tiger shark", "white shark", "tiger", "hammerhead"], ""),
+        (["1", "0"], ""),
+    ):
+        names = [f"cat/{number}.jpg" for number in range(len(labels))]
+        for name in names:
+            (root / name).write_bytes(b"image")
+        text = "image,labels\n" + "".join(f'{name},"{label}"\n' for name, label in zip(names, labels, strict=True))
+        if " not " in first:
+            with pytest.raises(BuildError, match=first):
+                listed(root, text, "list.csv").listing()
+            continue
+        warnings = [one for one in listed(root, text, "list.csv").listing().warnings if "several" in one]
+        expected = f"labels such as {first!r} look like several labels of one image, and each is a class of its own"
+        assert warnings == ([f"{expected}; if so, see docs/how-to/data/multi-label.md"] if first else [])
+        assert not [
+            one for one in listed(root, text, "list.csv", sorted({*labels})).listing().warnings if "several" in one
+        ]
+
+
 def test_many_labels_cause_no_warning_with_class_list(root: Path) -> None:
     text = "cat/1.jpg\ta\ndog/2.jpg\tb\n"
     for classes, warnings in (

@@ -19,6 +19,7 @@ MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it
 NEGATIVE = "label {}, expected 0 or more"
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
+_SEPARATORS = re.compile(r"[\s,;|]+")  # between several labels of one image
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(?:\.0*)?")  # pandas writes 5.0 if another label of the table is missing
 
 
@@ -69,6 +70,11 @@ class LabeledSource(Source):
             warnings.append("the labels are numbers to predict, which the column keeps; all images get the label 0")
         if self._given is None and samples and len(used) > max(samples // 2, 1):
             warnings.append(f"{len(used)} different labels for {samples} samples; check that the labels are classes")
+        if self._given is None and (several := _several_labels(names)):
+            what = (
+                f"labels such as {several!r:.80} look like several labels of one image, and each is a class of its own"
+            )
+            warnings.append(f"{what}; if so, see docs/how-to/data/multi-label.md")
         return warnings
 
     def _learn(self, seen: Mapping[str, object], *, numbered: bool = True) -> None:
@@ -163,6 +169,17 @@ class LabeledSource(Source):
         """Return the values of a sample for all columns; raise BuildError, starting with `where`, if one is invalid."""
         columns = zip(self._number_columns, values, strict=True)
         return tuple(column.check(value, where) for column, value in columns)
+
+
+def _several_labels(names: Sequence[str]) -> str:
+    """Return the first name that is probably a list of labels, such as "cat dog" or "cat|dog"; "" for none.
+
+    Its words are names, too, or all names are made of fewer words than there are names.
+    """
+    words_of = {name: set(_SEPARATORS.split(name)) for name in names}
+    are_few = len(set().union(*words_of.values())) < len(names)
+    found = (name for name, words in words_of.items() if len(words) > 1 and (are_few or words <= words_of.keys()))
+    return next(found, "")
 
 
 def _are_fractions(labels: Iterable[str]) -> bool:
