@@ -77,6 +77,18 @@ def test_missing_column_is_named(root: Path) -> None:
     assert_fails(done, 1, "--image-column name: no column of this name, expected one of id, breed")
 
 
+def test_unknown_name_of_the_column_of_paths_is_named(root: Path) -> None:
+    table = "photo,age\n0000.jpg,31.5\n0001.jpg,4\n"
+    for flags in (["--no-labels"], ["--column", "age"], ["--column", "age", "--no-labels"]):
+        assert_fails(build_list(root, table, *flags), 1, "columns photo, age; expected")
+        assert "for other names, pass --image-column NAME" in build_list(root, table, *flags).stderr
+    failed = build_list(root, table, "--column", "size", "--no-labels")
+    assert_fails(failed, 1, "no header line, but --column size needs one")
+    assert "for another name, pass --image-column NAME" in failed.stderr
+    done = build_list(root, table, "--column", "age", "--no-labels", "--image-column", "photo")
+    assert (done.returncode, open_store(root / "out").columns["age"].tolist()) == (0, [31.5, 4])
+
+
 def test_numbers_to_predict_are_a_column(root: Path) -> None:
     table = "path,target\n0000.jpg,0.5\n0001.jpg,2.25\n0002.jpg,-1\n"
     assert (

@@ -422,14 +422,15 @@ def find_layout(file: Path, columns: Columns = Columns()) -> Layout:
         left = tuple(name for at, name in enumerate(fields) if at not in (path, label, *others))
         place = (separator, len(fields), path or 0, label)
         return Layout(*place, header=True, others=others, left=left, no_labels=no_labels)
-    if columns.numbers and path is None:
+    absent = next((name for name in columns.numbers if name not in fields), None)
+    if absent and path is None:
         raise BuildError(
-            f"{file}: no header line, but --column {columns.numbers[0]} needs one; expected a first line with "
-            f"{columns.numbers[0]} and one of {', '.join(PATH_COLUMNS)}"
+            f"{file}: no header line, but --column {absent} needs one; expected a first line with {absent} and one of "
+            f"{', '.join(PATH_COLUMNS)}; for another name, pass --image-column NAME"
         )
     paths = (_split(file, number, line, separator)[0].strip().lower() for number, [line] in rows)
     unknown = len(fields) == 2 and [path.endswith(IMAGE_SUFFIXES) for path in paths] == [False, True]  # a header line
-    if path is not None or label is not None or len(fields) > 2 or unknown:
+    if path is not None or label is not None or len(fields) > 2 or unknown or columns.numbers:
         raise BuildError(
             f"{file}: columns {', '.join(fields)[:200]}; expected a path and a label, or a header line with "
             f"one of {', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}; for other names, pass "
