@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw, ImageOps
 
 from decodeonce.build import BoxRules, Recipe, make_plan
 from decodeonce.errors import BuildError
+from decodeonce.prep.pixels.unusual import is_upright
 from decodeonce.prep.recipe import Exif
 from decodeonce.sources import BoxedSource, FolderSource, PairedSource
 from decodeonce.store import Store, open_store, verify_store
@@ -195,6 +196,24 @@ def write_photo(tree: Path, name: str, turn: int, annotation: str, **options: An
     (tree / f"xml/{Path(name).stem}.xml").write_text(annotation)
     with Image.open(tree / f"src/thing/{name}") as stored:
         return ImageOps.exif_transpose(stored)
+
+
+@pytest.mark.parametrize(
+    ("annotated", "turn", "upright"),
+    [
+        ((64, 96), 6, True),
+        ((640, 960), 5, True),
+        ((7, 10), 8, True),  # rounded from 6.67
+        ((96, 64), 6, False),
+        ((64, 96), 4, False),
+        ((30, 90), 6, False),  # neither ratio
+        ((80, 80), 6, False),
+        ((0, 0), 6, False),
+    ],
+)
+def test_ratio_of_sides_tells_upright_annotations(annotated: tuple[int, int], turn: int, upright: bool) -> None:
+    assert is_upright(annotated, (96, 64), turn) is upright
+    assert not is_upright(annotated, (80, 80), turn)
 
 
 @pytest.mark.parametrize("scale", [1, 4])  # an annotation may be for a scaled image

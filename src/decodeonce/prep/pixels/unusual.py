@@ -105,9 +105,12 @@ def turned_box(box: Box, turn: int) -> Box:
 def is_upright(annotated: Sequence[float], size: tuple[int, int], turn: int) -> bool:
     """Return whether an annotation of a size describes an image after EXIF orientation `turn`, and not as stored.
 
-    Only 5 to 8 tell, which swap the sides. An annotation may be for a scaled image, so the longer side decides.
+    Only 5 to 8 tell, which swap the sides. An annotation may be for a scaled image, so their ratio decides. Each of its
+    sides may be rounded by a pixel.
     """
-    return 5 <= turn <= 8 and (annotated[0] - annotated[1]) * (size[0] - size[1]) < 0
+    (wide, high), (width, height) = annotated, size
+    swapped = abs(wide * width - high * height)
+    return 5 <= turn <= 8 and swapped <= width + height and swapped < abs(wide * height - high * width)
 
 
 def decode(data: bytes, levels: str | None, *, truncated: bool = False) -> DecodedImage:
