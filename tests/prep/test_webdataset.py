@@ -3,6 +3,7 @@
 import gzip
 import os
 import random
+import re
 import tarfile
 from itertools import chain
 from pathlib import Path
@@ -167,6 +168,23 @@ def test_key_ends_at_first_dot_of_base_name(tmp_path: Path) -> None:
     found = [(entry.name[8:], entry.label, entry.problem) for entry in entries]
     twice = "twice in the tar: the later one counts"
     assert found == [(b"v1.0/k.jpg", 0, twice), (b"v1.1/k.jpg", 1, ""), (b"v1.0/k.jpg", 2, "")]
+
+
+def test_files_of_a_sample_that_are_not_together_are_an_error(tmp_path: Path) -> None:
+    a, b, other = ("a.jpg", IMAGE), ("b.jpg", IMAGE), [("a.cls", b"1"), ("b.cls", b"0")]
+    advice = "but not next to its other files; unpack the tar and pack it with tar --sort=name; if the"
+    for files, message in (
+        ([a, b, *other], f"a.cls is of the sample a, {advice}"),
+        ([other[0], b, other[1], a], f"a.jpg is of the sample a, {advice}"),
+        ([a, other[0], b, other[1], ("a.cls", b"7")], f"a.cls is of the sample a, {advice}"),  # an appended label
+        ([a, other[0], b, other[1], ("a.png", IMAGE), other[0]], f"a.png is of the sample a, {advice}"),
+        ([a, ("b.txt", b"1"), other[0]], f"a.cls is of the sample a, {advice}"),
+    ):
+        for name in ("a-0.tar", "a-0.tar.gz"):
+            with pytest.raises(BuildError, match=re.escape(f"{name}: {message}")):
+                list(open_webdataset(shard(tmp_path, files, name=name)).scan().entries)
+    failed = prep("build", "webdataset", shard(tmp_path, [a, b, *other]), tmp_path / "out", "--max-bad", "50%")
+    assert (failed.returncode, "a.cls is of the sample a" in failed.stderr) == (1, True)
 
 
 def test_error_for_label_beyond_class_list_names_shard(tmp_path: Path) -> None:

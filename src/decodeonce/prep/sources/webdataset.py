@@ -351,11 +351,22 @@ class Naming(NamedTuple):
     columns: Sequence[str] = ()
 
     def samples(self, tar: Holder, no_end: Callable[[], object] | None = None) -> Iterator[TarSample]:
-        """Group the members of a tar into samples, in their order. A gzip stream is only read forward."""
+        """Group the members of a tar into samples, in their order. A gzip stream is only read forward.
+
+        A whole sample may come again, as if it had been appended to replace the first. Raise BuildError if a part does.
+        """
         pattern = _PARTS_AT_LAST_DOT if self.last_dot else _PARTS
         parts = ((match[1], match[2].lower(), m) for m in list_tar(tar, no_end) if (match := pattern.fullmatch(m.name)))
-        for _, sample in groupby(parts, itemgetter(0)):
-            yield from self._sample(((suffix, member) for _, suffix, member in sample), tar)
+        names: dict[bytes, bytes] = {}  # of the image of each sample
+        for key, sample in groupby(parts, itemgetter(0)):
+            before = names.get(key)
+            for found in self._sample(((suffix, member) for _, suffix, member in sample), tar):
+                name = names[key] = found.member.name
+                if before and (found.member.problem or name != before):
+                    what = f"{name_text(name)} is of the sample {name_text(key)}, but not next to its other files"
+                    dots = "" if self.last_dot else "; if the names of samples contain dots, pass --last-dot"
+                    raise BuildError(f"{tar.path}: {what}; unpack the tar and pack it with tar --sort=name{dots}")
+                yield found
 
     def _sample(self, parts: Iterator[tuple[bytes, Member]], tar: Holder) -> Iterator[TarSample]:
         """Yield a sample. Without an image, yield every image of a longer suffix, so that none is lost uncounted."""
