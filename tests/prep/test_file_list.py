@@ -197,6 +197,7 @@ def test_invalid_list_is_an_error_that_names_the_line(root: Path) -> None:
         ("path,label\ncat/1.jpg,maillot, tank suit\n", "line 2: .*: 3 fields, .*; put quotation marks around a text"),
         ("cat/1.jpg,maillot\ndog/2.jpg,maillot, tank suit\n", "line 2: .*: 3 fields, but the first line has 2; put"),
         ("id,path,label\n7,cat/1.jpg,bass,\n", "line 2: .*: 4 fields, but the first line has 3; put"),
+        ("path,label,score\ncat/1.jpg,0.5\n", "line 2: .*: 2 fields, but the first line has 3; write the empty fields"),
         ("path,label,label\ncat/1.jpg,a,b\n", "2 columns are called label; rename them, or choose .* --label-column"),
         ("path,Label,label\ncat/1.jpg,a,b\n", "2 columns are called label; rename them"),
         ("path,label,Path\ncat/1.jpg,a,b\n", "2 columns are called path; rename them, or choose .* --image-column"),

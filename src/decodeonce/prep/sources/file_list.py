@@ -395,9 +395,10 @@ def read_list(file: Path, columns: Columns = Columns()) -> Iterator[ListLine]:
             continue
         if len(fields) <= last or not fields[layout.path] or "\0" in fields[layout.path]:
             raise BuildError(f"{file}: line {number}: {fields!r:.200}, expected {layout}")
-        if len(fields) > layout.width:  # the label may be cut, and one class may take in several
+        if len(fields) != layout.width:  # the label may be cut, or be the text of another column
             found = f"{counted(len(fields), 'field')}, but the first line has {layout.width}"
             advice = "put quotation marks around a text with commas" if layout.separator == "," else "remove other tabs"
+            advice = advice if len(fields) > layout.width else "write the empty fields, too"
             raise BuildError(f"{file}: line {number}: {fields!r:.200}: {found}; {advice}")
         label = None if layout.label is None else fields[layout.label].strip()
         yield ListLine(number, fields[layout.path], label, [fields[other] for other in layout.others])
