@@ -5,6 +5,7 @@ import io
 import os
 import re
 import struct
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -158,10 +159,34 @@ def raw_tiff(bits: int, *, photometric: int = 1, sample_format: int = 1, order: 
         data = levels.astype(f"{order}u2").tobytes()
     else:
         data = np.packbits(levels[..., None] >> np.arange(bits - 1, -1, -1) & 1).tobytes()
-    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height, 279: len(data)}
-    entries = [struct.pack(f"{order}HHLL", tag, 4, 1, value) for tag, value in {**tags, 339: sample_format}.items()]
-    begin = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}L", 8 + len(data))
-    return begin + data + struct.pack(f"{order}H", len(entries)) + b"".join(entries) + bytes(4)
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 277: 1, 278: height, 339: sample_format}
+    return tiff_file([data], {tag: (value,) for tag, value in tags.items()}, order)
+
+
+def color_tiff(
+    channels: int, *, bits: int = 8, order: str = "<", planes: bool = False, **tags: tuple[int, ...]
+) -> bytes:
+    """Return a TIFF with the upper `bits` of `sixteen_bits`; further `tags` are called like _262."""
+    levels = (sixteen_bits(channels) >> (16 - bits)).astype(f"{order}u{bits // 8}")
+    strips = [levels[..., one].tobytes() for one in range(channels)] if planes else [levels.tobytes()]
+    common = {256: (32,), 257: (32,), 258: (bits,) * channels, 262: (2,), 277: (channels,), 284: (1 + planes,)}
+    own = {int(name[1:]): values for name, values in tags.items() if values}
+    if own.get(259) == (8,):
+        strips = [zlib.compress(strip) for strip in strips]
+    return tiff_file(strips, common | own, order)
+
+
+def tiff_file(strips: list[bytes], tags: dict[int, tuple[int, ...]], order: str) -> bytes:
+    """Return a TIFF of these strips, in which all values are LONG."""
+    ends = np.cumsum([8, *map(len, strips)]).tolist()
+    body, entries = b"".join(strips), []
+    for tag, values in sorted({**tags, 273: tuple(ends[:-1]), 279: tuple(map(len, strips))}.items()):
+        packed = struct.pack(f"{order}{len(values)}L", *values)
+        if len(values) > 1:
+            packed, body = struct.pack(f"{order}L", 8 + len(body)), body + packed
+        entries.append(struct.pack(f"{order}HHL", tag, 4, len(values)) + packed)
+    begin = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}L", 8 + len(body))
+    return begin + body + struct.pack(f"{order}H", len(entries)) + b"".join(entries) + bytes(4)
 
 
 def gray_sixteen(format_: str) -> bytes:
@@ -278,6 +303,7 @@ KEPT = {
     "tiff-12": Case(lambda: raw_tiff(12), name="x.tif", like=lambda: upper_bytes(1)),
     "tiff-16-big-endian": Case(lambda: raw_tiff(16, order=">"), name="x.tif", like=lambda: upper_bytes(1)),
     "tiff-16-white": Case(lambda: raw_tiff(16, photometric=0), name="x.tif", like=lambda: 255 - upper_bytes(1)),
+    "tiff-planes": Case(lambda: color_tiff(3, planes=True), name="x.tif", like=lambda: upper_bytes(3)),
     "tiff-16": Case(lambda: gray_sixteen("TIFF"), name="x.tif", like=lambda: upper_bytes(1)),
     "ppm": Case(lambda: encoded(make_image(32, 32), "PPM"), name="x.ppm", like=drawn),
     "pgm": Case(lambda: encoded(make_image(50, 60, mode="L"), "PPM"), name="x.pgm"),
@@ -292,7 +318,16 @@ KEPT = {
         like=lambda: np.full((32, 32, 3), (10, 200, 30), np.uint8),
     ),
 }
-UNCOMPRESSED_TIFF = {"tiff", "tiff-pages", "tiff-cmyk", "tiff-16", "tiff-12", "tiff-16-white", "tiff-16-big-endian"}
+UNCOMPRESSED_TIFF = {
+    "tiff",
+    "tiff-pages",
+    "tiff-planes",
+    "tiff-cmyk",
+    "tiff-16",
+    "tiff-12",
+    "tiff-16-white",
+    "tiff-16-big-endian",
+}
 
 
 @pytest.mark.parametrize("id_", KEPT)
@@ -335,6 +370,8 @@ REJECTED: dict[str, Callable[[], bytes]] = {
     "tiff-16-signed": lambda: raw_tiff(16, sample_format=2),
     "tiff-bits": lambda: raw_tiff(12, order=">"),
     "tiff-32": lambda: encoded(Image.new("I", (50, 60), 1 << 20), "TIFF"),
+    "tiff-planes-16": lambda: color_tiff(3, bits=16, planes=True),
+    "tiff-ycbcr": lambda: color_tiff(3, _262=(6,)),
     "tiff-lab": lambda: encoded(Image.new("LAB", (50, 60)), "TIFF"),
     "pfm": lambda: encoded(Image.new("F", (50, 60), 0.5), "PPM"),
     "png-text-bomb": BOMBS["png-text"][0],
@@ -355,6 +392,31 @@ def test_image_is_rejected(id_: str) -> None:
     if id_ in ("webp-cut", "tiff-nonsense"):
         need_format(id_)
     assert_rejected(REJECTED[id_](), id_)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(
+    ("channels", "tags"),
+    [
+        (3, {"bits": 16}),
+        (4, {"bits": 16, "_338": (2,)}),
+        (4, {"bits": 16, "_262": (5,)}),  # CMYK
+        (1, {"_262": (0,)}),  # white is 0
+        (3, {"_266": (2,)}),  # bits in reverse order
+        (4, {"_259": (8,)}),  # compressed, without a meaning of the fourth band
+        (4, {"_338": (0,)}),
+    ],
+)
+def test_planes_that_pillow_decodes_wrong_are_rejected(order: str, channels: int, tags: dict[str, Any]) -> None:
+    assert_rejected(color_tiff(channels, order=order, planes=True, **tags), "tiff-planes-16")
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_compressed_planes_are_read(bits: int) -> None:
+    need_format("TIFF")
+    for channels, extra in (3, ()), (4, (2,)):
+        data = color_tiff(channels, bits=bits, planes=True, _259=(8,), _338=extra)
+        np.testing.assert_array_equal(pixels(decode(data)), upper_bytes(channels))
 
 
 @pytest.mark.parametrize("id_", ["adobe-cmyk", "adobe-ycck", "tiff-cmyk"])

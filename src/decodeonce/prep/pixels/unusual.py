@@ -50,7 +50,9 @@ TURNS_BACK = {6: 8, 8: 6}  # what undoes a turn; each of the others undoes itsel
 END_MARKER = b"\xff\xd9"
 ORIENTATION = 0x0112
 UNUSED_BITS = 3  # Gray that does not use so many upper bits is nearly black.
-PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # of TIFF
+# Tags of TIFF, and values of PHOTOMETRIC and PLANAR_CONFIGURATION.
+BITS_PER_SAMPLE, PHOTOMETRIC, FILL_ORDER, SAMPLES, PLANAR_CONFIGURATION, EXTRA_SAMPLES = 258, 262, 266, 277, 284, 338
+WHITE_IS_ZERO, YCBCR, SEPARATE = 0, 6, 2
 # Raw modes of gray that Pillow scales to 0..255: 2 and 4 bits in PNG and TIFF, another maximum than 255 in PGM.
 SCALED_GRAY = re.compile(r"'L;[24]I?R?'|\('L', (?!255\))\d+\)")
 SCALED_DEEP = re.compile(r"\('I', (?!65535\))\d+\)")  # the same for PGM of more than 8 bits
@@ -184,7 +186,26 @@ def _opened(data: bytes, *, check: bool = True, truncated: bool = False) -> Iter
             if image.format == "JPEG" and is_lossless(data):
                 # libjpeg-turbo 3 reads some of these and 2 none: a store must not depend on Pillow's
                 raise OSError("lossless, of which only RGB is read")
+            if image.format == "TIFF":
+                _check_tiff(image)
         yield image
+
+
+def _check_tiff(image: Image.Image) -> None:
+    """Raise Undecodable for a TIFF of a kind that Pillow opens but decodes to wrong pixels."""
+    tags = image.tag_v2  # type: ignore[attr-defined]
+    colors, is_raw = tags.get(PHOTOMETRIC, WHITE_IS_ZERO), "'raw'" in str(getattr(image, "tile", ""))
+    if is_raw and colors == YCBCR:
+        raise Undecodable("uncompressed YCbCr TIFF, whose colors are not converted; save it as RGB")
+    if tags.get(PLANAR_CONFIGURATION) != SEPARATE:
+        return
+    if is_raw:  # Pillow copies the bytes of each plane.
+        is_read = set(tags.get(BITS_PER_SAMPLE, ())) == {8} and colors != WHITE_IS_ZERO and tags.get(FILL_ORDER, 1) == 1
+    else:  # Pillow divides the colors by a fourth band whose meaning is not declared.
+        is_read = image.mode != "RGBA" or EXTRA_SAMPLES in tags
+    if not is_read or tags.get(SAMPLES, 1) != len(image.getbands()):
+        advice = "which Pillow decodes wrong; save it with interleaved channels, for example with tiffcp -p contig"
+        raise Undecodable(f"TIFF with separate planes (PlanarConfiguration 2), {advice}")
 
 
 def _with_avif() -> tuple[str, ...]:
