@@ -6,7 +6,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,7 +176,7 @@ def color_tiff(
     return tiff_file(strips, common | own, order)
 
 
-def tiff_file(strips: list[bytes], tags: dict[int, tuple[int, ...]], order: str) -> bytes:
+def tiff_file(strips: list[bytes], tags: Mapping[int, tuple[int, ...]], order: str) -> bytes:
     """Return a TIFF of these strips, in which all values are LONG."""
     ends = np.cumsum([8, *map(len, strips)]).tolist()
     body, entries = b"".join(strips), []
@@ -371,6 +371,7 @@ REJECTED: dict[str, Callable[[], bytes]] = {
     "tiff-bits": lambda: raw_tiff(12, order=">"),
     "tiff-32": lambda: encoded(Image.new("I", (50, 60), 1 << 20), "TIFF"),
     "tiff-planes-16": lambda: color_tiff(3, bits=16, planes=True),
+    "raw-thumbnail": lambda: color_tiff(3, _254=(1,)),
     "tiff-ycbcr": lambda: color_tiff(3, _262=(6,)),
     "tiff-lab": lambda: encoded(Image.new("LAB", (50, 60)), "TIFF"),
     "pfm": lambda: encoded(Image.new("F", (50, 60), 0.5), "PPM"),
@@ -409,6 +410,14 @@ def test_image_is_rejected(id_: str) -> None:
 )
 def test_planes_that_pillow_decodes_wrong_are_rejected(order: str, channels: int, tags: dict[str, Any]) -> None:
     assert_rejected(color_tiff(channels, order=order, planes=True, **tags), "tiff-planes-16")
+
+
+def test_thumbnails_of_other_raw_files_are_rejected() -> None:
+    assert_rejected(color_tiff(3, order=">", _254=(5,)), "raw-thumbnail")  # also a transparency mask
+    assert_rejected(color_tiff(3, _255=(2,)), "raw-thumbnail")  # as TIFF 5 marks it
+    line = {256: (8,), 257: (1,), 258: (8,), 262: (1,), 277: (1,)}
+    assert_rejected(tiff_file([b"CR\2\0" + bytes(4)], line, "<"), "raw-thumbnail")  # Canon marks no image
+    np.testing.assert_array_equal(pixels(decode(color_tiff(3, _254=(2,)))), upper_bytes(3))  # a page of several
 
 
 @pytest.mark.parametrize("bits", [8, 16])

@@ -50,7 +50,9 @@ TURNS_BACK = {6: 8, 8: 6}  # what undoes a turn; each of the others undoes itsel
 END_MARKER = b"\xff\xd9"
 ORIENTATION = 0x0112
 UNUSED_BITS = 3  # Gray that does not use so many upper bits is nearly black.
-# Tags of TIFF, and values of PHOTOMETRIC and PLANAR_CONFIGURATION.
+CR2_START = b"\x10\0\0\0CR\2\0"  # of Canon's RAW files, after the four bytes of TIFF
+# Tags of TIFF, and their values.
+NEW_SUBFILE_TYPE, SUBFILE_TYPE, REDUCED, REDUCED_BEFORE_6 = 254, 255, 1, 2
 BITS_PER_SAMPLE, PHOTOMETRIC, FILL_ORDER, SAMPLES, PLANAR_CONFIGURATION, EXTRA_SAMPLES = 258, 262, 266, 277, 284, 338
 WHITE_IS_ZERO, YCBCR, SEPARATE = 0, 6, 2
 # Raw modes of gray that Pillow scales to 0..255: 2 and 4 bits in PNG and TIFF, another maximum than 255 in PGM.
@@ -187,13 +189,17 @@ def _opened(data: bytes, *, check: bool = True, truncated: bool = False) -> Iter
                 # libjpeg-turbo 3 reads some of these and 2 none: a store must not depend on Pillow's
                 raise OSError("lossless, of which only RGB is read")
             if image.format == "TIFF":
-                _check_tiff(image)
+                _check_tiff(image, data)
         yield image
 
 
-def _check_tiff(image: Image.Image) -> None:
-    """Raise Undecodable for a TIFF of a kind that Pillow opens but decodes to wrong pixels."""
+def _check_tiff(image: Image.Image, data: bytes) -> None:
+    """Raise Undecodable for a TIFF of a kind that Pillow opens but decodes to wrong pixels, or to a thumbnail."""
     tags = image.tag_v2  # type: ignore[attr-defined]
+    is_reduced = tags.get(NEW_SUBFILE_TYPE, 0) & REDUCED or tags.get(SUBFILE_TYPE) == REDUCED_BEFORE_6
+    if is_reduced or data[4:12] == CR2_START:
+        advice = "convert the file to a TIFF or JPEG of full size, for example with darktable-cli"
+        raise Undecodable(f"reduced-resolution image of a RAW file; {advice}")
     colors, is_raw = tags.get(PHOTOMETRIC, WHITE_IS_ZERO), "'raw'" in str(getattr(image, "tile", ""))
     if is_raw and colors == YCBCR:
         raise Undecodable("uncompressed YCbCr TIFF, whose colors are not converted; save it as RGB")
