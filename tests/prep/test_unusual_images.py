@@ -304,6 +304,7 @@ KEPT = {
     "tiff-16-big-endian": Case(lambda: raw_tiff(16, order=">"), name="x.tif", like=lambda: upper_bytes(1)),
     "tiff-16-white": Case(lambda: raw_tiff(16, photometric=0), name="x.tif", like=lambda: 255 - upper_bytes(1)),
     "tiff-planes": Case(lambda: color_tiff(3, planes=True), name="x.tif", like=lambda: upper_bytes(3)),
+    "tiff-bands": Case(lambda: color_tiff(4, _338=(0,)), name="x.tif", like=lambda: upper_bytes(4)),
     "tiff-16": Case(lambda: gray_sixteen("TIFF"), name="x.tif", like=lambda: upper_bytes(1)),
     "ppm": Case(lambda: encoded(make_image(32, 32), "PPM"), name="x.ppm", like=drawn),
     "pgm": Case(lambda: encoded(make_image(50, 60, mode="L"), "PPM"), name="x.pgm"),
@@ -322,6 +323,7 @@ UNCOMPRESSED_TIFF = {
     "tiff",
     "tiff-pages",
     "tiff-planes",
+    "tiff-bands",
     "tiff-cmyk",
     "tiff-16",
     "tiff-12",
@@ -418,6 +420,30 @@ def test_thumbnails_of_other_raw_files_are_rejected() -> None:
     line = {256: (8,), 257: (1,), 258: (8,), 262: (1,), 277: (1,)}
     assert_rejected(tiff_file([b"CR\2\0" + bytes(4)], line, "<"), "raw-thumbnail")  # Canon marks no image
     np.testing.assert_array_equal(pixels(decode(color_tiff(3, _254=(2,)))), upper_bytes(3))  # a page of several
+
+
+@pytest.mark.parametrize(
+    ("channels", "tags", "unusual"),
+    [
+        (4, {"bits": 16, "_338": (0,)}, "16 bit, 4 bands, the 4th is dropped"),
+        (5, {"_338": (0, 0)}, "5 bands, the last 2 are dropped"),
+        (6, {"_338": (0, 0, 0), "order": ">"}, "6 bands, the last 3 are dropped"),
+        (5, {"_338": (2, 0)}, "alpha, 5 bands, the 5th is dropped"),
+    ],
+)
+def test_dropped_bands_are_listed(channels: int, tags: dict[str, Any], unusual: str) -> None:
+    row = decode(color_tiff(channels, **tags), "x.tif")
+    assert row.unusual == unusual
+    np.testing.assert_array_equal(pixels(row), upper_bytes(channels))
+
+
+@pytest.mark.parametrize(("colors", "unusual"), [(5, "CMYK, 5 bands, the 5th is"), (3, "palette, 2 bands, the 2nd is")])
+def test_dropped_bands_of_other_colors_are_listed(colors: int, unusual: str) -> None:
+    palette = tuple(range(0, 65536, 256)) * 3 if colors == 3 else ()
+    data = color_tiff(2 if palette else 5, _262=(colors,), _338=(0,), _320=palette)
+    assert decode(data, "x.tif").unusual == f"{unusual} dropped"
+    if palette:
+        assert Decoder(Recipe()).decode(data, mask=True).unusual == f"{unusual} dropped".removeprefix("palette, ")
 
 
 @pytest.mark.parametrize("bits", [8, 16])

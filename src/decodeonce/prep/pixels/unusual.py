@@ -239,6 +239,7 @@ def _converted(image: Image.Image, levels: str | None) -> DecodedImage:
     deep = next((bits for bits in (12, 16) if f";{bits}" in raw), 0)  # Pillow itself converts 16-bit colors to 8 bits
     # Pillow inverts a TIFF of 8 bits in which white is 0, but no TIFF of 16 bits.
     is_negative = format_ == "TIFF" and getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO
+    dropped = _dropped_bands(image)
     image.load()
     width, height = image.size
     if image.mode == "I" and format_ == "TIFF":
@@ -251,7 +252,7 @@ def _converted(image: Image.Image, levels: str | None) -> DecodedImage:
         values, unusual = _eight_bits(image, deep or 16, levels)
         gray = Image.fromarray(255 - values if is_negative else values)
         return DecodedImage(gray.convert("RGB"), width, height, format_, unusual)
-    unusual = joined(UNUSUAL_MODES.get(image.mode, ""), f"{deep} bit" if deep else "")
+    unusual = joined(UNUSUAL_MODES.get(image.mode, ""), f"{deep} bit" if deep else "", dropped)
     return DecodedImage(image.convert("RGB"), width, height, format_, unusual)
 
 
@@ -264,7 +265,16 @@ def _values(image: Image.Image) -> DecodedImage:
         advice = "save it with 8 bits per pixel or as a palette"
         raise Undecodable(f"levels of gray that do not go up to 255, which Pillow scales to 0..255; {advice}")
     values = Image.fromarray(np.asarray(image).astype(np.uint8))
-    return DecodedImage(values, *image.size, str(image.format))
+    return DecodedImage(values, *image.size, str(image.format), _dropped_bands(image))
+
+
+def _dropped_bands(image: Image.Image) -> str:
+    """Return as text which bands of a TIFF Pillow drops in addition to alpha; "" for none."""
+    kept, bands = len(image.getbands()), getattr(image, "tag_v2", {}).get(SAMPLES, 1)
+    if bands <= kept:
+        return ""
+    which = f"last {bands - kept} are" if bands - kept > 1 else f"{bands}{'nd' if bands == 2 else 'th'} is"
+    return f"{bands} bands, the {which} dropped"
 
 
 def _eight_bits(image: Image.Image, bits: int, levels: str | None) -> tuple[NDArray[np.uint8], str]:
