@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,33 @@ def raw_png(samples: np.ndarray[Any, Any], color_type: int, *, interlaced: bool 
 def crc(chunk: bytes) -> bytes:
     """Return the four checksum bytes at the end of a PNG chunk."""
     return struct.pack(">I", zlib.crc32(chunk))
+
+
+def color_tiff(
+    samples: np.ndarray[Any, Any], *, order: str = "<", planes: bool = False, **tags: tuple[int, ...]
+) -> bytes:
+    """Encode (H, W, C) samples of 8 or 16 bits as an RGB TIFF; further `tags` are called like _262, 259 may be 8."""
+    height, width, channels = samples.shape
+    wide = samples.astype(samples.dtype.newbyteorder(order))
+    strips = [wide[..., one].tobytes() for one in range(channels)] if planes else [wide.tobytes()]
+    common = {256: (width,), 257: (height,), 258: (8 * samples.itemsize,) * channels, 262: (2,)}
+    own = {int(name[1:]): values for name, values in tags.items() if values}
+    if own.get(259) == (8,):
+        strips = [zlib.compress(strip) for strip in strips]
+    return tiff_file(strips, common | {277: (channels,), 284: (1 + planes,)} | own, order)
+
+
+def tiff_file(strips: list[bytes], tags: Mapping[int, tuple[int, ...]], order: str) -> bytes:
+    """Return a TIFF of these strips, in which all values are LONG."""
+    ends = np.cumsum([8, *map(len, strips)]).tolist()
+    body, entries = b"".join(strips), []
+    for tag, values in sorted({**tags, 273: tuple(ends[:-1]), 279: tuple(map(len, strips))}.items()):
+        packed = struct.pack(f"{order}{len(values)}L", *values)
+        if len(values) > 1:
+            packed, body = struct.pack(f"{order}L", 8 + len(body)), body + packed
+        entries.append(struct.pack(f"{order}HHL", tag, 4, len(values)) + packed)
+    begin = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}L", 8 + len(body))
+    return begin + body + struct.pack(f"{order}H", len(entries)) + b"".join(entries) + bytes(4)
 
 
 def make_tree(root: Path, *, classes: int = 3, per_class: int = 5, split: str = "train", seed: int = 0) -> Path:

@@ -1,4 +1,4 @@
-"""Gray of 12 and 16 bits, and rotations in EXIF: what a build says about them, and the flags that change them."""
+"""Images of 12 and 16 bits, and rotations in EXIF: what a build says about them, and the flags that change them."""
 
 import re
 from pathlib import Path
@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from decodeonce.prep.listing import Entry, Undecodable
+from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Recipe, gray_range
 from decodeonce.store import open_store
 from decodeonce.store.table import read_rejects
 from tests.command import prep, printed
-from tests.images import exif, jpeg
+from tests.images import color_tiff, exif, jpeg, need_format, raw_png
 
 VALUES = np.arange(4096, dtype=np.uint16).reshape(64, 64)  # 12 bits, as in X-rays
 FLAGS = ("--size", 64, "--workers", 1)
@@ -34,7 +36,7 @@ def scaled(values: np.ndarray, low: int, high: int) -> np.ndarray:
 def test_levels_scale_gray(folder: Path, levels: str | None) -> None:
     flags = ("--levels", levels) if levels else ()
     shown = printed("build", "folder", folder / "src", folder / "out", *FLAGS, *flags, "--shuffle-seed", "none")
-    advice = re.findall(r"2 gray images were stored nearly black: .* at most 12 bits; --levels 0:4095 ", shown)
+    advice = re.findall(r"2 images were stored dark: .* at most 12 bits; --levels 0:4095 ", shown)
     assert len(advice) == (levels is None)
     for row, values in zip(open_store(folder / "out").images[:2], (VALUES, VALUES // 4 + 100), strict=True):
         low, high = (gray_range(levels) or (int(values.min()), int(values.max()))) if levels else (0, 0)
@@ -43,9 +45,76 @@ def test_levels_scale_gray(folder: Path, levels: str | None) -> None:
     assert ("levels" in open_store(folder / "out").manifest.recipe) == (levels is not None)
 
 
-def test_dry_run_says_that_gray_becomes_black(folder: Path) -> None:
+def test_dry_run_says_that_gray_becomes_dark(folder: Path) -> None:
     shown = prep("build", "folder", folder / "src", folder / "out", *FLAGS, "--dry-run").stdout
-    assert "in this sample, 2 gray images were stored nearly black" in shown
+    assert "in this sample, 2 images were stored dark" in shown
+
+
+COLORS = np.random.default_rng(0).integers(100, 3161, (64, 64, 4), np.uint16)
+COLOR_FILES = {
+    "png": (raw_png(COLORS[..., :3], 2), "16 bit"),
+    "png-alpha": (raw_png(COLORS, 6), "alpha, 16 bit"),
+    "png-interlaced": (raw_png(COLORS[..., :3], 2, interlaced=True), "16 bit"),
+    "tiff": (color_tiff(COLORS[..., :3]), "16 bit"),
+    "tiff-big-endian": (color_tiff(COLORS[..., :3], order=">"), "16 bit"),
+    "tiff-compressed": (color_tiff(COLORS[..., :3], _259=(8,)), "16 bit"),
+    "tiff-compressed-big-endian": (color_tiff(COLORS[..., :3], order=">", _259=(8,)), "16 bit"),
+    "tiff-bands": (color_tiff(COLORS, _338=(0,)), "16 bit, 4 bands, the 4th is dropped"),
+    "tiff-alpha": (color_tiff(COLORS, _338=(2,)), "alpha, 16 bit"),
+}
+
+
+@pytest.mark.parametrize("levels", ["0:4095", "500:1500", "auto", None])
+@pytest.mark.parametrize("kind", COLOR_FILES)
+def test_levels_scale_color(kind: str, levels: str | None) -> None:
+    if kind.startswith("tiff-compressed"):
+        need_format("TIFF")
+    data, unusual = COLOR_FILES[kind]
+    low, high = gray_range(levels or "0:1") or (int(COLORS[..., :3].min()), int(COLORS[..., :3].max()))
+    row = Decoder(Recipe(height=64, width=64, levels=levels)).row(data, Entry(b"x", 0, len(data), 0))
+    expected = scaled(COLORS[..., :3], low, high) if levels else (COLORS[..., :3] >> 8).astype(np.uint8)
+    np.testing.assert_array_equal(np.frombuffer(row.pixels, np.uint8).reshape(64, 64, 3), expected)
+    assert row.unusual == (unusual if levels else unusual.replace("16 bit", "16 bit, values of 12 bits"))
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (raw_png(COLORS[..., :2], 4), "PNG of 16 bits in mode RGBA"),  # gray with alpha
+        (b"P6 64 64 65535\n" + COLORS[..., :3].astype(">u2").tobytes(), "PPM of 16 bits in mode RGB"),
+        (b"P6 64 64 4095\n" + COLORS[..., :3].astype(">u2").tobytes(), "PPM of 16 bits in mode RGB"),
+        (color_tiff(COLORS, _262=(5,)), "TIFF of 16 bits in mode CMYK"),
+        (color_tiff(COLORS, _338=(1,)), "TIFF of 16 bits in mode RGBA"),  # colors multiplied by alpha
+        (color_tiff(COLORS[..., :3], planes=True, _259=(8,)), "TIFF of 16 bits in mode RGB, with separate planes"),
+    ],
+)
+def test_color_that_levels_do_not_scale_is_rejected(data: bytes, found: str) -> None:
+    if "planes" in found:
+        need_format("TIFF")
+    entry = Entry(b"x", 0, len(data), 0)
+    with pytest.raises(Undecodable, match=re.escape(f"{found}, which --levels does not scale")):
+        Decoder(Recipe(height=64, width=64, levels="0:4095")).row(data, entry)
+    Decoder(Recipe(height=64, width=64)).row(data, entry)
+
+
+@pytest.mark.parametrize(("bits", "is_dark"), [(8, True), (12, True), (14, True), (15, False), (16, False)])
+@pytest.mark.parametrize("kind", ["gray", "gray with alpha", "color"])
+def test_dark_images_are_listed(kind: str, bits: int, is_dark: bool) -> None:
+    values = np.full((64, 64, 3), (1 << bits) - 1, np.uint16)
+    values[..., 1] = 65535 if kind == "gray with alpha" else values[..., 0]
+    color_type, channels = {"gray": (0, 1), "gray with alpha": (4, 2), "color": (2, 3)}[kind]
+    data = raw_png(values[..., :channels], color_type)
+    row = Decoder(Recipe(height=64, width=64)).row(data, Entry(b"x", 0, len(data), 0))
+    assert (f"16 bit, values of {bits} bits" in row.unusual) == is_dark
+
+
+def test_levels_that_scale_nothing_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "src/chest").mkdir(parents=True)
+    (tmp_path / "src/chest/a.jpg").write_bytes(jpeg(60, 40, mode="L"))
+    flags = (tmp_path / "src", tmp_path / "out", *FLAGS, "--levels", "0:4095")
+    advice = "--levels 0:4095 scaled none of the images: none has 12 or 16 bits"
+    assert advice in printed("build", "folder", *flags, "--dry-run")
+    assert advice in printed("build", "folder", *flags)
 
 
 @pytest.mark.parametrize("levels", ["", "5", "5:5", "9:5", "-1:5", "0:65536", "a:b", "Auto"])

@@ -5,8 +5,7 @@ import io
 import os
 import re
 import struct
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from decodeonce.store import open_store
 from decodeonce.store.table import read_rejects
 from tests.hostile.bombs import BOMBS
 from tests.images import (
+    color_tiff,
     crc,
     encoded,
     exif,
@@ -43,6 +43,7 @@ from tests.images import (
     reference_row,
     replaced,
     segment,
+    tiff_file,
     without_segments,
 )
 
@@ -163,30 +164,9 @@ def raw_tiff(bits: int, *, photometric: int = 1, sample_format: int = 1, order: 
     return tiff_file([data], {tag: (value,) for tag, value in tags.items()}, order)
 
 
-def color_tiff(
-    channels: int, *, bits: int = 8, order: str = "<", planes: bool = False, **tags: tuple[int, ...]
-) -> bytes:
-    """Return a TIFF with the upper `bits` of `sixteen_bits`; further `tags` are called like _262."""
-    levels = (sixteen_bits(channels) >> (16 - bits)).astype(f"{order}u{bits // 8}")
-    strips = [levels[..., one].tobytes() for one in range(channels)] if planes else [levels.tobytes()]
-    common = {256: (32,), 257: (32,), 258: (bits,) * channels, 262: (2,), 277: (channels,), 284: (1 + planes,)}
-    own = {int(name[1:]): values for name, values in tags.items() if values}
-    if own.get(259) == (8,):
-        strips = [zlib.compress(strip) for strip in strips]
-    return tiff_file(strips, common | own, order)
-
-
-def tiff_file(strips: list[bytes], tags: Mapping[int, tuple[int, ...]], order: str) -> bytes:
-    """Return a TIFF of these strips, in which all values are LONG."""
-    ends = np.cumsum([8, *map(len, strips)]).tolist()
-    body, entries = b"".join(strips), []
-    for tag, values in sorted({**tags, 273: tuple(ends[:-1]), 279: tuple(map(len, strips))}.items()):
-        packed = struct.pack(f"{order}{len(values)}L", *values)
-        if len(values) > 1:
-            packed, body = struct.pack(f"{order}L", 8 + len(body)), body + packed
-        entries.append(struct.pack(f"{order}HHL", tag, 4, len(values)) + packed)
-    begin = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}L", 8 + len(body))
-    return begin + body + struct.pack(f"{order}H", len(entries)) + b"".join(entries) + bytes(4)
+def random_tiff(channels: int, *, bits: int = 8, **options: Any) -> bytes:
+    """Return a TIFF with the upper `bits` of `sixteen_bits`."""
+    return color_tiff((sixteen_bits(channels) >> (16 - bits)).astype(f"u{bits // 8}"), **options)
 
 
 def gray_sixteen(format_: str) -> bytes:
@@ -303,12 +283,17 @@ KEPT = {
     "tiff-12": Case(lambda: raw_tiff(12), name="x.tif", like=lambda: upper_bytes(1)),
     "tiff-16-big-endian": Case(lambda: raw_tiff(16, order=">"), name="x.tif", like=lambda: upper_bytes(1)),
     "tiff-16-white": Case(lambda: raw_tiff(16, photometric=0), name="x.tif", like=lambda: 255 - upper_bytes(1)),
-    "tiff-planes": Case(lambda: color_tiff(3, planes=True), name="x.tif", like=lambda: upper_bytes(3)),
-    "tiff-bands": Case(lambda: color_tiff(4, _338=(0,)), name="x.tif", like=lambda: upper_bytes(4)),
+    "tiff-planes": Case(lambda: random_tiff(3, planes=True), name="x.tif", like=lambda: upper_bytes(3)),
+    "tiff-bands": Case(lambda: random_tiff(4, _338=(0,)), name="x.tif", like=lambda: upper_bytes(4)),
     "tiff-16": Case(lambda: gray_sixteen("TIFF"), name="x.tif", like=lambda: upper_bytes(1)),
     "ppm": Case(lambda: encoded(make_image(32, 32), "PPM"), name="x.ppm", like=drawn),
     "pgm": Case(lambda: encoded(make_image(50, 60, mode="L"), "PPM"), name="x.pgm"),
     "pbm": Case(lambda: encoded(make_image(50, 60, mode="1"), "PPM"), name="x.pbm"),
+    "ppm-16": Case(
+        lambda: b"P6 32 32 65535\n" + (sixteen_bits(3) // 257 * 257).astype(">u2").tobytes(),
+        name="x.ppm",
+        like=lambda: (sixteen_bits(3) // 257).astype(np.uint8),
+    ),
     "pgm-16": Case(lambda: gray_sixteen("PPM"), name="x.pgm", like=lambda: upper_bytes(1)),
     "png-pixel-bomb": Case(BOMBS["png-pixels"][0], name="x.png"),
     "one-pixel": Case(lambda: jpeg(1, 1)),
@@ -372,9 +357,9 @@ REJECTED: dict[str, Callable[[], bytes]] = {
     "tiff-16-signed": lambda: raw_tiff(16, sample_format=2),
     "tiff-bits": lambda: raw_tiff(12, order=">"),
     "tiff-32": lambda: encoded(Image.new("I", (50, 60), 1 << 20), "TIFF"),
-    "tiff-planes-16": lambda: color_tiff(3, bits=16, planes=True),
-    "raw-thumbnail": lambda: color_tiff(3, _254=(1,)),
-    "tiff-ycbcr": lambda: color_tiff(3, _262=(6,)),
+    "tiff-planes-16": lambda: random_tiff(3, bits=16, planes=True),
+    "raw-thumbnail": lambda: random_tiff(3, _254=(1,)),
+    "tiff-ycbcr": lambda: random_tiff(3, _262=(6,)),
     "tiff-lab": lambda: encoded(Image.new("LAB", (50, 60)), "TIFF"),
     "pfm": lambda: encoded(Image.new("F", (50, 60), 0.5), "PPM"),
     "png-text-bomb": BOMBS["png-text"][0],
@@ -411,15 +396,15 @@ def test_image_is_rejected(id_: str) -> None:
     ],
 )
 def test_planes_that_pillow_decodes_wrong_are_rejected(order: str, channels: int, tags: dict[str, Any]) -> None:
-    assert_rejected(color_tiff(channels, order=order, planes=True, **tags), "tiff-planes-16")
+    assert_rejected(random_tiff(channels, order=order, planes=True, **tags), "tiff-planes-16")
 
 
 def test_thumbnails_of_other_raw_files_are_rejected() -> None:
-    assert_rejected(color_tiff(3, order=">", _254=(5,)), "raw-thumbnail")  # also a transparency mask
-    assert_rejected(color_tiff(3, _255=(2,)), "raw-thumbnail")  # as TIFF 5 marks it
+    assert_rejected(random_tiff(3, order=">", _254=(5,)), "raw-thumbnail")  # also a transparency mask
+    assert_rejected(random_tiff(3, _255=(2,)), "raw-thumbnail")  # as TIFF 5 marks it
     line = {256: (8,), 257: (1,), 258: (8,), 262: (1,), 277: (1,)}
     assert_rejected(tiff_file([b"CR\2\0" + bytes(4)], line, "<"), "raw-thumbnail")  # Canon marks no image
-    np.testing.assert_array_equal(pixels(decode(color_tiff(3, _254=(2,)))), upper_bytes(3))  # a page of several
+    np.testing.assert_array_equal(pixels(decode(random_tiff(3, _254=(2,)))), upper_bytes(3))  # a page of several
 
 
 @pytest.mark.parametrize(
@@ -432,7 +417,7 @@ def test_thumbnails_of_other_raw_files_are_rejected() -> None:
     ],
 )
 def test_dropped_bands_are_listed(channels: int, tags: dict[str, Any], unusual: str) -> None:
-    row = decode(color_tiff(channels, **tags), "x.tif")
+    row = decode(random_tiff(channels, **tags), "x.tif")
     assert row.unusual == unusual
     np.testing.assert_array_equal(pixels(row), upper_bytes(channels))
 
@@ -440,7 +425,7 @@ def test_dropped_bands_are_listed(channels: int, tags: dict[str, Any], unusual: 
 @pytest.mark.parametrize(("colors", "unusual"), [(5, "CMYK, 5 bands, the 5th is"), (3, "palette, 2 bands, the 2nd is")])
 def test_dropped_bands_of_other_colors_are_listed(colors: int, unusual: str) -> None:
     palette = tuple(range(0, 65536, 256)) * 3 if colors == 3 else ()
-    data = color_tiff(2 if palette else 5, _262=(colors,), _338=(0,), _320=palette)
+    data = random_tiff(2 if palette else 5, _262=(colors,), _338=(0,), _320=palette)
     assert decode(data, "x.tif").unusual == f"{unusual} dropped"
     if palette:
         assert Decoder(Recipe()).decode(data, mask=True).unusual == f"{unusual} dropped".removeprefix("palette, ")
@@ -450,7 +435,7 @@ def test_dropped_bands_of_other_colors_are_listed(colors: int, unusual: str) -> 
 def test_compressed_planes_are_read(bits: int) -> None:
     need_format("TIFF")
     for channels, extra in (3, ()), (4, (2,)):
-        data = color_tiff(channels, bits=bits, planes=True, _259=(8,), _338=extra)
+        data = random_tiff(channels, bits=bits, planes=True, _259=(8,), _338=extra)
         np.testing.assert_array_equal(pixels(decode(data)), upper_bytes(channels))
 
 

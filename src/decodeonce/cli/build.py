@@ -135,7 +135,7 @@ class BuildOptions:
     levels: Annotated[
         str | None,
         option(
-            "Scale gray of 12 or 16 bits without alpha, so that LOW becomes black and HIGH white, such as 0:4095 for "
+            "Scale images of 12 or 16 bits, so that LOW becomes black and HIGH white, such as 0:4095 for "
             "X-rays; auto: the lowest and highest value of each image. (default: keep the upper 8 bits)",
             "LOW:HIGH",
         ),
@@ -439,7 +439,8 @@ def _say_finished(out: Path, manifest: Manifest, speed: str = "") -> None:
     rows = f"{counted(manifest.count, 'row')} in {counted(classes, 'class', 'classes')}"
     if listed:
         say(f"{out}: {rejects_text(listed, manifest.count)}; see rejects.tsv")
-    for line in advice_on({reason: count for (action, reason), count in found.items() if action == "kept"}):
+    kept = {reason: count for (action, reason), count in found.items() if action == "kept"}
+    for line in advice_on(kept, manifest.recipe.get("levels")):
         say(f"{out}: {line}")
     say(f"{out}: {rows}, {size}, written{speed}; next: prep info {quoted(out)}")
 

@@ -95,7 +95,7 @@ def _sample_lines(source: Source, plan: Plan, listing: Listing, max_bad: str) ->
         raise BuildError(f"{source.root}: {tried} tried and none can be decoded, for example {rejects[0]}")
     bad = f"{len(rejects)} of them cannot be decoded, first {rejects[0]}" if rejects else "all of them can be decoded"
     yield f"sample: {len(sample)} of {counted(len(listing), 'image')} read; {bad}"
-    for line in advice_on(Counter(one.reason for one in found if one.action == "kept")):
+    for line in advice_on(Counter(one.reason for one in found if one.action == "kept"), plan.recipe.levels):
         yield f"in this sample, {line}"
     allowed = allowed_rejects(max_bad, listing.candidates)
     expected = len(listing.rejects) + round(len(rejects) / len(sample) * len(listing))

@@ -99,8 +99,11 @@ def rejects_text(listed: Mapping[str, int], rows: int) -> str:
     return " and ".join(texts)
 
 
-def advice_on(kept: Mapping[str, int]) -> Iterator[str]:
-    """Yield a line for each flag of a build that would change images that were kept, counted by reason."""
+def advice_on(kept: Mapping[str, int], levels: object) -> Iterator[str]:
+    """Yield a line for each flag of a build that would change images that were kept, counted by reason.
+
+    Also if the `levels` of the recipe changed no image.
+    """
     if turned := sum(count for reason, count in kept.items() if "EXIF rotation" in reason):
         found = f"{counted(turned, 'image')} {_was(turned)}"
         yield f"{found} stored without the rotation in EXIF; --exif apply rotates them"
@@ -110,9 +113,11 @@ def advice_on(kept: Mapping[str, int]) -> Iterator[str]:
     if dark:
         count, bits = sum(count for _, count in dark), max(bits for bits, _ in dark)
         yield (
-            f"{counted(count, 'gray image')} {_was(count)} stored nearly black: the values have at most {bits} "
+            f"{counted(count, 'image')} {_was(count)} stored dark: the values have at most {bits} "
             f"bits; --levels 0:{(1 << bits) - 1} scales all images equally, and --levels auto each image by itself"
         )
+    if levels is not None and not any(re.search(r"\b1[26] bit", reason) for reason in kept):
+        yield f"--levels {levels} scaled none of the images: none has 12 or 16 bits"
 
 
 def _was(count: int) -> str:

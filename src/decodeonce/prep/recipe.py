@@ -95,7 +95,7 @@ class Recipe:
         shard_size: Maximum size of a shard's rows in bytes, but at least one block. Default: 32 GiB.
         shuffle_seed: Permute the rows with this seed when the plan is made. None (default): keep the source's order.
         exif: EXIF rotation. "ignore" (default): keep pixels as stored; "apply": rotate images upright.
-        levels: How gray of 12 or 16 bits becomes 8 bits. None (default): keep the upper 8 bits. "LOW:HIGH", such as
+        levels: How 12 or 16 bits become 8 bits. None (default): keep the upper 8 bits. "LOW:HIGH", such as
             "0:4095": LOW becomes black and HIGH white. "auto": the lowest and highest value of each image do.
         on_damaged: Whether to "keep" (default) or "reject" a garbled JPEG that can still be decoded. "keep-truncated"
             also keeps truncated images, as Pillow's ``LOAD_TRUNCATED_IMAGES`` does.

@@ -8,10 +8,12 @@ from __future__ import annotations
 import io
 import os
 import re
+import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +51,7 @@ TURNS = {
 TURNS_BACK = {6: 8, 8: 6}  # what undoes a turn; each of the others undoes itself
 END_MARKER = b"\xff\xd9"
 ORIENTATION = 0x0112
-UNUSED_BITS = 3  # Gray that does not use so many upper bits is nearly black.
+UNUSED_BITS = 2  # An image that does not use so many upper bits is dark.
 CR2_START = b"\x10\0\0\0CR\2\0"  # of Canon's RAW files, after the four bytes of TIFF
 # Tags of TIFF, and their values.
 NEW_SUBFILE_TYPE, SUBFILE_TYPE, REDUCED, REDUCED_BEFORE_6 = 254, 255, 1, 2
@@ -58,6 +60,8 @@ WHITE_IS_ZERO, YCBCR, SEPARATE = 0, 6, 2
 # Raw modes of gray that Pillow scales to 0..255: 2 and 4 bits in PNG and TIFF, another maximum than 255 in PGM.
 SCALED_GRAY = re.compile(r"'L;[24]I?R?'|\('L', (?!255\))\d+\)")
 SCALED_DEEP = re.compile(r"\('I', (?!65535\))\d+\)")  # the same for PGM of more than 8 bits
+COLOR_PPM = re.compile(r"\('RGB', (\d+)\)")  # and PPM with this maximum, which Pillow scales to 0..255
+DEEP_COLOR = re.compile(r"(RGB[AX]?;16)([BLN])")  # Raw modes of which Pillow keeps the upper byte of each value.
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ def decode(data: bytes, levels: str | None, *, truncated: bool = False) -> Decod
     """
     try:
         with _opened(data, truncated=truncated) as image:
-            return _converted(image, levels)
+            return _converted(image, levels, partial(_lower_bytes, data, truncated))
     except BAD_CONTENT as error:
         raise Undecodable(reason(data, error)) from None
 
@@ -232,28 +236,42 @@ def _truncated_images_load(load: bool) -> Iterator[None]:
         ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
-def _converted(image: Image.Image, levels: str | None) -> DecodedImage:
-    """Convert an opened image to RGB. Channels of 12 and 16 bits keep the upper 8, or gray is scaled as in `Recipe`."""
+def _converted(image: Image.Image, levels: str | None, lower_bytes: Callable[[], Image.Image]) -> DecodedImage:
+    """Convert an opened image to RGB. Channels of 12 and 16 bits keep the upper 8, or are scaled as in `Recipe`."""
     format_ = "JPEG" if image.format == "MPO" else str(image.format)  # MPO is a JPEG followed by more images
     raw = str(getattr(image, "tile", ""))  # Pillow's name for the stored pixels; load() clears it
-    deep = next((bits for bits in (12, 16) if f";{bits}" in raw), 0)  # Pillow itself converts 16-bit colors to 8 bits
+    ppm = COLOR_PPM.search(raw)
+    deep = 16 if ppm and int(ppm[1]) > 255 else next((bits for bits in (12, 16) if f";{bits}" in raw), 0)
     # Pillow inverts a TIFF of 8 bits in which white is 0, but no TIFF of 16 bits.
     is_negative = format_ == "TIFF" and getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO
+    has_planes = getattr(image, "tag_v2", {}).get(PLANAR_CONFIGURATION) == SEPARATE
     dropped = _dropped_bands(image)
     image.load()
-    width, height = image.size
     if image.mode == "I" and format_ == "TIFF":
         raise Undecodable(f"{'signed 16-bit' if deep else '32-bit'} pixels, of no known range")
     if image.mode in REJECTED_MODES:
         raise Undecodable(REJECTED_MODES[image.mode])
+    kind = UNUSUAL_MODES.get(image.mode, "")
     if image.mode.startswith("I"):
         if levels is not None and SCALED_DEEP.search(raw):
             raise Undecodable("PGM whose values Pillow scales to 65535, which --levels does not expect; save it as PNG")
-        values, unusual = _eight_bits(image, deep or 16, levels)
-        gray = Image.fromarray(255 - values if is_negative else values)
-        return DecodedImage(gray.convert("RGB"), width, height, format_, unusual)
-    unusual = joined(UNUSUAL_MODES.get(image.mode, ""), f"{deep} bit" if deep else "", dropped)
-    return DecodedImage(image.convert("RGB"), width, height, format_, unusual)
+        values, depth = _eight_bits(image, None, deep or 16, levels)
+        rgb = Image.fromarray(255 - values if is_negative else values).convert("RGB")
+    elif deep and levels is not None:
+        if not DEEP_COLOR.search(raw) or has_planes:
+            found = f"{format_} of 16 bits in mode {image.mode}{', with separate planes' if has_planes else ''}"
+            raise Undecodable(f"{found}, which --levels does not scale; save it as PNG in gray or RGB")
+        values, depth = _eight_bits(image, lower_bytes(), deep, levels)
+        rgb = Image.fromarray(values)
+    else:
+        depth = _depth(deep, 8 + _greatest(image).bit_length()) if deep else ""  # Pillow itself kept the upper bytes
+        rgb = image.convert("RGB")
+    return DecodedImage(rgb, *image.size, format_, joined(kind, depth, dropped))
+
+
+def _depth(bits: int, used: int) -> str:
+    """Return as text how many bits an image has, and how many of them it uses if it is stored dark for that reason."""
+    return f"{bits} bit, values of {used} bits" if used <= bits - UNUSED_BITS else f"{bits} bit"
 
 
 def _values(image: Image.Image) -> DecodedImage:
@@ -277,24 +295,47 @@ def _dropped_bands(image: Image.Image) -> str:
     return f"{bands} bands, the {which} dropped"
 
 
-def _eight_bits(image: Image.Image, bits: int, levels: str | None) -> tuple[NDArray[np.uint8], str]:
-    """Return deep gray as 8 bits, and what is unusual about it; Pillow's own conversion clips to white."""
+def _greatest(image: Image.Image) -> int:
+    """Return the greatest value in an image of 8 bits, without its alpha."""
+    counts = image.histogram()[: 256 * len(image.getbands()[: -1 if "A" in image.getbands() else None])]
+    return max(place % 256 for place, count in enumerate(counts) if count)
+
+
+def _lower_bytes(data: bytes, truncated: bool) -> Image.Image:
+    """Return the lower bytes of an image of DEEP_COLOR, which are the upper ones in the other byte order."""
+    others = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
+    with _opened(data, truncated=truncated) as image:
+        assert isinstance(image, ImageFile.ImageFile)
+        for number, tile in enumerate(image.tile):
+            mode, *rest = (tile.args,) if isinstance(tile.args, str) else tile.args or ()
+            mode = DEEP_COLOR.sub(lambda found: found[1] + others[found[2]], mode)
+            image.tile[number] = tile._replace(args=(mode, *rest))
+        image.load()
+        return image
+
+
+def _eight_bits(
+    image: Image.Image, lower: Image.Image | None, bits: int, levels: str | None
+) -> tuple[NDArray[np.uint8], str]:
+    """Return deep gray, or deep color with its `lower` bytes, as 8 bits, and its depth as text.
+
+    Pillow's own conversion clips gray to white, and keeps the upper bytes of color.
+    """
     height, lines = image.height, max(1, (1 << 20) // image.width)  # some lines at a time, to bound the memory
 
     def parts() -> Iterator[tuple[int, NDArray[np.int64]]]:
         for top in range(0, height, lines):
-            part = image.crop((0, top, image.width, min(top + lines, height)))
-            yield top, np.asarray(part).astype(np.int64)
+            box = (0, top, image.width, min(top + lines, height))
+            values = np.asarray(image.crop(box)).astype(np.int64)
+            yield top, values if lower is None else (values << 8 | np.asarray(lower.crop(box)))[..., :3]
 
     low, high = (0, 1) if levels is None else gray_range(levels) or _least_and_most(parts())
-    gray, most = np.empty((height, image.width), np.uint8), 0
+    scaled, most = np.empty((height, image.width, *(() if lower is None else (3,))), np.uint8), 0
     for top, values in parts():
         most = max(most, int(values.max()))
         eight = values >> (bits - 8) if levels is None else ((values - low) * 510 + (high - low)) // (2 * (high - low))
-        gray[top : top + lines] = eight.clip(0, 255)
-    used = max(most, 1).bit_length()
-    is_dark = levels is None and used <= bits - UNUSED_BITS
-    return gray, f"{bits} bit, values of {used} bits" if is_dark else f"{bits} bit"
+        scaled[top : top + lines] = eight.clip(0, 255)
+    return scaled, _depth(bits, max(most, 1).bit_length()) if levels is None else f"{bits} bit"
 
 
 def _least_and_most(parts: Iterable[tuple[int, NDArray[np.int64]]]) -> tuple[int, int]:
