@@ -676,6 +676,14 @@ def test_jpeg_without_end_marker_has_all_pixels(options: dict[str, Any], trailer
     assert "no end marker" in row.unusual
 
 
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB"])
+@pytest.mark.parametrize("stored", ["rgb", "yuv420"])
+def test_transparent_color_changes_no_row(mode: str, stored: str) -> None:
+    image, transparent = make_image(50, 60, mode=mode), (1, 2, 3) if mode == "RGB" else 1
+    row = decode(encoded(image, "PNG", transparency=transparent), "x.png", pixels=stored)
+    assert row.pixels == decode(encoded(image, "PNG"), "x.png", pixels=stored).pixels
+
+
 @pytest.mark.parametrize("share", [70, 90, 98])
 @pytest.mark.parametrize("quality", [75, 98])
 def test_jpeg_that_is_filled_with_zeros_is_truncated(share: int, quality: int) -> None:

@@ -247,6 +247,7 @@ def _converted(image: Image.Image, levels: str | None, lower_bytes: Callable[[],
     has_planes = getattr(image, "tag_v2", {}).get(PLANAR_CONFIGURATION) == SEPARATE
     dropped = _dropped_bands(image)
     image.load()
+    image.info.pop("transparency", None)  # convert() would convert it, too, and fails with that of 1 bit for yuv420
     if image.mode == "I" and format_ == "TIFF":
         raise Undecodable(f"{'signed 16-bit' if deep else '32-bit'} pixels, of no known range")
     if image.mode in REJECTED_MODES:
