@@ -212,6 +212,11 @@ def exif_with_thumbnail() -> bytes:
     return b"Exif\0\0II*\0\x08\0\0\0" + first + second + thumbnail
 
 
+def without_scans(data: bytes, kept: int) -> bytes:
+    """Return a progressive JPEG of Pillow with its first scans and an end marker."""
+    return b"\xff\xda".join(data.split(b"\xff\xda")[: 1 + kept]) + b"\xff\xd9"
+
+
 def flat(data: bytes, *, transform: int) -> bytes:
     return data[:2] + adobe(transform) + without_segments(data, 0xE0)[2:]
 
@@ -248,6 +253,7 @@ KEPT = {
     "jfif-version": Case(lambda: replaced(PLAIN, 11, b"\x03"), like=same_as(lambda: PLAIN)),
     "adobe-transform": Case(lambda: flat(PLAIN, transform=9), like=same_as(lambda: PLAIN)),
     "early-end-marker": Case(lambda: LARGE[: len(LARGE) // 2] + b"\xff\xd9"),
+    "missing-scans": Case(lambda: without_scans(jpeg(50, 60, progressive=True), 1)),
     "misnamed": Case(lambda: PLAIN, name="x.png"),
     "png-named-jpeg": Case(lambda: encoded(make_image(50, 60), "PNG")),
     "png": Case(lambda: encoded(make_image(50, 60), "PNG"), name="x.png"),
@@ -682,6 +688,33 @@ def test_transparent_color_changes_no_row(mode: str, stored: str) -> None:
     image, transparent = make_image(50, 60, mode=mode), (1, 2, 3) if mode == "RGB" else 1
     row = decode(encoded(image, "PNG", transparency=transparent), "x.png", pixels=stored)
     assert row.pixels == decode(encoded(image, "PNG"), "x.png", pixels=stored).pixels
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_missing_scans_are_listed(mode: str) -> None:
+    whole = jpeg(200, 160, progressive=True, mode=mode)
+    count = whole.count(b"\xff\xda")
+    assert count > 5
+    assert "garbled" not in decode(whole).unusual
+    for kept in range(1, count):
+        data = without_scans(whole, kept)
+        row = decode(data)
+        assert row.unusual.endswith("garbled: its last scans are missing")
+        np.testing.assert_array_equal(pixels(row), reference_row(data, 32, 32))
+        assert pixels(decode(data, scaled_decode=True)).tobytes() == row.pixels
+        with pytest.raises(Undecodable, match=r"^garbled: its last scans are missing"):
+            decode(data, on_damaged="reject")
+        if mode == "L":
+            with pytest.raises(Undecodable, match=r"^garbled: its last scans are missing"):
+                Decoder(Recipe()).decode(data, mask=True)
+
+
+def test_missing_scans_of_a_sequential_jpeg_are_listed() -> None:
+    """One scan for each channel, of which the last two are missing."""
+    gray, color = jpeg(64, 48, mode="L"), jpeg(64, 48, subsampling="4:4:4")
+    data = color[: marker_at(color, 0xDA)] + gray[marker_at(gray, 0xDA) :]
+    assert decode(data).unusual == "garbled: its last scans are missing"
+    np.testing.assert_array_equal(pixels(decode(data)), reference_row(data, 32, 32))
 
 
 @pytest.mark.parametrize("share", [70, 90, 98])

@@ -22,7 +22,7 @@ from PIL import Image
 
 from decodeonce.prep.listing import Box, Entry, PixelBox, Row, Undecodable
 from decodeonce.prep.pixels import unusual
-from decodeonce.prep.pixels.failure_reasons import check_size
+from decodeonce.prep.pixels.failure_reasons import MISSING_SCANS, check_size, lacks_scans
 from decodeonce.prep.pixels.unusual import DecodedImage, upright
 from decodeonce.prep.pixels.user_map import LoadedMap, MapSample
 from decodeonce.prep.recipe import Recipe
@@ -109,7 +109,7 @@ class Decoder:
     def _jpeg_pixels(
         self, data: bytes, width: int, height: int, least: tuple[int, int] = (0, 0)
     ) -> NDArray[np.uint8] | str:
-        """Return the pixels of a JPEG, or the first complaint of libjpeg-turbo.
+        """Return the pixels of a JPEG, or the first complaint of libjpeg-turbo, or that scans are missing.
 
         If `least` is a size, the image may be scaled down, but not below it.
         """
@@ -129,7 +129,7 @@ class Decoder:
             )
         except ValueError as error:
             return str(error)
-        return pixels
+        return MISSING_SCANS if lacks_scans(data) else pixels
 
     def _resize(self, image: Image.Image, placement: Placement, filter_: Image.Resampling) -> Image.Image:
         (row_width, row_height), width, left = self._row_size, placement.width, placement.left
@@ -212,8 +212,9 @@ class Decoder:
 
     def _decode_whole(self, data: bytes, box: Box | None, turn: int) -> DecodedImage:
         """Decode an image before `box` is cut out and `turn` is applied."""
+        reject = self._recipe.on_damaged == "reject"
         try:
-            return self._decode_jpeg(data, box, turn) or unusual.decode(data, self._recipe.levels)
+            return self._decode_jpeg(data, box, turn) or unusual.decode(data, self._recipe.levels, reject=reject)
         except Undecodable as problem:
             if self._recipe.on_damaged != "keep-truncated" or not str(problem).startswith("truncated"):
                 raise

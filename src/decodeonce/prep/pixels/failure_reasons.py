@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import warnings
 import zlib
@@ -57,6 +58,9 @@ FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15 (ITU
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
 LOSSLESS = (0xC3, 0xCB)
 BASELINE = (0xC0, 0xC1)
+SEQUENTIAL, PROGRESSIVE = (*BASELINE, 0xC9), (0xC2, 0xCA)
+AFTER_SCAN = re.compile(rb"\xff[^\0\xd0-\xd7\xff]")  # a marker that can follow the pixels of a scan
+MISSING_SCANS = "its last scans are missing"
 BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without a length
 
 
@@ -132,6 +136,28 @@ def has_single_scan(data: bytes) -> bool:
     after = frame + 2 + int.from_bytes(data[frame + 2 : frame + 4], "big")
     scan = _find_marker(data, after, frozenset({START_OF_SCAN}))
     return scan is not None and data[scan + 4 : scan + 5] == data[frame + 9 : frame + 10]
+
+
+def lacks_scans(data: bytes) -> bool:
+    """Return whether a JPEG that libjpeg decodes ends before the scans with the last bits of some coefficients.
+
+    libjpeg does not warn about it, and its versions smooth such images differently.
+    """
+    frame = _frame_at(data)
+    if frame is None or data[frame + 1] not in (*SEQUENTIAL, *PROGRESSIVE):
+        return False
+    place = frame + 2 + int.from_bytes(data[frame + 2 : frame + 4], "big")
+    missing = dict.fromkeys(data[frame + 10 : place : 3], (1 << 64) - 1)  # a bit for each coefficient of a channel
+    while any(missing.values()):
+        after = AFTER_SCAN.search(data, place)
+        scan = _find_marker(data, after.start(), frozenset({START_OF_SCAN, END_OF_IMAGE})) if after else None
+        if scan is None or data[scan + 1] == END_OF_IMAGE:
+            return True
+        place = scan + 2 + int.from_bytes(data[scan + 2 : scan + 4], "big")
+        first, last, precision = data[place - 3 : place] if data[frame + 1] in PROGRESSIVE else (0, 63, 0)
+        for channel in data[scan + 5 : place - 3 : 2] if precision & 15 == 0 else b"":
+            missing[channel] = missing.get(channel, 0) & ~((2 << last) - (1 << first))
+    return False
 
 
 def _frame_at(data: bytes) -> int | None:

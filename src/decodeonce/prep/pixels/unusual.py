@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -24,9 +24,11 @@ from decodeonce.prep.listing import Box, PixelBox, Undecodable
 from decodeonce.prep.pixels import failure_reasons
 from decodeonce.prep.pixels.failure_reasons import (
     BAD_CONTENT,
+    MISSING_SCANS,
     check_size,
     has_single_scan,
     is_lossless,
+    lacks_scans,
     reads_avif,
     reason,
 )
@@ -121,29 +123,38 @@ def is_upright(annotated: Sequence[float], size: tuple[int, int], turn: int) -> 
     return 5 <= turn <= 8 and swapped <= width + height and swapped < abs(wide * height - high * width)
 
 
-def decode(data: bytes, levels: str | None, *, truncated: bool = False) -> DecodedImage:
+def decode(data: bytes, levels: str | None, *, reject: bool = False, truncated: bool = False) -> DecodedImage:
     """Decode an image with Pillow to RGB, with `levels` as in `Recipe`; raise Undecodable with the reason.
 
-    With `truncated`, the missing part of a truncated image has one color.
+    With `reject`, a JPEG that lacks scans is undecodable. With `truncated`, the missing part of a truncated image has
+    one color.
     """
     try:
         with _opened(data, truncated=truncated) as image:
-            return _converted(image, levels, partial(_lower_bytes, data, truncated))
+            decoded = _converted(image, levels, partial(_lower_bytes, data, truncated))
     except BAD_CONTENT as error:
         raise Undecodable(reason(data, error)) from None
+    if decoded.format != "JPEG" or truncated or not lacks_scans(data):
+        return decoded
+    if reject:
+        raise Undecodable(f"garbled: {MISSING_SCANS}")
+    return replace(decoded, unusual=joined(decoded.unusual, f"garbled: {MISSING_SCANS}"))
 
 
 def decode_mask(data: bytes) -> DecodedImage:
     """Decode an image of one channel of up to 8 bits to its values in mode L; of a palette, to the indexes."""
     try:
         with _opened(data) as image:
-            return _values(image)
+            decoded = _values(image)
     except BAD_CONTENT as error:
         raise Undecodable(reason(data, error)) from None
+    if decoded.format == "JPEG" and lacks_scans(data):
+        raise Undecodable(f"garbled: {MISSING_SCANS}")
+    return decoded
 
 
 def decode_damaged_jpeg(data: bytes, complaint: str, *, reject: bool) -> tuple[Image.Image, str]:
-    """Decode a JPEG that libjpeg-turbo complained about with Pillow; return the image and the damage.
+    """Decode a damaged JPEG with Pillow, given a complaint; return the image and the damage.
 
     simplejpeg reports only the first warning, so Pillow decides whether garbled data are truncated, too.
     simplejpeg's strict=False would not help: it ignores a fatal error after a warning and returns the buffer with
