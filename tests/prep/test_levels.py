@@ -112,7 +112,7 @@ def test_levels_that_scale_nothing_are_reported(tmp_path: Path) -> None:
     (tmp_path / "src/chest").mkdir(parents=True)
     (tmp_path / "src/chest/a.jpg").write_bytes(jpeg(60, 40, mode="L"))
     flags = (tmp_path / "src", tmp_path / "out", *FLAGS, "--levels", "0:4095")
-    advice = "--levels 0:4095 scaled none of the images: none has 12 or 16 bits"
+    advice = "--levels 0:4095 scaled none of the stored images, because none has 12 or 16 bits"
     assert advice in printed("build", "folder", *flags, "--dry-run")
     assert advice in printed("build", "folder", *flags)
 

@@ -117,7 +117,7 @@ def advice_on(kept: Mapping[str, int], levels: object) -> Iterator[str]:
             f"bits; --levels 0:{(1 << bits) - 1} scales all images equally, and --levels auto each image by itself"
         )
     if levels is not None and not any(re.search(r"\b1[26] bit", reason) for reason in kept):
-        yield f"--levels {levels} scaled none of the images: none has 12 or 16 bits"
+        yield f"--levels {levels} scaled none of the stored images, because none has 12 or 16 bits"
 
 
 def _was(count: int) -> str:
