@@ -1,5 +1,6 @@
 """Whole builds: the same bytes with any number of workers and tasks, after kills and resumes; limits on rejects."""
 
+import math
 import os
 import shutil
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
 from decodeonce.build import Plan, Recipe, WorkSettings, build, finish, make_plan, work
 from decodeonce.errors import BuildError
@@ -22,7 +24,7 @@ from decodeonce.store import open_store, verify_store
 from decodeonce.store.layout import ContainerName
 from decodeonce.store.table import read_rejects
 from tests import disks
-from tests.command import prep, prep_after
+from tests.command import prep, prep_after, printed
 from tests.images import jpeg, make_tree, reference_row, tree_bytes
 
 # Rows of 3 MB: one row per block, two blocks per shard, so that two rejects empty a whole shard.
@@ -197,6 +199,39 @@ def test_too_many_rejects_fail_and_higher_limit_resumes(tree: Path, reference: B
         build(source, out, recipe, WorkSettings(workers=1, max_bad="1"))
     build(source, out, recipe, WorkSettings(workers=1, max_bad="15%"))
     assert tree_bytes(out) == reference
+
+
+@pytest.mark.parametrize("planned", [0, 3])
+def test_one_run_with_the_advised_max_bad_suffices(planned: int, tmp_path: Path) -> None:
+    (folder := tmp_path / "src/a").mkdir(parents=True)
+    for number in range(200):
+        Image.new("L", (8, 8), number).save(folder / f"{number:03}.png")
+    for number in range(0, 200, 10):
+        (folder / f"{number:03}.png").write_bytes(b"no picture")
+    for number in range(planned):
+        (folder / f"empty{number}.png").touch()
+    command = ("build", "folder", tmp_path / "src", tmp_path / "out", "--size", 512, "--workers", 1)
+    failed = prep(*command, "--shuffle-seed", "none", "--max-bad", 9)
+    status = read_status(tmp_path / "out")
+    assert len(status.rejects) == 10
+    assert 0 < status.rows_done < 200
+    about = planned + math.ceil((10 - planned) * 200 / status.rows_done)  # by the rule of three
+    assert status.expected_rejects == about
+    rate = f"after {status.rows_done} of 200 were decoded; at this rate, {about} of all will be"
+    assert f"{rate}, --max-bad 9 allows 9; " in failed.stderr
+    assert f"the same command with --max-bad {2 * about}: completed" in failed.stderr
+    (journal,) = BuildPaths(tmp_path / "out").journals.iterdir()
+    journal.rename(str(journal).replace(f"-{os.getpid()}-", "-999999999-"))  # of a process that has ended
+    assert f" --max-bad {2 * about}, or prep work" in printed("status", tmp_path / "out")
+    printed(*command, "--shuffle-seed", "none", "--max-bad", 2 * about)
+    assert open_store(tmp_path / "out").manifest.count == 180
+
+
+def test_decoded_build_advises_the_exact_max_bad(tree: Path, tmp_path: Path) -> None:
+    make_plan(open_imagenet(tree), tmp_path / "store", Recipe(**LARGE_ROWS))
+    work(tmp_path / "store", WorkSettings(max_bad="2"))
+    with pytest.raises(BuildError, match=r"^2 of 15 images are rejects, --max-bad 1 .* command with --max-bad 2: "):
+        finish(tmp_path / "store", "1")
 
 
 def test_on_bad_fail_keeps_all_blocks_before_the_first_reject(tree: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from decodeonce.prep.building.plan import (
     allowed_rejects,
     check_matches_plan,
     checked_listing,
+    enough_rejects,
     in_classes,
     plan_content,
     read_plan,
@@ -102,7 +103,8 @@ def _sample_lines(source: Source, plan: Plan, listing: Listing, max_bad: str) ->
     if expected > allowed:
         yield (
             f"this build would probably fail: about {expected} of {listing.candidates} images would be rejected, but "
-            f"--max-bad {max_bad} allows {allowed}; repair or remove them, or pass a higher --max-bad"
+            f"--max-bad {max_bad} allows {allowed}; repair or remove them, or pass "
+            f"--max-bad {enough_rejects(expected, listing.candidates)}"
         )
 
 

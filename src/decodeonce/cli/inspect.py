@@ -208,12 +208,15 @@ def _status_facts(out: Path, status: Status) -> Json:
     if status.state == "working":
         left = "unknown" if status.seconds_left is None else duration_text(status.seconds_left)
         return {**facts, "rows_per_s": round(status.rows_per_s), "time_left": left}
-    from decodeonce.prep.building.plan import allowed_rejects
+    from decodeonce.prep.building.plan import allowed_rejects, enough_rejects
     from decodeonce.prep.building.pool import WorkSettings
 
-    # With too many rejects, `work` and `finish` fail unless --max-bad allows them.
-    too_many = len(status.rejects) > allowed_rejects(WorkSettings().max_bad, status.rows)
-    flag = f" --max-bad {len(status.rejects)}" if too_many else ""
+    # `work` and `finish` will fail because of too many rejects unless --max-bad allows them.
+    too_many = status.expected_rejects > allowed_rejects(WorkSettings().max_bad, status.rows)
+    enough = status.expected_rejects
+    if status.state != "decoded":
+        enough = enough_rejects(enough, status.rows + len(status.rejects))
+    flag = f" --max-bad {enough}" if too_many else ""
     work, finish = f"prep work {quoted(out)}{flag}", f"prep finish {quoted(out)}{flag}"
     again = f"the same command again{flag and f' with{flag}'}, or {work} and then {finish}"
     advice = {"decoded": finish, "planned": work}.get(status.state, again)

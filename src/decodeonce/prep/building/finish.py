@@ -120,7 +120,7 @@ class _Finisher:
     def finish(self, max_bad: str) -> Manifest:
         plan, paths = self._plan, self._paths
         rejects = [reject for reject in self._listed if reject.action == "rejected"]
-        plan.check_rejects(len(rejects), next(iter(rejects), ""), max_bad)
+        plan.check_rejects(len(rejects), next(iter(rejects), ""), max_bad, plan.count)
         if not self._count:
             command = f"prep status {quoted(paths.root)}"
             raise BuildError(f"{paths.root}: every image was rejected or left out; list them with: {command}")

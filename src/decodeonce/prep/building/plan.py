@@ -153,6 +153,11 @@ def allowed_rejects(max_bad: str, candidates: int) -> int:
     return candidates * int(whole + decimals) // int(f"100{'0' * len(decimals)}")
 
 
+def enough_rejects(expected: int, candidates: int) -> int:
+    """Return how many rejects to allow if about `expected` of `candidates` images will be rejects: twice as many."""
+    return min(2 * expected, candidates)
+
+
 def reject_error(reject: object) -> BuildError:
     """Return the error for a reject with --on-bad fail."""
     return BuildError(f"{reject}; repair or remove the image, or pass --on-bad reject")
@@ -245,17 +250,30 @@ class Plan:
         """Return the path of a shard."""
         return self.paths.shard(index, CONTAINERS[self.recipe.container].suffix)
 
-    def check_rejects(self, rejects: int, first: object, max_bad: str) -> None:
-        """Raise BuildError if `max_bad` allows fewer than `rejects` rejects, of which `first` is one."""
+    def expected_rejects(self, rejects: int, done: int) -> int:
+        """Return the rejects of all images to expect if there are `rejects` after `done` rows are decoded."""
+        planned = len(self.rejects)
+        return planned + math.ceil((rejects - planned) * self.count / max(done, 1))
+
+    def check_rejects(self, rejects: int, first: object, max_bad: str, done: int) -> None:
+        """Raise BuildError if `max_bad` allows fewer than `rejects` rejects, of which `first` is one.
+
+        `done` is the number of decoded rows; all other rejects are those of the plan.
+        """
         allowed = allowed_rejects(max_bad, self.candidates)
         if rejects > allowed:
             found = (
                 f"{rejects} of {counted(self.candidates, 'image')} {'is a reject' if rejects == 1 else 'are rejects'}"
             )
+            enough, rate = rejects, ""
+            if done < self.count:
+                expected = self.expected_rejects(rejects, done)
+                enough = enough_rejects(expected, self.candidates)
+                rate = f" after {done:,} of {self.count:,} were decoded; at this rate, {expected} of all will be"
             raise BuildError(
-                f"{found}, --max-bad {max_bad} allows {allowed}; first {first}; list them with "
-                f"`prep status {quoted(self.paths.root)}`; to continue, run the same command with a higher "
-                "--max-bad: completed blocks are kept"
+                f"{found}{rate}, --max-bad {max_bad} allows {allowed}; first {first}; list them with "
+                f"`prep status {quoted(self.paths.root)}`; to continue, run the same command with --max-bad {enough}: "
+                "completed blocks are kept"
             )
 
     def source(self) -> Source:

@@ -177,7 +177,7 @@ def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], 
         raise reject_error(first)
     total, left = (sum(plan.blocks[block].rows for block in blocks) for blocks in (share, todo))
     rows, written = 0, 0
-    plan.check_rejects(rejects, first, how.max_bad)
+    plan.check_rejects(rejects, first, how.max_bad, total - left)
     progress(Progress(total - left, total, 0, 0, rejects))
     if not todo:
         return
@@ -196,7 +196,7 @@ def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], 
                 warned = True
                 text = "no block was completed in this run; if the next one ends like this, request more time (--time)"
                 logging.getLogger("decodeonce").warning("%s: %s", plan.paths.root, text)
-            plan.check_rejects(rejects, first, how.max_bad)
+            plan.check_rejects(rejects, first, how.max_bad, total - left + rows)
             progress(Progress(total - left + rows, total, rows, written, rejects))
 
 

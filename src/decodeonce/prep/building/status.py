@@ -71,6 +71,7 @@ class Status:
         tasks: The tasks that have started.
         rejects: Rejects so far, including those found when planning.
         kept: Number of unusual images that were kept so far, by reason.
+        expected_rejects: Rejects to expect in the whole build, if the remaining images are like the decoded ones.
     """
 
     finished: bool
@@ -84,6 +85,7 @@ class Status:
     tasks: list[TaskStatus]
     rejects: list[Reject]
     kept: dict[str, int]
+    expected_rejects: int
 
 
 def read_status(out: str | os.PathLike[str]) -> Status:
@@ -93,7 +95,9 @@ def read_status(out: str | os.PathLike[str]) -> Status:
         manifest = read_manifest(paths.manifest)
         blocks = -(-manifest.count // manifest.block_rows)
         rejects, kept = _by_action(read_rejects(paths.rejects))
-        return Status(True, "finished", blocks, blocks, manifest.count, manifest.count, 0.0, None, [], rejects, kept)
+        return Status(
+            True, "finished", blocks, blocks, manifest.count, manifest.count, 0.0, None, [], rejects, kept, len(rejects)
+        )
     try:
         return _unfinished(read_plan(paths), Journals(paths.journals), time.time())
     except (BuildError, FileNotFoundError):
@@ -125,6 +129,7 @@ def _unfinished(plan: Plan, journals: Journals, now: float) -> Status:
         tasks=tasks,
         rejects=plan.rejects + rejects,
         kept=kept,
+        expected_rejects=plan.expected_rejects(len(plan.rejects) + len(rejects), rows_done),
     )
 
 
