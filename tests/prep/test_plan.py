@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import subprocess
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from decodeonce.build import Recipe, WorkSettings, make_plan, work
 from decodeonce.errors import BuildError, Stopped
+from decodeonce.formatting import quoted
 from decodeonce.prep.building import free_space
 from decodeonce.prep.building.plan import (
     PLAN_VERSION,
@@ -99,6 +101,21 @@ def test_changed_source_is_an_error_that_names_the_file(tree: Path, tmp_path: Pa
     change(tree)
     with pytest.raises(BuildError, match=message):
         make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+
+
+def test_another_source_or_recipe_is_told_how_to_start_again_and_what_is_lost(tree: Path, tmp_path: Path) -> None:
+    out, recipe = tmp_path / "a store", Recipe(height=1024, width=1024, shuffle_seed=0)  # a block is a row
+    plan = make_plan(open_imagenet(tree), out, recipe)
+    advice = f"unless another process builds there, run: rm -r '{out}', then this command again"
+    other = make_tree(tmp_path / "other", classes=1)
+    for lost in ("no image was decoded yet", f"decoded so far: {plan.count} of {plan.count} blocks"):
+        for source, wanted in ((open_imagenet(tree), replace(recipe, width=32)), (open_imagenet(other), recipe)):
+            with pytest.raises(BuildError) as error:
+                make_plan(source, out, wanted)
+            assert str(error.value).endswith(f", or {advice} ({lost})")
+        work(out, WorkSettings(workers=1, max_bad="100%"))
+    subprocess.run(["bash", "-c", f"rm -r {quoted(out)}"], check=True)
+    assert make_plan(open_imagenet(other), out, recipe).count == 5
 
 
 def test_image_changed_after_plan_stops_the_task(tree: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
-from decodeonce.prep.building.journal import BlockRecord
+from decodeonce.prep.building.journal import BlockRecord, Journals
 from decodeonce.prep.listing import CHUNK, RECORD, Listing
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.recipe import Recipe, differences
@@ -419,11 +419,20 @@ def check_matches_plan(plan: Plan, listing: Listing, content: Json) -> None:
         {**some["recipe"], "columns": [one["name"] for one in some["columns"]]} for some in (content, plan.content)
     )
     if changes := "; ".join(differences(*recipes)):
-        advice = "use the plan's settings, or remove OUT and build again"
+        advice = f"use the plan's settings, or {_advice_to_start_again(plan)}"
         raise BuildError(f"{out}: planned with a different recipe: {changes}; {advice}")
     same = planned["kind"] == found["kind"] and plan.content["classes"] == content["classes"]
     if not same or planned["digest_with_times"] != found["digest_with_times"]:
         then, now = (f"{some['root']} ({some['kind']})" for some in (planned, found))
         what = f"{out}: the source changed since the plan: {plan.samples.changes_in(listing)}"
-        advice = "pass the planned SRC unchanged, or remove OUT and build again"
+        advice = f"pass the planned SRC unchanged, or {_advice_to_start_again(plan)}"
         raise BuildError(f"{what}; planned from {then}, SRC is {now}; {advice}")
+
+
+def _advice_to_start_again(plan: Plan) -> str:
+    """Return the command that removes a plan. Nothing else does, because another process may have begun to decode."""
+    done = len(Journals(plan.paths.journals).lines) if plan.paths.journals.is_dir() else 0
+    lost = f"decoded so far: {done} of {counted(len(plan.blocks), 'block')}" if done else "no image was decoded yet"
+    return (
+        f"unless another process builds there, run: rm -r {quoted(plan.paths.root)}, then this command again ({lost})"
+    )
