@@ -130,8 +130,6 @@ def publish(path: Path, data: bytes) -> bool:
                 raise
         if os.lstat(temporary).st_nlink > 1:  # NFS sends a request again if the answer to the first one was lost
             return True
-        if os.path.lexists(path):
-            return False
         if not _claim(path):
             return False
         try:

@@ -40,6 +40,7 @@ FILTERS = {
 JPEG_START = b"\xff\xd8\xff"
 LabelOf = Callable[[Entry], int]
 OTHER_SUFFIXES = tuple(suffix.encode() for suffix, name in unusual.SUFFIX_FORMATS.items() if name != "JPEG")
+_OF_BOXES = {"box", "annotated"}  # numbers of entries that a plain row does not look at
 _ALMOST = 1e-6  # 0.29 * 100 is 28.999999999999996
 
 
@@ -96,12 +97,7 @@ class Decoder:
         header = _jpeg_header(data)
         if header is None or header[2] == "Gray" or _may_have_exif(data):
             return None
-        swapped = [header[1], header[0]]
-        if (
-            "box" in entry.numbers
-            or entry.numbers.get("annotated") == swapped
-            or entry.name.lower().endswith(OTHER_SUFFIXES)
-        ):
+        if _OF_BOXES & entry.numbers.keys() or entry.name.lower().endswith(OTHER_SUFFIXES):
             return None
         check_size(*header[:2])
         return header[:2]

@@ -158,8 +158,8 @@ class Source(ABC):
         """Return the keyword arguments that make this source again from its class and root.
 
         Called after a scan, so the result may include what the listing found, such as file sizes. It must be
-        JSON-serializable. `cls(root, **arguments)` must not access any file, because every worker of every
-        task calls it.
+        JSON-serializable. `cls(root, **arguments)` must not access any file, because every worker of every task calls
+        it.
         """
 
     def fingerprint(self) -> object:
@@ -250,7 +250,7 @@ class Source(ABC):
         return None
 
     def late_facts(self) -> list[LateFacts]:
-        """Return what samples read since the last call told, if the scan is `late`; default nothing."""
+        """Return the facts of the samples that were read since the last call, if the scan is `late`; default none."""
         return []
 
     def with_late_facts(self, planned: Listing, facts: Iterable[LateFacts]) -> Listing:

@@ -129,9 +129,8 @@ class BoxedSource(SourceWrapper):
             if known != tuple(inner.classes):
                 what = f"classes of {type(self.source).__name__} were added while its entries were listed"
                 raise BuildError(f"{what}, expected all before; see docs/contribute/sources.md")
-            if known and (new := boxing.classes[len(known) :]):  # a dataset's classes may be known later
-                first = ", ".join(cls.name for cls in new[:3])
-                notes.note("object names that became new classes", first, len(new))
+            if known:  # a dataset's classes may be known later
+                _note_new_classes(notes, boxing.classes[len(known) :])
             return [*inner.warnings(boxing.images), *notes.texts()]
 
         entries = self._boxed(inner.entries, annotations, boxing)
@@ -170,10 +169,10 @@ class BoxedSource(SourceWrapper):
         found = self.source.with_late_facts(planned, facts)
         if found is planned or self.rules.keep:
             return found
-        new = [cls for cls in planned.classes if cls not in found.classes]
-        if new:
-            what = "object names that became new classes"
-            logging.getLogger("decodeonce").warning("%s: %s: %d (first %s)", self.boxes, what, len(new), new[0].name)
+        new, notes = [cls for cls in planned.classes if cls not in found.classes], Notes()
+        _note_new_classes(notes, new)
+        for warning in notes.texts():
+            logging.getLogger("decodeonce").warning("%s: %s", self.boxes, warning)
         classes = [*found.classes, *new]
         objects = ~np.isnan(planned.numbers["box"][:, 0])
         number_of = np.array([classes.index(cls) for cls in planned.classes])
@@ -202,6 +201,11 @@ class BoxedSource(SourceWrapper):
             return _packed(rows.numbers[LABELS], present, -1)
         counts: np.ndarray = present.sum(1)
         return counts
+
+
+def _note_new_classes(notes: Notes, new: Sequence[ImageClass]) -> None:
+    if new:
+        notes.note("object names that became new classes", ", ".join(cls.name for cls in new[:3]), len(new))
 
 
 def _with_sorted_boxes(found: Listing) -> Listing:

@@ -169,7 +169,8 @@ class DatasetSource(LabeledSource):
         label_column: Name of a Hugging Face dataset's column of labels; default "": the only one.
         no_labels: Whether to ignore labels: all samples are of one class; default False.
         length: Number of samples when the source was made; default None: it is made now.
-        shapes: The shape of a value by name of its column, from the first sample that could be read at that time.
+        shapes: The shape of a value by name of its column, from the first sample that could be read at that time; None
+            if it is not known.
         origin: Where `classes` came from, for messages.
         all_columns: Whether a sample with a column or mask that the first one lacks is an error; default False.
         fingerprint: The fingerprint of the Hugging Face dataset at that time.
@@ -196,7 +197,7 @@ class DatasetSource(LabeledSource):
         label_column: str = "",
         no_labels: bool = False,
         length: int | None = None,
-        shapes: Mapping[str, Sequence[int]] | None = None,
+        shapes: Mapping[str, Sequence[int] | None] | None = None,
         origin: str | None = None,
         all_columns: bool = False,
         fingerprint: str = "",
@@ -233,7 +234,8 @@ class DatasetSource(LabeledSource):
             classes = ClassList(classes, origin)
         super().__init__(Path(root), classes, column, no_labels=no_labels)
         for one in self._number_columns:
-            one.shape = tuple(shapes[one.name]) if shapes and one.name in shapes and not self._fingerprint else None
+            shape = (shapes or {}).get(one.name)
+            one.shape = None if shape is None else tuple(shape)
         self._asked |= super().options()
         self._wanted = [*self.column_names, *(one.name for one in self.paired)]
 
@@ -243,7 +245,7 @@ class DatasetSource(LabeledSource):
 
     def arguments(self) -> dict[str, Any]:
         origin = {} if self._requested is None else {"origin": self._requested.origin}
-        shapes = {} if self._fingerprint else {one.name: one.shape for one in self._number_columns}
+        shapes = {one.name: one.shape for one in self._number_columns}
         return {**self._own_facts(), **super().arguments(), **origin, "shapes": shapes}
 
     def _own_facts(self) -> dict[str, Any]:
@@ -386,10 +388,10 @@ class DatasetSource(LabeledSource):
             raise Undecodable(problem)
         return sample
 
-    def _of_first_sample(self) -> tuple[dict[str, Sequence[int]], Sequence[Paired]]:
+    def _of_first_sample(self) -> tuple[dict[str, Sequence[int] | None], Sequence[Paired]]:
         """Return the shapes of columns, masks and second images of the first sample that can be read; none if empty."""
         if isinstance(self._dataset, HuggingFaceDataset):
-            return dict.fromkeys(self._dataset.columns, ()), []
+            return dict.fromkeys(self._dataset.columns), []
         problem, first = "", range(min(len(self._dataset), FIRST_SAMPLES))
         for index in first:
             try:
@@ -407,7 +409,7 @@ class DatasetSource(LabeledSource):
             columns = [NumberColumn(name) for name in wanted if name not in sample.paired]
             for one in columns:
                 one.check(sample.numbers.get(one.name), self._where(index))
-            return {one.name: one.shape or () for one in columns}, paired
+            return {one.name: one.shape for one in columns}, paired
         if problem:
             expected = f"expected a sample that names the columns and masks among the first {len(first)}"
             raise BuildError(f"{problem}; {expected}; correct the sample, or remove it from the dataset")
