@@ -97,8 +97,6 @@ def test_ctrl_c_interrupts_waiting_for_a_batch(run_forked: RunForked, store: Pat
 
 
 DROPPING = """
-import gc
-gc.disable()  # it may run Python code, which handles the signal, between the two calls
 for kind in ("batch", "augmented batch", "epoch"):
     # 3 MB; 1 MB or less is not reused
     transform = Augment(RandomResizedCrop(512)) if kind == "augmented batch" else None

@@ -273,6 +273,9 @@ class Filler:
 
     def _hand_over(self) -> None:
         """Wait until the oldest batch in progress has been read, then deliver it."""
+        self.ready.put(self._finished_batch())  # no variable keeps the batch, which the consumer may drop at once
+
+    def _finished_batch(self) -> PendingBatch:
         pending = self._in_progress[0]
         for result in [pending.results.get() for _ in range(pending.calls)]:
             if isinstance(result, BaseException):
@@ -289,7 +292,7 @@ class Filler:
             self.delivery.make_batch(pending, *self._reader.arrays(pending.step.rows))
         self.meter.seconds_transforming += pending.seconds_transforming
         self.meter.seconds_sending += time.perf_counter() - start - pending.seconds_transforming
-        self.ready.put(pending)
+        return pending
 
     def _copy(self) -> None:
         """Run queued calls in order until None arrives."""
