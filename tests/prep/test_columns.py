@@ -162,12 +162,16 @@ NUMBER = "expected a number, or a list of numbers like [1, 2]"
 
 def test_non_numbers_are_reported_with_file_and_line(tmp_path: Path) -> None:
     for given, message in (
-        ([1, ""], r"list.csv: line 3: column 'x': found nothing, expected a number, like the first row"),
+        ([1, ""], r"list.csv: line 3: column 'x': found nothing, expected a number, like the first row; if the value"),
+        ([1, " "], r"found nothing, .*; if the value is missing, write a number that stands for that, such as -1, or"),
         ([1, "a cat"], r"line 3: column 'x': found 'a cat', expected a number, .*for text, store token ids"),
         (["[1, 2]", "[1]"], r"line 3: column 'x': found \[1\], expected a list of 2 numbers, like the first row"),
         (["7", "[7]"], r"line 3: column 'x': found \[7\], expected a number"),
         (["[]"], r"line 2: column 'x': found \[\], " + NUMBER.replace("[", r"\[")),
-        (["NaN"], r"line 2: column 'x': found nan, .*; numbers must be finite, and whole numbers must fit int64"),
+        (
+            ["NaN"],
+            r"line 2: column 'x': found nan, .*; if the value is missing, write a number.*; numbers must be finite",
+        ),
         (["1e309"], r"line 2: column 'x': found inf"),
         ([2**63], r"line 2: column 'x': found 9223372036854775808, .*; numbers must be finite"),
         ([1, "-inf"], r"line 3: column 'x': found -inf, .*; numbers must be finite, and whole numbers must fit int64"),

@@ -561,7 +561,8 @@ def test_what_is_no_dataset_is_refused(write: Write) -> None:
         ("def make(): return iter([])", "returned a list_iterator; expected an object with len.. and .index."),
         ("def make(): return {'train': [], 'val': []}", "returned a dictionary of train, val; return one of its"),
         ("make = 3", "has no function make"),
-        ("import no_such_module", "No module named 'no_such_module'; run from the folder that contains"),
+        ("import no_such_module", "No module named 'no_such_module'; install it, .*; data_of.* imports it"),
+        ("from os import no_such_name", "raised ImportError: cannot import name 'no_such_name' .*; reproduce it with"),
         ("1 / 0", "raised ZeroDivisionError: division by zero; reproduce it with: python -c 'import data_of"),
     ):
         with pytest.raises(BuildError, match=message):

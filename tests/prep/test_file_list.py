@@ -154,7 +154,10 @@ def test_columns_that_are_not_kept_are_named(root: Path) -> None:
     text = "path,sky,note,age\ncat/1.jpg,1,old,3.5\n"
     file = write_list(root / "tags.csv", text)
     source = open_list(file, column=["sky"], no_labels=True)
-    assert source.listing().warnings == ["note, age of the table are not kept; --column NAME keeps a column of numbers"]
+    advice = "--column NAME keeps a column of numbers"
+    assert source.listing().warnings == [f"columns that are not kept: note, age; {advice}"]
+    index = write_list(root / "index.csv", ",path,label\n0,cat/1.jpg,a\n")  # as pandas writes it
+    assert open_list(index).listing().warnings == [f"columns that are not kept: one without a name; {advice}"]
     assert open_list(write_list(root / "plain.csv", "path,label\ncat/1.jpg,a\n")).listing().warnings == []
 
 
@@ -226,6 +229,12 @@ def test_unreadable_class_list_is_an_error(tmp_path: Path) -> None:
         (b"\xff\xfea\0", "not UTF-8 text; expected"),
         (b"\n \n", "contains no class names; expected one per line"),
         (b"\ncat\n", "line 1 is blank; write its class there, or remove the line"),
+        (b'cat\n"dog, wild"\n', """line 2: "dog, wild" is in quotation marks; write the names without"""),
+        (b"'cat',\n'dog'\n", "line 1: 'cat', is in quotation marks; write the names without quotation marks"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid",
+            "a Git LFS pointer instead of the file; run: git lfs pull",
+        ),
         (b"cat\r\n \r\ndog\r\n", "line 2 is blank; write its class there, or remove the line"),
     ):
         path = tmp_path / "order.txt"
@@ -236,9 +245,9 @@ def test_unreadable_class_list_is_an_error(tmp_path: Path) -> None:
 
 
 def test_class_list_keeps_its_order_and_file(tmp_path: Path) -> None:
-    (tmp_path / "order.txt").write_bytes("\ufeffdog\r\n cat\nred\u2028fox\n\n \n".encode())
+    (tmp_path / "order.txt").write_bytes('\ufeffdog\r\n cat\nred\u2028fox\n5"\n\n \n'.encode())
     names = read_class_list(tmp_path / "order.txt")
-    assert (names, getattr(names, "origin", "")) == (["dog", "cat", "red\u2028fox"], str(tmp_path / "order.txt"))
+    assert (names, getattr(names, "origin", "")) == (["dog", "cat", "red\u2028fox", '5"'], str(tmp_path / "order.txt"))
 
 
 def test_several_labels_in_one_cause_a_warning(root: Path) -> None:

@@ -132,7 +132,12 @@ UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
         f"t12.tar.gz: contains no {TRUTH}; download the development kit again",
     ),
     ({ZIP: TRAIN_ZIP[: len(TRAIN_ZIP) // 2]}, "", "auto", f"{ZIP}: not a zip, or truncated"),
-    ({f"{TRAIN_TAR}.gz": tar_bytes(TRAIN_TARS, "w:gz")}, "", "auto", "compressed with gzip, .* offset; gunzip it"),
+    (
+        {f"{TRAIN_TAR}.gz": tar_bytes(TRAIN_TARS, "w:gz")},
+        "",
+        "auto",
+        "compressed with gzip, .* offset; unpack it first",
+    ),
     (
         {TRAIN_TAR: tar_bytes({"n01440764.tar": tar_bytes({"a.JPEG": b"a"}, "w:gz")})},
         "",
@@ -352,6 +357,21 @@ def test_sparse_file_in_tar_is_a_problem(tmp_path: Path, format: str) -> None:
     assert listed(tmp_path / "x.tar") == [(b"sparse.JPEG", "a sparse file in the tar")]
 
 
+PACKERS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz"}
+
+
+@pytest.mark.parametrize("mode", PACKERS)
+def test_command_that_unpacks_a_tar_works(mode: str, tmp_path: Path) -> None:
+    plain = tar_bytes({"a.JPEG": b"a" * 700})
+    for name in ("a b.tar", f"a b.tar.{mode}"):  # with and without the suffix of the packer
+        (tmp_path / name).write_bytes(tar_bytes({"a.JPEG": b"a" * 700}, f"w:{mode}"))
+        with pytest.raises(BuildError, match=f"compressed with {PACKERS[mode]}, ") as error:
+            listed(tmp_path / name)
+        command = str(error.value).partition("unpack it first: ")[2]
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+        assert (tmp_path / "NEW").read_bytes() == plain
+
+
 def test_truncated_or_invalid_tar_is_an_error(tmp_path: Path) -> None:
     tarred = tar_bytes({"a.JPEG": b"a" * 700, "b.JPEG": b"b" * 1024})
     for data, message in (
@@ -362,7 +382,8 @@ def test_truncated_or_invalid_tar_is_an_error(tmp_path: Path) -> None:
         (tarred[:3072], r"truncated: ends at byte 3072, expected at least 3584 \(the empty"),
         (tarred[:1536] + b"x" * 4096, "damaged: no tar header at byte 1536"),
         (b"x" * 4096, "not a tar, or damaged"),
-        (tar_bytes({"a": b"a"}, "w:gz"), "compressed with gzip, .*gunzip it first"),
+        *((tar_bytes({"a": b"a"}, f"w:{mode}"), f"compressed with {by}") for mode, by in PACKERS.items()),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "a Git LFS pointer .*; run: git lfs pull"),
     ):
         (tmp_path / "x.tar").write_bytes(data)
         with pytest.raises(BuildError, match=f"x.tar: {message}"):

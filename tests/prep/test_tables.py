@@ -1,7 +1,9 @@
 """Tables as people have them: columns of any name, ids without suffixes, numbers to predict, and no labels at all."""
 
+import bz2
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.store import open_store
 from decodeonce.store.manifest import DATA_OFFSET
 from tests.command import assert_fails, prep
+from tests.forms.imagenet import ZIP
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
@@ -236,10 +239,42 @@ def test_webdataset_without_labels(tmp_path: Path) -> None:
         ('{"file_name": "0000.jpg", "label": 1}\n', "JSON, such as metadata.jsonl"),
         ('["0000.jpg", "0001.jpg"]\n', "JSON, such as"),
         ("path;label\n0000.jpg;1\n", "semicolons between the columns"),
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n",
+            "a Git LFS pointer instead of the file; run: git lfs pull",
+        ),
     ],
 )
 def test_other_formats_are_named(root: Path, text: str, message: str) -> None:
     assert_fails(build_list(root, text), 1, message)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n",
+            "a Git LFS pointer instead of the file",
+        ),
+        (bz2.compress(b"path,label\n" * 99), "compressed with bzip2, .*; unpack it first: bzip2 -dc /"),
+    ],
+)
+def test_what_stands_for_a_file_is_named(content: bytes, found: str, root: Path) -> None:
+    for kind, name in (("list", "a.csv"), ("webdataset", "a.tar"), ("parquet", "a.parquet"), ("imagenet", "a.zip")):
+        top = root / kind
+        top.mkdir()
+        name = ZIP if kind == "imagenet" else name
+        (top / name).write_bytes(content)
+        with pytest.raises(BuildError, match=f"{re.escape(name)}: {found}"):
+            find_opener(kind)(top if kind == "imagenet" else top / name).listing()
+
+
+@pytest.mark.parametrize("table", ["0000.jpg;1\n", "photos/0000.jpg;1\n", "1;0000.jpg\n", "0000.jpg|1\n"])
+def test_other_separators_without_a_header_are_named(root: Path, table: str) -> None:
+    for flags in ((), ("--no-labels",)):
+        failed = build_list(root, table + table.replace("0000", "0001"), *flags)
+        found = f"the path contains {'|' if '|' in table else ';'!r}; if that separates columns, write commas or tabs"
+        assert (failed.returncode, found in failed.stderr) == (1, True), failed.stderr
 
 
 def test_column_that_is_kept_can_be_the_label_too(root: Path) -> None:

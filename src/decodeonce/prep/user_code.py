@@ -44,11 +44,14 @@ def import_function(name: str, flag: str, folder: Path) -> Callable[..., Any]:
     try:
         with user_code():
             module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise BuildError(
-            f"{flag}{name}: {error}; run from the folder that contains {module_name.split('.')[0]}, or set PYTHONPATH"
-        ) from None
     except (Exception, SystemExit) as error:  # a user's module may raise anything
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing == module_name.partition(".")[0]:
+            advice = f"run from the folder that contains {missing}, or set PYTHONPATH"
+            raise BuildError(f"{flag}{name}: {error}; {advice}") from None
+        if missing and not module_name.startswith(missing):
+            advice = f"install it, for example with pip, or add its folder to PYTHONPATH; {module_name} imports it"
+            raise BuildError(f"{flag}{name}: {error}; {advice}") from None
         raise BuildError(
             f"{flag}{name}: importing {module_name} raised {raised_text(error)}; "
             f"reproduce it with: python -c 'import {module_name}'"

@@ -17,7 +17,7 @@ import numpy as np
 from decodeonce.errors import BuildError
 from decodeonce.prep.listing import Undecodable, name_bytes
 from decodeonce.prep.sources.files import size_problem
-from decodeonce.prep.sources.holders import CHUNK, Holder, HolderFile, Member
+from decodeonce.prep.sources.holders import CHUNK, Holder, HolderFile, Member, refuse_stand_ins
 
 MAX_NAME_BYTES = 1 << 16  # the longest name that a zip can store; file systems allow at most 4096
 MAX_MEMBERS = 1 << 23  # per archive: a listing holds 400 bytes for each, 700 for a zip's; Kaggle's zip has 2 million
@@ -26,7 +26,6 @@ MAX_NAMES_BYTES = 1 << 30  # of all names of an archive: a listing holds them to
 _HIDDEN = re.compile(rb"(?:^|/)(?:\.(?!\.(?:/|$))|PaxHeaders?(?:\.\d+)?/)")
 
 BLOCK = tarfile.BLOCKSIZE
-COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 # Limit for all headers of one member (long names, pax, sparse maps), which tarfile reads whole.
 MAX_HEADER_BYTES = 1 << 20
 # Python before 3.11.10 and 3.12.6 searches pax headers for numbers in time that grows with the square of their length.
@@ -115,7 +114,7 @@ def list_tar(holder: Holder, no_end: Callable[[], object] | None = None) -> Iter
     Raises:
         BuildError: If the tar is compressed, damaged or truncated, such as an incomplete download.
     """
-    _refuse_compressed(holder)
+    refuse_stand_ins(holder)
     headers, names = _HeaderReader(holder), _Names(holder.path)
     start: int | None = 0
     while start is not None:
@@ -149,16 +148,6 @@ def _list_one_tar(
         raise BuildError(f"{holder.path}: not a tar, or damaged: {error}; download it again") from None
     _check_end(holder, tar.offset, no_end, ran_out=headers.tell() >= holder.size)
     return int(tar.offset)
-
-
-def _refuse_compressed(holder: Holder) -> None:
-    begin = holder.read_at(0, 6)
-    for magic, name in COMPRESSED.items():
-        if begin.startswith(magic):
-            unpacker = "gunzip" if name == "gzip" else f"un-{name}"
-            raise BuildError(
-                f"{holder.path}: compressed with {name}, so it cannot be read at an offset; {unpacker} it first"
-            )
 
 
 def _check_end(holder: Holder, at: int, no_end: Callable[[], object] | None, *, ran_out: bool) -> None:
@@ -214,6 +203,7 @@ def list_zip(holder: Holder) -> Iterator[Member]:
     Raises:
         BuildError: If the zip is damaged or truncated, such as an incomplete download.
     """
+    refuse_stand_ins(holder)
     try:
         with _DirectoryReader(HolderFile(holder)) as file, zipfile.ZipFile(file) as archive:
             infos = archive.filelist

@@ -37,6 +37,10 @@ def read_class_list(path: Path) -> ClassList:
     if "" in lines:  # it may be the place of a name, and all later names would get another label
         number = lines.index("") + 1
         raise ValueError(f"--classes {path}: line {number} is blank; write its class there, or remove the line")
+    for number, line in enumerate(lines, 1):
+        if line[0] in "\"'" and line.rstrip(",")[1:].endswith(line[0]):
+            advice = "write the names without quotation marks, one per line"
+            raise ValueError(f"--classes {path}: line {number}: {line} is in quotation marks; {advice}")
     return ClassList(lines, str(path))
 
 

@@ -23,7 +23,7 @@ from decodeonce.prep.listing import Entry, Scan, hash_of, name_bytes, name_text
 from decodeonce.prep.sources.base import Notes
 from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, Links, expecting, stat_entries
-from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder
+from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder, refuse_stand_ins
 from decodeonce.prep.sources.labels import LabeledSource, parse_value
 from decodeonce.remote import absolute, as_path, check_scheme, check_url, is_url, scheme_of, source_path
 from decodeonce.store.layout import Json
@@ -118,8 +118,8 @@ class ListSource(LabeledSource):
     def _warnings(self, samples: int) -> list[str]:
         warnings = [*super()._warnings(samples), *self._notes.texts()]
         if left := find_layout(self.file, self._columns).left:
-            names = f"{', '.join(left):.200} of the table {'is' if len(left) == 1 else 'are'} not kept"
-            warnings.append(f"{names}; --column NAME keeps a column of numbers")
+            names = ", ".join(name or "one without a name" for name in left)
+            warnings.append(f"columns that are not kept: {names:.200}; --column NAME keeps a column of numbers")
         return warnings
 
     def _learn_classes(self) -> None:
@@ -224,6 +224,8 @@ def _oddity(name: str) -> str:
         return "the path is in quotation marks, which only a CSV file may have"
     if "\\" in name:
         return "the path has backslashes, expected slashes"
+    if found := [separator for separator in ";|" if separator in name]:
+        return f"the path contains {found[0]!r}; if that separates columns, write commas or tabs instead"
     return ""
 
 
@@ -481,7 +483,9 @@ def _separator(file: Path, line: str) -> str:
 def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and fields of each line that is not blank."""
     with expecting(file, EXPECTED), open_holder(file) as holder:
-        if b"\0" in holder.read_at(0, LOOKED_AT):  # an image, an archive, or a list that Excel wrote
+        begin = holder.read_at(0, LOOKED_AT)
+        refuse_stand_ins(holder)
+        if b"\0" in begin:  # an image, an archive, or a list that Excel wrote
             raise BuildError(f"{file}: binary or UTF-16; expected UTF-8 text; convert it: iconv -f UTF-16 -t UTF-8")
         raw = io.BufferedReader(HolderFile(holder), CHUNK)
         # Only \n ends a line: paths may contain the other characters that Python treats as line ends.

@@ -53,6 +53,7 @@ FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 MAX_TEXT_BYTES = 1 << 26  # limit for a file that is read whole; ImageNet's largest, LOC_val_solution.csv, has 2.3 MB
 KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 OUTSIDE = "a link that leads out of SRC: build with --follow-links, or let SRC be a folder that holds both"
+LFS_POINTER, IS_LFS_POINTER = b"version https://git-lfs", "a Git LFS pointer instead of the file; run: git lfs pull"
 KEPT_FOLDERS = 1 << 14  # cached answers for folders: more than ImageNet has classes, a few MB
 
 
@@ -72,7 +73,7 @@ def open_source_file(path: str | bytes | Path, flags: int = FLAGS) -> int:
 
 
 def read_small(path: str | bytes | Path, most: int = MAX_TEXT_BYTES) -> bytes:
-    """Read a whole regular file; raise OSError if it has more than `most` bytes.
+    """Read a whole regular file; raise OSError if it has more than `most` bytes, or is a Git LFS pointer.
 
     Args:
         path: Path of the file.
@@ -86,6 +87,8 @@ def read_small(path: str | bytes | Path, most: int = MAX_TEXT_BYTES) -> bytes:
         data = file.read(most + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"more than {most} bytes", path)
+    if data.startswith(LFS_POINTER):
+        raise OSError(errno.EINVAL, IS_LFS_POINTER, path)
     return data
 
 

@@ -20,13 +20,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
+from decodeonce.formatting import quoted
 from decodeonce.prep.listing import Entry, Value, name_bytes
-from decodeonce.prep.sources.files import Links, expecting, mtime_of, open_listed, open_source_file, read_range
+from decodeonce.prep.sources.files import (
+    IS_LFS_POINTER,
+    LFS_POINTER,
+    Links,
+    expecting,
+    mtime_of,
+    open_listed,
+    open_source_file,
+    read_range,
+)
 from decodeonce.remote import ObjectFacts, as_path, is_url, read_object, stat_object
 from decodeonce.store import disk
 
 OPEN_FILES = 64
 GZIP_MAGIC = b"\x1f\x8b"
+COMPRESSED = {GZIP_MAGIC: "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 CHUNK = 1 << 20
 # Bytes per request for the headers in an object: a header with the label next to it, or those of many images.
 FEW, MANY = 1 << 13, 1 << 21
@@ -212,6 +223,18 @@ class Holder:
     def close(self) -> None:
         """Close the file."""
         disk.close(self._fd)
+
+
+def refuse_stand_ins(holder: Holder) -> None:
+    """Raise BuildError if a holder is compressed as a whole, or is the pointer that Git LFS leaves in place of it."""
+    begin = holder.read_at(0, len(LFS_POINTER))
+    if begin == LFS_POINTER:
+        raise BuildError(f"{holder.path}: {IS_LFS_POINTER}")
+    for magic, name in COMPRESSED.items():
+        if begin.startswith(magic):
+            file = quoted(holder.path) if os.path.isfile(holder.path) else "FILE"  # it may be in a tar
+            advice = f"unpack it first: {name} -dc {file} > NEW"  # gunzip and others refuse names without their suffix
+            raise BuildError(f"{holder.path}: compressed with {name}, so it cannot be read at an offset; {advice}")
 
 
 class ObjectHolder(Holder):
