@@ -78,6 +78,8 @@ def test_help_uses_terminal_width_and_cuts_no_summary(columns: int) -> None:
         (["build", "folder", "a", "b", "--shuffle-seed", "²"], "--shuffle-seed ²"),
         (["build", "folder", "a", "b", "--shuffle-seed", "9" * 19], "--shuffle-seed 999"),
         (["build", "folder", "a", "b", "--max-bad", "x"], "max-bad is 'x'"),
+        (["build", "list", "a", "b", "--root", "c", "--root=d"], "--root is given 2 times, but takes one path"),
+        (["plan", "folder", "a", "b", "--classes", "c", "--classes", "c"], "--classes is given 2 times, but takes one"),
         (["build", "folder", "a", "b", "--classes", "nowhere.txt"], "nowhere.txt"),
         (["work", "b", "--task", "2", "--tasks", "2"], "task is 2 of 2"),
     ],

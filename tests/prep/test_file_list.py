@@ -150,6 +150,31 @@ def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
         assert entry.problem == f"No such file or directory{cause}"
 
 
+def test_files_in_several_folders_are_counted_and_the_command_joins_them(tmp_path: Path) -> None:
+    names = [f"{number}" for number in range(9)]
+    for number, name in enumerate(names):
+        write_list(tmp_path / ("a part_1" if number < 6 else "a part_2") / f"{name}.jpg", "image")
+    file = write_list(tmp_path / "list.csv", "path,label\n" + "".join(f"{name},{name}\n" for name in names))
+    counts = f"files of this list are in 2 folders: {tmp_path}/a part_1 (6), {tmp_path}/a part_2 (3)"
+    ids = [entry.problem for entry in open_list(file).scan().entries]
+    assert all(counts in problem and problem.endswith(f"--root {tmp_path}/all --suffix .jpg") for problem in ids)
+    (tmp_path / "list.csv").write_text("0,pug\n1,pug\n8,cat\n")
+    with pytest.raises(BuildError, match=re.escape(f"{tmp_path}/a part_1 (2), {tmp_path}/a part_2 (1), but --root")):
+        open_list(file).listing()
+    named = write_list(tmp_path / "named.csv", "path,label\n" + "".join(f"{name}.jpg,{name}\n" for name in names))
+    problems = [entry.problem for entry in open_list(named).scan().entries]
+    assert all(counts in problem for problem in problems)
+    command = problems[0].partition(" run: ")[2].partition(", then pass")[0]
+    subprocess.run(["bash", "-c", command], check=True)
+    assert problems[0].endswith(f", then pass --root {tmp_path}/all")
+    joined = open_list(named, root=tmp_path / "all")
+    assert [entry.problem for entry in joined.scan().entries] == [""] * 9
+    write_list(tmp_path / "8.jpg", "image")
+    some = [entry.problem for entry in open_list(named).scan().entries]
+    assert f"in 3 folders: {tmp_path}/a part_1 (6), {tmp_path}/a part_2 (2), {tmp_path} (1), but" in some[0]
+    assert some[0].endswith("; write the folder into each path of the list, such as a part_1/...")
+
+
 def test_columns_that_are_not_kept_are_named(root: Path) -> None:
     text = "path,sky,note,age\ncat/1.jpg,1,old,3.5\n"
     file = write_list(root / "tags.csv", text)

@@ -31,6 +31,7 @@ Click = Any  # an object of click, or of the copy of click in newer versions of 
 USAGE_ERROR: Click = typer.BadParameter.__base__
 QUIET = "Print only errors, warnings and --json output."
 LOG = "Append events to FILE as JSON lines. If FILE is a folder (FILE/), each process writes its own file there."
+PATHS = ("DIR", "FILE", "PATH")  # the metavars of flags that take a path
 LARGEST = 2**63 - 1
 LEAST = 4096  # bytes; a smaller size without a unit is refused
 
@@ -120,6 +121,7 @@ class Command(_Summarized, TyperCommand):
         """Parse as click does, and attach the context to every error, so that the message names the right --help."""
         given = bool(args)
         try:
+            self._refuse_repeated_paths(ctx, args)
             return super().parse_args(ctx, args)
         except USAGE_ERROR as error:
             error.ctx = error.ctx or ctx
@@ -127,6 +129,13 @@ class Command(_Summarized, TyperCommand):
                 # `prep convert a.store`: click gives the only path to OUT, and reports that IN is missing.
                 error.param = [param for param in self.params if param.param_type_name == "argument"][-1]
             raise
+
+    def _refuse_repeated_paths(self, ctx: Click, args: list[str]) -> None:
+        """Raise a usage error if a flag that takes one path is repeated: click would use the last in silence."""
+        order = self.make_parser(ctx).parse_args(args=list(args))[2]
+        for param in self.params:
+            if param.metavar in PATHS and not param.multiple and order.count(param) > 1:
+                raise typer.BadParameter(f"{param.opts[0]} is given {order.count(param)} times, but takes one path")
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Name the arguments as messages do: SRC, IN..., [PATH]. Typer would write {SRC}."""

@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ MISSING = os.strerror(errno.ENOENT)
 LOOKED_AT = 4096  # a binary file has a zero in its first bytes
 MOST_ENTRIES, MOST_FOLDERS = 1000, 16  # looked at to find out why a file is missing
 MOST_SEARCHES = 100  # missing files that are searched for there: a search takes hundreds of calls of stat
+MOST_LOOKED_UP = 20_000  # of a longer list, some lines are looked up to count the files in each folder
 MAX_LINE = 1 << 20  # characters of a line; a path has at most 4096
 
 
@@ -88,6 +90,7 @@ class ListSource(LabeledSource):
         self._suffix = suffix
         self._slashes = slashes
         self._notes = Notes()
+        self._places = Counter[str]()  # the number of files by subfolder of the root, if some are missing in it
 
     @property
     def top(self) -> Path:
@@ -109,8 +112,8 @@ class ListSource(LabeledSource):
 
     def scan(self) -> Scan:
         """Return every sample, in the order of the list."""
+        self._notes, self._places = Notes(), Counter()
         self._learn_classes()
-        self._notes = Notes()
         searches = iter(range(MOST_SEARCHES))
         found = map(partial(self._with_cause, searches), stat_entries(self.root, self._listed(), self.links))
         return self._scanned(found)
@@ -142,7 +145,7 @@ class ListSource(LabeledSource):
             if not (self.root / name_text(name)).is_file():
                 advice = f"if this line is a header, pass --image-column {quoted(line.path)}"
                 advice += f" --label-column {quoted(line.label)}" if line.label else ""
-                advice = _cause_of_missing(self.root, name_text(name), _subfolders(self.root)) or advice
+                advice = self._cause_of_missing(name_text(name), _subfolders(self.root)) or advice
                 where = f"{self.file}: line {line.number}: {line.path!r}"
                 raise BuildError(f"{where}: no such file; {advice}; otherwise correct or remove the line")
 
@@ -198,8 +201,57 @@ class ListSource(LabeledSource):
         if entry.problem != MISSING:
             return entry
         folders = [] if next(searches, None) is None else _subfolders(self.root)
-        cause = _cause_of_missing(self.root, name_text(entry.name), folders)
+        cause = self._cause_of_missing(name_text(entry.name), folders)
         return replace(entry, problem=f"{MISSING}; {cause}") if cause else entry
+
+    def _cause_of_missing(self, name: str, folders: Sequence[str]) -> str:
+        """Return why there is probably no file of this name, also in these subfolders; "" if that is unknown."""
+        if odd := _oddity(name):
+            return odd
+        suffixes = {name + suffix: suffix for suffix in IMAGE_SUFFIXES}
+        suffixes |= {
+            name.removesuffix(suffix[1:]) + suffix: suffix for suffix in IMAGE_SUFFIXES if name.endswith(suffix[1:])
+        }
+        others = {
+            other: f"with the suffix {suffix} exists; pass --suffix {suffix}" for other, suffix in suffixes.items()
+        }
+        others |= {
+            unicodedata.normalize(form, name): f"in another Unicode form ({form}) exists" for form in ("NFC", "NFD")
+        }
+        stem, end = os.path.splitext(name)
+        others |= {stem + other: f"with the suffix {other} exists" for other in (end.upper(), end.lower())}
+        others.pop(name, None)
+        for other, cause in others.items():
+            if self._exists("", other):
+                return f"a file of this name {cause}"
+        for folder in folders:
+            for other in (name, *suffixes):
+                if self._exists(folder, other):
+                    suffix = suffixes[other] if other in suffixes and other != name else ""
+                    return f"{folder}/{other} exists; {self._advice_on_root(folder, folders, suffix)}"
+        return ""
+
+    def _exists(self, folder: str, name: str) -> bool:
+        return os.path.exists(os.path.join(os.fsencode(self.root / folder), name_bytes(name)))
+
+    def _advice_on_root(self, folder: str, folders: Sequence[str], suffix: str) -> str:
+        """Return how to read the files that are in a subfolder; some may be in others, or not in any."""
+        if not self._places:
+            step = 1 + sum(1 for _ in self._lines()) // MOST_LOOKED_UP
+            for _, name in islice(self._lines(), 0, None, step):
+                text = name_text(name) + suffix
+                self._places.update(islice((place for place in ("", *folders) if self._exists(place, text)), 1))
+        more = f" --suffix {suffix}" if suffix else ""
+        if len(self._places) < 2:
+            return f"pass --root {quoted(self.root / folder)}{more}"
+        places = [self.root / place for place in self._places]
+        found = ", ".join(f"{place} ({count:,})" for place, count in zip(places, self._places.values(), strict=True))
+        advice = f"write the folder into each path of the list, such as {folder}/..."
+        if "" not in self._places:
+            together = quoted(self.root / "all")
+            parts = " ".join(quoted(f"{place}/.") for place in places)
+            advice += f", or run: mkdir {together} && cp -rl {parts} {together}, then pass --root {together}{more}"
+        return f"files of this list are in {len(places)} folders: {found}, but --root takes one; {advice}"
 
     def _label(self, line: ListLine, name: bytes) -> str:
         if line.label is not None:
@@ -226,31 +278,6 @@ def _oddity(name: str) -> str:
         return "the path has backslashes, expected slashes"
     if found := [separator for separator in ";|" if separator in name]:
         return f"the path contains {found[0]!r}; if that separates columns, write commas or tabs instead"
-    return ""
-
-
-def _cause_of_missing(root: Path, name: str, folders: Sequence[str]) -> str:
-    """Return why there is probably no file of this name, also in these `folders` of `root`; "" if that is unknown."""
-    if odd := _oddity(name):
-        return odd
-    suffixes = {name + suffix: suffix for suffix in IMAGE_SUFFIXES}
-    suffixes |= {
-        name.removesuffix(suffix[1:]) + suffix: suffix for suffix in IMAGE_SUFFIXES if name.endswith(suffix[1:])
-    }
-    others = {other: f"with the suffix {suffix} exists; pass --suffix {suffix}" for other, suffix in suffixes.items()}
-    others |= {unicodedata.normalize(form, name): f"in another Unicode form ({form}) exists" for form in ("NFC", "NFD")}
-    stem, end = os.path.splitext(name)
-    others |= {stem + other: f"with the suffix {other} exists" for other in (end.upper(), end.lower())}
-    others.pop(name, None)
-    for other, cause in others.items():
-        if os.path.exists(os.path.join(os.fsencode(root), name_bytes(other))):
-            return f"a file of this name {cause}"
-    for folder in folders:
-        top = root / folder
-        for other in (name, *suffixes):
-            if os.path.exists(os.path.join(os.fsencode(top), name_bytes(other))):
-                more = f" --suffix {suffixes[other]}" if other in suffixes and other != name else ""
-                return f"{folder}/{other} exists; pass --root {quoted(top)}{more}"
     return ""
 
 
