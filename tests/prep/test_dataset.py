@@ -278,6 +278,24 @@ def test_other_images_are_refused() -> None:
             encoded(image)
 
 
+def test_masked_values_are_refused_and_arrays_without_them_are_stored(write: Write, tmp_path: Path) -> None:
+    some, none = "np.ma.masked_where(np.eye(8) == 1, gray(9))", "np.ma.array(gray(9), mask=False)"
+    plain = '{"mask": gray(9), "n": [1]}'
+    items = f"""[
+        ({none}, 0, {{"mask": {none}, "n": np.ma.array([7], mask=False)}}), ({some}, 0, {plain}),
+        (gray(1), np.ma.array(3, mask=True), {plain}), (gray(1), 0, {{"mask": {some}, "n": [1]}})]"""
+    out = build_in_process(source_of(write, items), tmp_path / "out", RECIPE)
+    reasons = {one.source: one.reason for one in read_rejects(out / "rejects.tsv") if one.action == "rejected"}
+    advice = "has masked values, which a row cannot have; fill them, for example with .filled(0)"
+    assert reasons == {"1": f"image {advice}", "2": f"label {advice}", "3": f"mask {advice}"}
+    store = open_store(out)
+    assert (np.unique(store.images[0]).tolist(), store.columns["n"].tolist()) == ([9], [[7]])
+    assert np.unique(store.paired["mask"]).tolist() == [9]
+    for value in ("np.ma.masked", "np.ma.array([1, 2], mask=[0, 1])", "[1, np.ma.masked]"):
+        with pytest.raises(BuildError, match=r":make\[0\]: column 'n': found (nothing|\[1, None\]), expected a number"):
+            source_of(write, f'[(gray(1), 0, {{"n": {value}}})]')
+
+
 def test_index_that_cannot_become_a_row_is_a_reject_by_name(write: Write, tmp_path: Path) -> None:
     items = """[
         (gray(1), 0), KeyError("five"), (b"", 0), (b"no image", 0), (gray(2), None), (gray(2), -1), (gray(2), 0.5),

@@ -40,6 +40,9 @@ def raising(pixels, sample):
 def wrong(pixels, sample):
     return pixels.astype(np.float32)
 
+def masked(pixels, sample):
+    return np.ma.masked_less(pixels, 99)
+
 def empty(pixels, sample):
     return pixels[:0]
 
@@ -119,6 +122,7 @@ def test_result_that_is_not_an_image_is_rejected(module: Path, src: Path) -> Non
     for function, reason in (
         ("wrong", r"returned float32 \(48, 50, 3\), expected uint8"),
         ("empty", "returned an empty image"),
+        ("masked", "what it returned has masked values, which a row cannot have; fill them"),
     ):
         decoder = Decoder(Recipe(height=24, width=24, map=find_map(f"maps_of_a_user:{function}")), ["cat"])
         with pytest.raises(Undecodable, match=rf"maps_of_a_user:{function}: {reason}"):

@@ -66,6 +66,12 @@ class Undecodable(Exception):
     """
 
 
+def refuse_masked(what: str, value: object) -> None:
+    """Raise Undecodable if a value is a masked array of NumPy with masked parts: only what is below them is stored."""
+    if np.ma.is_masked(value):
+        raise Undecodable(f"{what} has masked values, which a row cannot have; fill them, for example with .filled(0)")
+
+
 class LeftOut(Exception):
     """The user's map left this image out; the text says which map."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.listing import LeftOut, PixelBox, Undecodable
+from decodeonce.prep.listing import LeftOut, PixelBox, Undecodable, refuse_masked
 from decodeonce.prep.recipe import UserMap
 from decodeonce.prep.user_code import import_function, raised_text, user_code
 from decodeonce.store.format import Pixels
@@ -121,6 +121,7 @@ class LoadedMap:
         if not isinstance(made, np.ndarray) or made.dtype != np.uint8 or made.ndim != 3 or made.shape[2] != 3:
             found = f"{made.dtype} {made.shape}" if isinstance(made, np.ndarray) else type(made).__name__
             raise Undecodable(f"{self._name}: returned {found}, expected uint8 (H, W, 3) or None")
+        refuse_masked(f"{self._name}: what it returned", made)
         if not made.size:
             raise Undecodable(f"{self._name}: returned an empty image, {made.shape}")
         return np.ascontiguousarray(made)

@@ -20,7 +20,17 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, DecodeonceError, raise_file_system_failure
 from decodeonce.formatting import counted
-from decodeonce.prep.listing import Entry, LateFacts, Listing, NumberColumn, Scan, Undecodable, hash_of, name_bytes
+from decodeonce.prep.listing import (
+    Entry,
+    LateFacts,
+    Listing,
+    NumberColumn,
+    Scan,
+    Undecodable,
+    hash_of,
+    name_bytes,
+    refuse_masked,
+)
 from decodeonce.prep.sources.classes import ClassList, NoLabels, check_no_duplicates, check_unlabeled
 from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.labels import LabeledSource, number_columns
@@ -523,6 +533,7 @@ def encoded(image: object) -> bytes:
         return bytes(image)
     if isinstance(image, Image.Image):
         return _netpbm(_pixels(image))
+    refuse_masked("image", image)
     if (
         isinstance(image, np.ndarray)
         and image.dtype == np.uint8
@@ -546,6 +557,7 @@ def _encoded_mask(name: str, value: Any) -> bytes:
     elif getattr(value, "ndim", 0) < 2:
         return b""
     else:
+        refuse_masked(name, value)
         pixels = np.asarray(value)
     if pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)):
         expected = "expected a PIL image of 8 bits, or a uint8 array (h, w) or (h, w, 3)"
@@ -572,6 +584,7 @@ def _netpbm(pixels: NDArray[Any]) -> bytes:
 
 def _label_text(label: object) -> str | None:
     """Return a label as LabeledSource takes it; raise Undecodable if it is neither a number nor a text."""
+    refuse_masked("label", label)
     if label is None or isinstance(label, str):
         if not _is_name(label or ""):
             raise Undecodable(f"label is {label!r:.80}, which is not valid Unicode")
