@@ -33,7 +33,7 @@ from decodeonce.prep.sources.patterns import matching_files
 from decodeonce.store.layout import Json
 
 MAX_FOOTER_BYTES = 1 << 26  # the footer is read whole; with 10,000 row groups of three columns it has about 4 MB
-MAX_POINTER_BYTES = 1 << 10  # of Git LFS, by its specification
+POINTER_BYTES = 1 << 10  # a pointer of Git LFS has fewer
 MAX_GROUP_BYTES = 8 << 30  # size of a row group according to its metadata; a worker holds one
 # Metadata may be wrong. Reading a group may take GROUP_TIMES its stated size plus MORE_BYTES before it is an error.
 GROUP_TIMES, MORE_BYTES = 6, 4 << 30
@@ -258,7 +258,7 @@ class Table:
     def __init__(self, holder: Holder) -> None:
         self.path = holder.path
         self._holder = holder
-        if holder.size < MAX_POINTER_BYTES:  # a larger object costs no request for this
+        if holder.size < POINTER_BYTES:  # a larger object costs no request for this
             refuse_stand_ins(holder)
         footer = int.from_bytes(holder.read_at(max(holder.size - 8, 0), 4), "little")
         if MAX_FOOTER_BYTES < footer < holder.size:
