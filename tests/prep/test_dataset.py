@@ -290,7 +290,7 @@ def test_masked_values_are_refused_and_arrays_without_them_are_stored(write: Wri
     assert reasons == {"1": f"image {advice}", "2": f"label {advice}", "3": f"mask {advice}"}
     store = open_store(out)
     assert (np.unique(store.images[0]).tolist(), store.columns["n"].tolist()) == ([9], [[7]])
-    assert np.unique(store.paired["mask"]).tolist() == [9]
+    assert np.unique(store.paired["mask"][0]).tolist() == [9]
     for value in ("np.ma.masked", "np.ma.array([1, 2], mask=[0, 1])", "[1, np.ma.masked]"):
         with pytest.raises(BuildError, match=r":make\[0\]: column 'n': found (nothing|\[1, None\]), expected a number"):
             source_of(write, f'[(gray(1), 0, {{"n": {value}}})]')
