@@ -1,9 +1,11 @@
 """Rows that are read with O_DIRECT are the same rows, whatever the disk, the kernel or another read does."""
 
+import ctypes
 import errno
 import gc
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -170,6 +172,14 @@ def test_more_reads_than_a_queue_holds(pair: tuple[Path, NDArray[np.uint8]], mon
     assert np.array_equal(read(path, 0.0, threads=1), images[ALL])
 
 
+def fork_waits() -> bool:
+    """Return whether a fork waits for reads in flight."""
+    if ctypes.CDLL(None).pthread_rwlock_tryrdlock(*fork_guard.enter.args) == errno.EBUSY:
+        return True
+    fork_guard.leave()
+    return False
+
+
 def test_fork_waits_for_reads_in_flight(pair: tuple[Path, NDArray[np.uint8]]) -> None:
     queue, memory = ReadQueue(1), page_aligned_slot((4096,)).pixels
     requests = np.zeros(1, REQUEST)
@@ -185,12 +195,35 @@ def test_fork_waits_for_reads_in_flight(pair: tuple[Path, NDArray[np.uint8]]) ->
 
         forking = threading.Thread(target=fork)
         forking.start()
-        while not fork_guard._forks:
+        while not fork_waits():
             assert forking.is_alive()
         assert not ended
         assert queue.finish().tolist() == [4096]
         forking.join()
     assert ended == [0]
+
+
+def test_children_of_forks_at_the_same_time_read() -> None:
+    for _ in range(5):
+        fork_guard.enter()
+        ended = list[int]()
+
+        def fork(ended: list[int] = ended) -> None:
+            if not (child := os.fork()):
+                signal.alarm(10)  # kills a child that waits forever
+                fork_guard.enter()
+                os._exit(0)
+            ended.append(os.waitpid(child, 0)[1])
+
+        forking = [threading.Thread(target=fork) for _ in range(3)]
+        for thread in forking:
+            thread.start()
+        while not fork_waits():
+            assert forking[0].is_alive()
+        fork_guard.leave()
+        for thread in forking:
+            thread.join()
+        assert ended == [0, 0, 0]
 
 
 def test_child_of_a_fork_reads_and_ends_without_disturbing_its_parent(pair: tuple[Path, NDArray[np.uint8]]) -> None:

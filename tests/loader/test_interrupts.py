@@ -174,3 +174,61 @@ def test_epoch_that_gets_no_thread_is_an_error(store: Path) -> None:
 
 def refuse(thread: threading.Thread) -> None:
     raise RuntimeError("no more threads")
+
+
+FORKING = """
+from decodeonce.loader.aio import fork_guard
+from tests.loader.test_direct import fork_waits
+
+def read():
+    fork_guard.enter()
+    begun.set()
+    while not fork_waits():
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+    fork_guard.leave()
+
+for _ in range(5):
+    begun = threading.Event()
+    reading = threading.Thread(target=read)
+    reading.start()
+    begun.wait()
+    try:
+        if not os.fork():
+            os._exit(0)
+        time.sleep(5)
+    except KeyboardInterrupt:
+        print("interrupted", os.waitstatus_to_exitcode(os.wait()[1]))
+    reading.join()
+fork_guard.enter()
+print("reads")
+"""
+
+
+def test_ctrl_c_while_a_fork_waits_for_reads_arrives(run_forked: RunForked, store: Path) -> None:
+    assert run_forked(START + FORKING, store) == (0, "interrupted 0\n" * 5 + "reads\n", "")
+
+
+CREATING = """
+from decodeonce.loader import readers
+readers.KEPT_MEMORY = 0.0  # for a store of any size, direct reads
+
+def create():
+    Loader(store, batch_size=4, reader="direct").close()
+
+create()
+started = time.perf_counter()
+create()
+took = time.perf_counter() - started
+for number in range(20):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, took * (number + 1) / 20)
+        create()
+        time.sleep(5)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_ctrl_c_while_a_loader_with_direct_reads_is_created_arrives(run_forked: RunForked, store: Path) -> None:
+    assert run_forked(START + CREATING, store) == (0, "interrupted\n" * 20, "")

@@ -9,7 +9,11 @@ import ctypes
 import errno
 import os
 import platform
+import signal
 import threading
+from _thread import start_new_thread
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +36,7 @@ REQUEST = np.dtype(
 EVENT = np.dtype([("place", "<u8"), ("request", "<u8"), ("result", "<i8"), ("result2", "<i8")])
 # The numbers of io_setup, io_destroy, io_getevents and io_submit.
 CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
+PREFER_WRITER_NONRECURSIVE = 2  # of pthread.h: no new read begins while a fork waits
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.restype = ctypes.c_long
 
@@ -41,34 +46,47 @@ class ForkGuard:
 
     Before Linux 6.5, a write to a page after a fork could move the parent to a copy of it, while the data of the disk
     still went to the old page (open(2), O_DIRECT).
+
+    Each read holds a pthread_rwlock_t for reading, and a fork holds it for writing. No signal interrupts the C
+    functions that wait for it. Ctrl-C is postponed until after the fork: Python would print a KeyboardInterrupt that is
+    raised in any function that it calls before or after a fork, also in those of the standard library.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        self._in_flight = self._forks = 0
-        os.register_at_fork(before=self._wait, after_in_parent=self._resume, after_in_child=self._resume)
+        library, kind, lock = ctypes.CDLL(None), ctypes.c_uint64(), (ctypes.c_uint64 * 8)()  # at least their sizes
+        library.pthread_rwlockattr_init(ctypes.byref(kind))
+        library.pthread_rwlockattr_setkind_np(ctypes.byref(kind), PREFER_WRITER_NONRECURSIVE)
+        create = partial(library.pthread_rwlock_init, lock, ctypes.byref(kind))
+        create()
+        self.enter: partial[int] = partial(library.pthread_rwlock_rdlock, lock)  # begins reads, after forks
+        self.leave: partial[int] = partial(library.pthread_rwlock_unlock, lock)  # ends reads
+        self._handler: Any = None  # of Ctrl-C, while it is postponed
+        self._postponed = False
+        wait = partial(library.pthread_rwlock_wrlock, lock)
+        # In the child, the threads that wait for the lock do not exist, so it gets a new one.
+        os.register_at_fork(before=wait, after_in_parent=self.leave, after_in_child=create)
+        # The last function that is registered is the first one that is called before a fork.
+        os.register_at_fork(before=self._postpone, after_in_parent=self._deliver, after_in_child=self._restore)
 
-    def enter(self) -> None:
-        """Begin reads, after forks that wait."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._forks)
-            self._in_flight += 1
+    def _postpone(self) -> None:
+        if threading.current_thread() is threading.main_thread():  # the only one that handles signals
+            self._postponed, self._handler = False, signal.getsignal(signal.SIGINT)
+            if callable(self._handler):
+                signal.signal(signal.SIGINT, self._note)
 
-    def leave(self) -> None:
-        """End reads."""
-        with self._changed:
-            self._in_flight -= 1
-            self._changed.notify_all()
+    def _note(self, number: int, frame: object) -> None:
+        self._postponed = True
 
-    def _wait(self) -> None:
-        self._changed.acquire()
-        self._forks += 1
-        self._changed.wait_for(lambda: not self._in_flight)
+    def _restore(self) -> None:
+        if threading.current_thread() is threading.main_thread() and callable(self._handler):
+            signal.signal(signal.SIGINT, self._handler)
+            self._handler = None
 
-    def _resume(self) -> None:
-        self._forks -= 1
-        self._changed.notify_all()
-        self._changed.release()
+    def _deliver(self) -> None:
+        self._restore()
+        if threading.current_thread() is threading.main_thread() and self._postponed:
+            # The new thread runs when this one has left the fork, or 5 ms later.
+            start_new_thread(signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
 
 
 fork_guard = ForkGuard()
@@ -91,6 +109,7 @@ class ReadQueue:
     """
 
     def __init__(self, most: int) -> None:
+        self._context: ctypes.c_ulong | None = None
         if platform.machine() not in CALLS:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         self._setup, self._destroy, self._getevents, self._submit = CALLS[platform.machine()]
@@ -98,9 +117,14 @@ class ReadQueue:
         self._function = _syscall  # the module may be gone when the queue is
         _call(self._setup, ctypes.c_long(most), ctypes.byref(self._context))
 
-    def __del__(self) -> None:
-        if getattr(self, "_context", None):  # a child after a fork has no context, and gets an error
-            self._function(self._destroy, self._context)
+    def close(self) -> None:
+        """Free the queue, which takes up to 10 ms. A second call does nothing."""
+        context, self._context = self._context, None
+        if context:  # a child after a fork has no context, and gets an error
+            self._function(self._destroy, context)
+
+    # In the main thread, Ctrl-C during a finalizer is lost. There, call close().
+    __del__ = close
 
     def start(self, requests: NDArray[np.void]) -> None:
         """Start reads, records of dtype REQUEST; the kernel writes to their addresses until `finish` has returned."""

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -245,10 +245,11 @@ class MmapReader(Reader):
 class _OfThread(_Scratch):
     """The queue of a thread, if the kernel has one for it, and its memory for reads that do not fit a slot."""
 
-    def __init__(self) -> None:
-        self.queue: ReadQueue | None = None
+    @cached_property  # and not in __init__, which also runs in the thread that makes the reader
+    def queue(self) -> ReadQueue | None:
         with suppress(OSError):
-            self.queue = ReadQueue(MOST_READS)
+            return ReadQueue(MOST_READS)
+        return None
 
 
 class DirectReader(Reader):
@@ -292,7 +293,7 @@ class DirectReader(Reader):
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
             os.preadv(fd, [page_aligned(self._align)], 0)
         try:
-            ReadQueue(MOST_READS)
+            ReadQueue(MOST_READS).close()
         except OSError:
             self.threads = max(threads, THREADS_WITHOUT_AIO)
 
