@@ -34,7 +34,8 @@ from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from html import unescape
 from http.client import HTTPException
-from itertools import pairwise
+from importlib import import_module
+from itertools import chain, pairwise
 from pathlib import Path, PosixPath
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -50,6 +51,7 @@ from decodeonce.formatting import without_secrets
 PAUSES = (0.0, 0.05, 1.0, 2.0, 4.0, 8.0)
 RETRIES = 6  # of a request for a part of a list, before `attempt` lists all again
 CONNECTIONS = 64  # listings at once
+MOST_LEVELS = 100  # of folders of a web server below each other
 SECONDS, STEP = 60, 1 << 26  # the longest that a request may take, and the bytes for which it may take as long again
 SCHEMES = ("s3", "gs", "az", "hf", "http", "https")
 PACKAGES = {"s3": "obstore botocore", "hf": "huggingface_hub"}  # others: obstore
@@ -82,7 +84,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _PASSES = re.compile(r"HttpError \{\s+kind: (Connect|Timeout|Interrupted|Request),")
 _CAUSE = re.compile(r'([^":]*\w)\W*$')
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_LINK = re.compile(r"""<a\s[^>]*?href\s*=\s*["']?([^"'\s>]+)""", re.IGNORECASE)
+_LINK = re.compile(r"""<a\s[^<>]*?href\s*=\s*["']?([^"'\s>]+)""", re.IGNORECASE)
 _WITHOUT_SLASH = re.compile(rf"^({'|'.join(SCHEMES)}):/(?!/)")  # what Path makes of a URL
 _WILD = re.compile(r"[*?[]")
 DOWNLOAD = "download it, then pass its path"
@@ -237,11 +239,29 @@ def _stat_in_hub(url: str) -> ObjectFacts:
 
 
 def _read_in_hub(url: str, facts: ObjectFacts, offset: int, size: int) -> bytes:
-    hub, path = _opened(url)
-    data: bytes = hub.cat_file(path, start=offset, end=offset + size, cache_type="none")  # by default, it reads 5 MB
+    _, path = _opened(url)
+    utils: Any = import_module("huggingface_hub.utils")
+    # HfFileSystem takes any range for the one it asked for.
+    wanted = f"{offset}-{offset + size - 1}"
+    headers = {**utils.build_hf_headers(), "Range": f"bytes={wanted}", "Accept-Encoding": "identity"}
+    answer = utils.get_session().get(_hub_address(path), headers=headers, timeout=SECONDS * (1 + size // STEP))
+    utils.hf_raise_for_status(answer)
+    found = answer.headers.get("Content-Range", "none")
+    if answer.status_code != 206 and size != facts.size:
+        raise BuildError(f"{url}: the server ignores ranges, so it would send the whole object; {DOWNLOAD}")
+    if answer.status_code == 206 and not found.startswith(f"bytes {wanted}/"):
+        raise BuildError(f"{url}: the server sent the range {found!r}, expected bytes {wanted}; {DOWNLOAD}")
     if _stat_in_hub(url) != facts:
         raise changed(url)
+    data: bytes = answer.content
     return data
+
+
+@lru_cache
+def _hub_address(path: str) -> str:
+    """Return the address of a file in the hub, for which HfFileSystem lists its folder."""
+    address: str = _hub().url(path)
+    return address
 
 
 def list_folder(url: str) -> list[tuple[str, bool]]:
@@ -269,13 +289,19 @@ def list_objects(url: str) -> Iterator[tuple[str, ObjectFacts]]:
         yield inner, facts or stat_object(f"{url}/{inner}")
 
 
-def _walk(url: str) -> Iterator[tuple[str, ObjectFacts | None]]:
+def _walk(url: str, level: int = 0) -> Iterator[tuple[str, ObjectFacts | None]]:
     """Yield the objects below a folder: their paths in it, and their facts if listing tells them."""
+    if level > MOST_LEVELS:
+        advice = "the page of a folder may link to the folder itself; download the images, then pass their folder"
+        raise BuildError(f"{url[:200]}...: more than {MOST_LEVELS} folders below each other; {advice}")
     if scheme_of(url) not in WEB:
         yield from attempt(url, partial(_list_below, url))
         return
     for name, is_folder in list_folder(url):
-        yield from ((f"{name}/{below}", None) for below, _ in _walk(f"{url}/{name}")) if is_folder else [(name, None)]
+        if is_folder:
+            yield from ((f"{name}/{below}", None) for below, _ in _walk(f"{url}/{name}", level + 1))
+        else:
+            yield name, None
 
 
 def _list_below(url: str) -> list[tuple[str, ObjectFacts | None]]:
@@ -284,7 +310,13 @@ def _list_below(url: str) -> list[tuple[str, ObjectFacts | None]]:
     if scheme_of(url) == "hf":
         found = system.find(path, detail=True).items()
         return [(name[first:], ObjectFacts(item["size"], _version(item.get("blob_id")))) for name, item in found]
-    listed = [item for some in system.list(path) for item in some]
+    by_path: dict[str, Any] = {}
+    for item in chain.from_iterable(system.list(path)):
+        if item["path"] in by_path:
+            advice = "the server may repeat its pages without end; report it to whoever runs the server"
+            raise BuildError(f"{url}: the list has {item['path']!r} twice, expected each object once; {advice}")
+        by_path[item["path"]] = item
+    listed = list(by_path.values())
     if path and not listed:
         raise FileNotFoundError
     # The marker of a folder, see `_list`, is before the objects in the folder.
@@ -350,12 +382,15 @@ def attempt(url: str, function: Callable[[], Result]) -> Result:
         BuildError: The object is missing (`MissingObject`), may not be read or has changed.
         Stopped: The error did not pass.
     """
+    started = time.monotonic()
     for pause in (*PAUSES, None):
         try:
             return function()
         except known_errors() as error:
             failed = _failure(url, error)
-            if pause is None or isinstance(failed, BuildError):
+            # huggingface_hub has repeated most requests itself, with pauses.
+            is_over = scheme_of(url) == "hf" and time.monotonic() - started > sum(PAUSES)
+            if pause is None or is_over or isinstance(failed, BuildError):
                 raise failed from None
         if pause > 1 and _waits.acquire(blocking=False):
             logging.getLogger("decodeonce").warning(
@@ -402,7 +437,8 @@ def _failure(url: str, error: BaseException) -> BuildError | Stopped:
     lasting = isinstance(error, (ValueError, *_loaded(LASTING))) and not passes  # the former: a malformed URL
     if (status and not passes) or lasting or re.search("CERTIFICATE_VERIFY_FAILED|InvalidCertificate", debug):
         return BuildError(f"{url}: {text}; test the URL and your credentials with `{check}`, then {again}")
-    return Stopped(f"{url}: {text}, {len(PAUSES) + 1} times; the server may be down or its address wrong; {again}")
+    times = "several" if scheme_of(url) == "hf" else len(PAUSES) + 1
+    return Stopped(f"{url}: {text}, {times} times; the server may be down or its address wrong; {again}")
 
 
 def _status(error: BaseException) -> int:

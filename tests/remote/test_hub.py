@@ -4,11 +4,13 @@ import json
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from threading import Event
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
 
+from decodeonce import Stopped, remote
 from tests.command import assert_fails, prep, prep_process, printed
 from tests.forms.parquet import write_table
 from tests.forms.webdataset import sample, write_tar
@@ -24,9 +26,11 @@ class Hub(Handler):
 
     root: Path
     read: list[int]  # lengths of the ranges
+    shift = 0  # by which the ranges that are sent differ
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
+        headers = {}
         file, data, status = self.root / path.rpartition("/main")[2].strip("/"), b"", 200
         if path == f"/api{REPO}":
             data = b'{"id": "me/photos"}'
@@ -36,11 +40,13 @@ class Hub(Handler):
             data = json.dumps(items).encode()
         elif path.startswith(f"{REPO}/resolve/main/") and file.is_file():
             first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            first, last = first + self.shift, last + self.shift
             data, status = file.read_bytes()[first : last + 1], 206
+            headers = {"Content_Range": f"bytes {first}-{last}/{file.stat().st_size}"}
             self.read.append(len(data))
         else:
             status = 404
-        self.answer(status, data)
+        self.answer(status, data, **headers)
 
 
 @pytest.fixture
@@ -75,3 +81,31 @@ def test_store_from_hub_equals_local_one(tmp_path: Path, hub: str, kind: str, na
 @pytest.mark.usefixtures("hub")
 def test_wrong_url_of_a_hub_is_one_line(tmp_path: Path, url: str) -> None:
     assert_fails(prep("build", "webdataset", url, tmp_path / "out"), 1, f"{url}: ")
+
+
+def test_another_range_from_a_hub_is_noticed(tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tar(Hub.root / "a.tar", sample("1", jpeg(160, 120, seed=0), cls=0))
+    monkeypatch.setattr(Hub, "shift", 1)
+    src = f"hf:/{REPO}/a.tar"
+    flags = ("--size", 16, "--workers", 1)
+    done = prep_process("build", "webdataset", src, tmp_path / "out", *flags, HF_ENDPOINT=hub, NO_PROXY="*")
+    assert done.returncode == 1
+    assert f"{src}: the server sent the range 'bytes 1-" in done.stderr
+
+
+def test_requests_that_the_library_of_the_hub_has_repeated_are_not_repeated_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote, "PAUSES", (0.0, 0.0, 0.01))
+    asked = list[str]()
+
+    def ask() -> None:
+        asked.append("again")
+        Event().wait(0.02)  # as long as the library repeats it
+        raise TimeoutError
+
+    for url, times in (("hf://datasets/me/photos/a.tar", 1), ("s3://images/a.tar", 4)):
+        asked.clear()
+        with pytest.raises(Stopped, match=f"{'several' if times == 1 else times} times"):
+            remote.attempt(url, ask)
+        assert len(asked) == times

@@ -20,7 +20,7 @@ from decodeonce.sources import open_list, open_parquet, open_webdataset
 from tests.command import prep
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
-from tests.remote.conftest import SECRET, Handler, Proxy, serving
+from tests.remote.conftest import SECRET, Handler, Proxy, forget_server, serving
 
 WHOLE = bytes(range(256)) * 4096  # 1 MB
 
@@ -159,6 +159,48 @@ def test_page_of_links_cannot_lead_out_of_the_folder() -> None:
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Odd)) as address:
         assert sorted(remote.list_folder(f"{address}/photos")) == [("in.jpg", False), ("sub", True)]
         assert remote.find_objects(f"{address}/photos", (".jpg",), deep=False) == [f"{address}/photos/in.jpg"]
+
+
+def test_page_of_unclosed_tags_takes_no_quadratic_time() -> None:
+    before = time.process_time()
+    assert remote._LINK.findall("<a x" * 40_000 + '<a class="x" href="1.jpg">') == ["1.jpg"]
+    assert time.process_time() - before < 1
+
+
+def test_folder_of_a_web_server_that_links_to_itself_is_one_line() -> None:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Odd)) as address:
+        with pytest.raises(BuildError, match="more than 100 folders below each other; the page of a folder may") as it:
+            remote.find_objects(f"{address}/photos", (".jpg",), deep=True)
+        assert len(str(it.value)) < 500
+
+
+class Repeating(Handler):
+    """An S3 server whose pages of lists all have the same key; if `more`, it has the same page after each page."""
+
+    more = False
+
+    def do_GET(self) -> None:
+        item = "<Contents><Key>a/1.jpg</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+        item += '<ETag>"1"</ETag></Contents>'
+        items = item if self.more else 2 * item
+        next_page = "<NextContinuationToken>x</NextContinuationToken>" * self.more
+        more = f"<IsTruncated>{str(self.more).lower()}</IsTruncated>{next_page}"
+        body = f"<ListBucketResult><Name>images</Name>{more}{items}</ListBucketResult>".encode()
+        self.answer(200, body, Content_Type="application/xml")
+
+
+@pytest.mark.parametrize("more", [True, False])
+@pytest.mark.usefixtures("s3")
+def test_key_that_is_listed_twice_is_an_error(monkeypatch: pytest.MonkeyPatch, more: bool) -> None:
+    monkeypatch.setattr(Repeating, "more", more)
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Repeating)) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        forget_server()
+        with pytest.raises(
+            BuildError, match=r"s3://images/a: the list has 'a/1\.jpg' twice, expected each object once"
+        ):
+            list(remote.list_objects("s3://images/a"))
+    forget_server()
 
 
 def test_server_that_ignores_ranges_sends_only_whole_objects() -> None:

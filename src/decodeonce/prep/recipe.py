@@ -219,7 +219,8 @@ def differences(wanted: Mapping[str, object], planned: Mapping[str, object], *, 
     """List how a recipe differs from that of a plan or store, such as "--filter is box, the plan says bilinear"."""
     wanted, planned, found = as_flags(wanted), as_flags(planned), []
     for key in sorted({*wanted, *planned}):
-        mine, theirs = wanted.get(key, "absent"), planned.get(key, "absent")
+        default = "rgb" if key == "--pixels" else "absent"
+        mine, theirs = wanted.get(key, default), planned.get(key, default)
         if isinstance(mine, dict) and isinstance(theirs, dict):
             found += differences(mine, theirs, of=of)
         elif mine != theirs:
