@@ -223,6 +223,7 @@ def flat(data: bytes, *, transform: int) -> bytes:
 
 PLAIN = jpeg(50, 60)
 LARGE = jpeg(200, 160)
+EXIF_TEXT = b"Exif\0\0II*\0\x08\0\0\0\1\0" + struct.pack("<HHI4sI", 0x0112, 2, 2, b"6", 0)  # orientation "6"
 KEPT = {
     "gray-jpeg": Case(lambda: jpeg(50, 60, mode="L")),
     "progressive": Case(lambda: jpeg(50, 60, progressive=True)),
@@ -238,6 +239,11 @@ KEPT = {
     "bare-cmyk": Case(lambda: without_segments(jpeg(50, 60, mode="CMYK"), 0xEE)),
     "lossless-rgb": Case(lambda: lossless_jpeg(drawn()), like=drawn),
     "icc-profile": Case(lambda: jpeg(50, 60, icc_profile=bytes(3000)), like=same_as(lambda: PLAIN)),
+    "broken-icc": Case(
+        lambda: jpeg(50, 60, icc_profile=bytes(3000)).replace(b"ICC_PROFILE\0\1\1", b"ICC_PROFILE\0\5\1"),
+        like=same_as(lambda: PLAIN),
+    ),
+    "exif-text": Case(lambda: jpeg(50, 60, exif=EXIF_TEXT), like=same_as(lambda: PLAIN)),
     "missing-end-marker": Case(lambda: PLAIN[:-2] + bytes(1000), like=same_as(lambda: PLAIN)),
     "exif-thumbnail": Case(lambda: jpeg(50, 60, exif=exif_with_thumbnail()), like=same_as(lambda: PLAIN)),
     "mpo": Case(lambda: animated("MPO", quality=90), like=same_as(lambda: PLAIN)),
@@ -258,6 +264,9 @@ KEPT = {
     "png-named-jpeg": Case(lambda: encoded(make_image(50, 60), "PNG")),
     "png": Case(lambda: encoded(make_image(50, 60), "PNG"), name="x.png"),
     "png-alpha": Case(lambda: encoded(faded(), "PNG"), name="x.png", like=solid("PNG")),
+    "png-transparent": Case(
+        lambda: encoded(make_image(50, 60), "PNG", transparency=(1, 2, 3)), name="x.png", like=solid("PNG")
+    ),
     "png-gray": Case(lambda: encoded(make_image(50, 60, mode="L"), "PNG"), name="x.png"),
     "png-gray-alpha": Case(lambda: encoded(faded().convert("LA"), "PNG"), name="x.png"),
     "png-palette": Case(lambda: encoded(make_image(50, 60).quantize(64), "PNG"), name="x.png"),
@@ -343,6 +352,18 @@ REJECTED: dict[str, Callable[[], bytes]] = {
     "empty": lambda: b"",
     "not-an-image": lambda: b"<!DOCTYPE html><html><body>404</body></html>",
     "unread-format": lambda: b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(100),
+    "other-heif": lambda: b"\0\0\0\x18ftypmif3\0\0\0\0heimmif3" + bytes(100),
+    "big-tiff-broken": lambda: b"II+\0\x08\0\0\0\x10" + bytes(100),
+    "tiff-without-palette": lambda: encoded(make_image(50, 60).quantize(64), "TIFF").replace(
+        struct.pack("<HH", 320, 3), struct.pack("<HH", 65000, 3)
+    ),
+    "bmp-bit-fields": lambda: (
+        b"BM"
+        + struct.pack("<IHHI", 82, 0, 0, 66)
+        + struct.pack("<IiiHHIIiiII", 40, 2, 2, 1, 32, 3, 16, 0, 0, 0, 0)
+        + struct.pack("<III", 0xFF, 0xFF00, 0xFF0000)
+        + bytes(16)
+    ),
     "jpeg-header-only": lambda: PLAIN[:100],
     "lfs-pointer": lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
     "jpeg-without-image": lambda: b"\xff\xd8\xff\xd9",
@@ -552,6 +573,31 @@ def test_exif_rotation_is_applied_only_on_request(orientation: int, format_: str
     assert documented("exif-rotation")[1].fullmatch(decode(data, name).unusual) or orientation == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(2, b"6\0\0\0"), (1, b"\6"), (3, b"\6\0\6\0"), (4, b"\6\0\0\0"), (12, struct.pack("<d", 6.5))],
+)
+def test_orientation_of_any_type_is_applied_as_pillow_does(kind: int, value: bytes) -> None:
+    at = value.ljust(4, b"\0") if len(value) <= 4 else struct.pack("<I", 26)
+    count = len(value) // {1: 1, 2: 1, 3: 2, 4: 4, 12: 8}[kind]
+    tags = b"II*\0\x08\0\0\0\1\0" + struct.pack("<HHI4sI", 0x0112, kind, count, at, 0) + value
+    data = encoded(make_image(90, 50), exif=b"Exif\0\0" + tags)
+    turned = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    row = decode(data, exif="apply")
+    np.testing.assert_array_equal(pixels(row), reference_row(encoded(turned, "PNG"), 32, 32))
+    assert bool(row.unusual) == (kind in (1, 2))
+
+
+def test_damaged_color_profile_is_no_damage_of_pixels() -> None:
+    whole = jpeg(50, 60, icc_profile=bytes(100_000))
+    for old, new in ((b"\0\1\2", b"\0\7\2"), (b"\0\2\2", b"\0\0\2"), (b"\0\1\2", b"\0\2\2")):
+        data = whole.replace(b"ICC_PROFILE" + old, b"ICC_PROFILE" + new)
+        row = decode(data, on_damaged="reject")
+        assert (row.pixels, row.unusual) == (decode(whole).pixels, "damaged color profile")
+        with pytest.raises(Undecodable, match=r"^truncated"):
+            decode(data[: len(data) - 200], on_damaged="reject")
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("setting", ["ignore", "apply"])
 def test_tiff_orientation_is_applied_once(orientation: int, setting: str) -> None:
@@ -687,7 +733,10 @@ def test_jpeg_without_end_marker_has_all_pixels(options: dict[str, Any], trailer
 def test_transparent_color_changes_no_row(mode: str, stored: str) -> None:
     image, transparent = make_image(50, 60, mode=mode), (1, 2, 3) if mode == "RGB" else 1
     row = decode(encoded(image, "PNG", transparency=transparent), "x.png", pixels=stored)
-    assert row.pixels == decode(encoded(image, "PNG"), "x.png", pixels=stored).pixels
+    plain = decode(encoded(image, "PNG"), "x.png", pixels=stored)
+    assert row.pixels == plain.pixels
+    color = "transparent color" if mode in ("L", "RGB") else ""
+    assert row.unusual == ", ".join(filter(None, (plain.unusual, color)))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])

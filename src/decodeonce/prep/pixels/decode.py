@@ -22,7 +22,7 @@ from PIL import Image
 
 from decodeonce.prep.listing import Box, Entry, PixelBox, Row, Undecodable
 from decodeonce.prep.pixels import unusual
-from decodeonce.prep.pixels.failure_reasons import MISSING_SCANS, check_size, lacks_scans
+from decodeonce.prep.pixels.failure_reasons import MISSING_SCANS, check_size, lacks_scans, without_color_profile
 from decodeonce.prep.pixels.unusual import DecodedImage, upright
 from decodeonce.prep.pixels.user_map import LoadedMap, MapSample
 from decodeonce.prep.recipe import Recipe
@@ -171,8 +171,8 @@ class Decoder:
             notes += [f"{one.name}: {other.unusual}"] if other.unusual else []
             filter_, mode = (Image.Resampling.NEAREST, "L") if one.channels == 1 else (self._filter, "RGB")
             pixels += resize(other.image, placement, filter_).tobytes("raw", mode)
-        if self._recipe.exif == "ignore" and _may_have_exif(data):
-            notes.append(unusual.ignored_rotation(data))
+        if _may_have_exif(data):
+            notes.append(unusual.ignored_rotation(data, apply=self._recipe.exif == "apply"))
         notes += [unusual.misnamed(decoded.format, entry.text), "extreme shape" if extreme else ""]
         pixels_of_box = ",".join(map(str, decoded.box)) if decoded.box else ""
         digest = xxhash.xxh3_64_intdigest(data)
@@ -227,6 +227,9 @@ class Decoder:
         note = "gray" if colors == "Gray" else ""
         least = self._least_size(width, height, box, turn) if self._recipe.scaled_decode else (0, 0)
         pixels = self._jpeg_pixels(data, width, height, least)
+        if isinstance(pixels, str) and "bad ICC marker" in pixels:  # no pixels depend on it
+            data, note = without_color_profile(data), unusual.joined(note, "damaged color profile")
+            pixels = self._jpeg_pixels(data, width, height, least)
         if isinstance(pixels, str) and pixels.startswith("Premature end"):
             complaint, ended = pixels, unusual.with_end_marker(data)
             pixels = self._jpeg_pixels(ended, width, height, least) if ended else complaint

@@ -8,7 +8,7 @@ import struct
 import warnings
 import zlib
 
-from PIL import Image, UnidentifiedImageError, features
+from PIL import Image, TiffTags, UnidentifiedImageError, features
 
 from decodeonce.prep.listing import Undecodable
 
@@ -27,6 +27,7 @@ BAD_CONTENT = (
     zlib.error,
     Image.DecompressionBombError,
 )
+BIG_TIFF = (b"II+\0", b"MM\0+")
 # Formats by their first bytes. A file that begins like this may still be broken.
 SIGNATURES = {
     b"\xff\xd8": "JPEG",
@@ -35,6 +36,7 @@ SIGNATURES = {
     b"BM": "BMP",
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
+    **dict.fromkeys(BIG_TIFF, "TIFF"),
     **dict.fromkeys((b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), "PPM"),
 }
 UNREAD = {
@@ -56,6 +58,7 @@ NO_AVIF = (
 NO_TIFF = f"compressed TIFF, and this Pillow was built without libtiff: install libtiff-dev or libtiff-devel, {REBUILD}"
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15 (ITU T.81, table B.1)
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
+APP2, APP15 = 0xE2, 0xEF  # segments of applications; ICC profiles are in the former
 LOSSLESS = (0xC3, 0xCB)
 BASELINE = (0xC0, 0xC1)
 SEQUENTIAL, PROGRESSIVE = (*BASELINE, 0xC9), (0xC2, 0xCA)
@@ -76,10 +79,9 @@ def reason(data: bytes, error: Exception) -> str:
     """Return why these bytes could not be decoded, given the exception of the last decoder."""
     if isinstance(error, Image.DecompressionBombError):
         return f"decompression bomb: {str(error).partition(',')[0]}"
-    found, complaint = _format(data), str(error) or type(error).__name__
+    found, complaint = _format(data), _complaint(error)
     if not found:
-        unread = "HEIC, which is not read" if data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS else ""
-        return unread or _by_start(data, UNREAD) or f"not an image: begins with {data[:8]!r}"
+        return _unread(data)
     if found == "WEBP" and not features.check("webp"):
         return NO_WEBP
     if found == "AVIF" and not reads_avif():
@@ -90,7 +92,25 @@ def reason(data: bytes, error: Exception) -> str:
         return "truncated: ends within the JPEG header"
     if isinstance(error, UnidentifiedImageError):
         complaint = _header_complaint(data, found)
-    return f"truncated: {complaint}" if "truncated" in complaint.lower() else f"broken {found}: {complaint}"
+    return _broken(data, found, complaint)
+
+
+def _unread(data: bytes) -> str:
+    """Return why a file is not read that begins like none of the formats that are read."""
+    if data[4:8] == b"ftyp":
+        kind = "HEIC" if data[8:12] in HEIC_BRANDS else f"HEIF or video of the brand {data[8:12]!r}"
+        return f"{kind}, which is not read: convert it to JPEG, for example with heif-convert"
+    return _by_start(data, UNREAD) or f"not an image: begins with {data[:8]!r}"
+
+
+def _broken(data: bytes, found: str, complaint: str) -> str:
+    if complaint == "Unsupported BMP bitfields layout":
+        return "BMP with bit fields that Pillow does not read: save it as PNG, for example with ImageMagick's convert"
+    if "truncated" in complaint.lower():
+        return f"truncated: {complaint}"
+    if data.startswith(BIG_TIFF):
+        return f"broken BigTIFF: {complaint}; if other programs read it, convert it to TIFF, for example with tiffcp"
+    return f"broken {found}: {complaint}"
 
 
 def _format(data: bytes) -> str:
@@ -100,6 +120,14 @@ def _format(data: bytes) -> str:
     if b"avif" in brands or b"avis" in brands:
         return "AVIF"
     return "WEBP" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else _by_start(data, SIGNATURES)
+
+
+def _complaint(error: Exception) -> str:
+    """Return the text of an exception; for a tag that a TIFF lacks, the KeyError has only its number."""
+    cause = error.__cause__ or error  # Image.OPEN makes a SyntaxError of a KeyError
+    if isinstance(cause, KeyError) and isinstance(tag := cause.args[0], int):
+        return f"the tag {TiffTags.lookup(tag).name} ({tag}) is missing"
+    return str(error) or type(error).__name__
 
 
 def _by_start(data: bytes, names: dict[bytes, str]) -> str:
@@ -113,7 +141,7 @@ def _header_complaint(data: bytes, found: str) -> str:
             warnings.simplefilter("ignore")
             Image.OPEN[found][0](io.BytesIO(data), "")
     except BAD_CONTENT as error:
-        return str(error)
+        return _complaint(error)
     return "its header cannot be read"
 
 
@@ -158,6 +186,16 @@ def lacks_scans(data: bytes) -> bool:
         for channel in data[scan + 5 : place - 3 : 2] if precision & 15 == 0 else b"":
             missing[channel] = missing.get(channel, 0) & ~((2 << last) - (1 << first))
     return False
+
+
+def without_color_profile(data: bytes) -> bytes:
+    """Return a JPEG whose segments of an ICC profile are hidden, because libjpeg reports only the first problem."""
+    hidden, place = bytearray(data), 2
+    wanted = frozenset({APP2, START_OF_SCAN})
+    while (found := _find_marker(data, place, wanted)) is not None and data[found + 1] == APP2:
+        hidden[found + 1] = APP15
+        place = found + 2 + int.from_bytes(data[found + 2 : found + 4], "big")
+    return bytes(hidden)
 
 
 def _frame_at(data: bytes) -> int | None:

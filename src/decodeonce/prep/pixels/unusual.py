@@ -258,7 +258,8 @@ def _converted(image: Image.Image, levels: str | None, lower_bytes: Callable[[],
     has_planes = getattr(image, "tag_v2", {}).get(PLANAR_CONFIGURATION) == SEPARATE
     dropped = _dropped_bands(image)
     image.load()
-    image.info.pop("transparency", None)  # convert() would convert it, too, and fails with that of 1 bit for yuv420
+    # convert() would convert it, too, and fails with that of 1 bit for yuv420
+    is_transparent = image.info.pop("transparency", None) is not None and image.mode not in ("P", "1")
     if image.mode == "I" and format_ == "TIFF":
         raise Undecodable(f"{'signed 16-bit' if deep else '32-bit'} pixels, of no known range")
     if image.mode in REJECTED_MODES:
@@ -278,7 +279,8 @@ def _converted(image: Image.Image, levels: str | None, lower_bytes: Callable[[],
     else:
         depth = _depth(deep, 8 + _greatest(image).bit_length()) if deep else ""  # Pillow itself kept the upper bytes
         rgb = image.convert("RGB")
-    return DecodedImage(rgb, *image.size, format_, joined(kind, depth, dropped))
+    color = "transparent color" if is_transparent else ""
+    return DecodedImage(rgb, *image.size, format_, joined(kind, color, depth, dropped))
 
 
 def _depth(bits: int, used: int) -> str:
@@ -359,10 +361,19 @@ def _least_and_most(parts: Iterable[tuple[int, NDArray[np.int64]]]) -> tuple[int
 
 def orientation(data: bytes, *, tiff: bool = False) -> int:
     """Return the EXIF orientation that is still to be applied, or with `tiff` the one that Pillow applies itself."""
+    return _turn(_stored_orientation(data, tiff=tiff))
+
+
+def _turn(stored: object) -> int:
+    """Return the orientation as which ImageOps.exif_transpose takes a value: 6.0 is 6, but the text "6" is none."""
+    return next((turn for turn in TURNS if turn == stored), 1)
+
+
+def _stored_orientation(data: bytes, *, tiff: bool = False) -> object:
     try:
         with _opened(data, check=False) as image:
             # In TIFF the orientation belongs to the format, and Pillow applies it when it decodes.
-            return int(image.getexif().get(ORIENTATION, 1)) if (image.format == "TIFF") == tiff else 1
+            return image.getexif().get(ORIENTATION, 1) if (image.format == "TIFF") == tiff else 1
     except BAD_CONTENT:
         return 1
 
@@ -375,10 +386,13 @@ def annotated_turn(data: bytes, annotated: Sequence[float]) -> int:
         return turn if is_upright(annotated, image.size, turn) else 1
 
 
-def ignored_rotation(data: bytes) -> str:
-    """Return as text the EXIF orientation of an image to which none is applied; "" for none."""
-    turn = orientation(data)
-    return f"EXIF rotation {turn}, not applied" if turn in TURNS else ""
+def ignored_rotation(data: bytes, *, apply: bool) -> str:
+    """Return as text the EXIF orientation of an image that is not applied; "" for none."""
+    stored = _stored_orientation(data)
+    if isinstance(stored, (str, bytes, tuple)):
+        return f"EXIF rotation {stored[:8]!r}, which is no number, not applied"
+    turn = _turn(stored)
+    return f"EXIF rotation {turn}, not applied" if turn != 1 and not apply else ""
 
 
 def check_unturned(data: bytes) -> None:
