@@ -116,15 +116,15 @@ def test_build_refuses_several_ranks(tree: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_build_starts_worker_early_and_kills_unused_one() -> None:
-    before = set(child._alive)
+    before = set(child.alive)
     with cli._first_worker(["build", "folder", "src", "out"]):
-        (started,) = child._alive - before
+        (started,) = child.alive - before
         assert os.path.exists(f"/proc/{started}")
-    assert child._alive == before
+    assert child.alive == before
     assert not os.path.exists(f"/proc/{started}")
     for words in (["build", "folder", "--help"], ["convert", "a", "b", "--dry-run"], ["ls", "a"], []):
         with cli._first_worker(words):
-            assert child._alive == before
+            assert child.alive == before
 
 
 def test_folder_source_builds_class_folders(tmp_path: Path) -> None:

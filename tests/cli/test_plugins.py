@@ -1,6 +1,7 @@
 """Packages that add sources: the example for LMDB, and broken ones."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from decodeonce.build import Recipe, repair_store
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
-from tests.command import assert_fails, prep
+from tests.command import assert_fails, prep, prep_process
 from tests.forms.all_forms import PICS, WNIDS
 from tests.forms.folder import write_folder
 from tests.images import make_tree, tree_bytes
@@ -56,10 +57,19 @@ def test_broken_package_breaks_only_its_command(tmp_path: Path) -> None:
         for name, (_, problem) in BROKEN.items():
             sentence = f"the package {name}, which adds this kind of source, cannot be used: {problem}; update or"
             assert_fails(prep("build", name, "SRC", tmp_path / "out", "--size", 8), 1, f"{name}: {sentence}")
-            assert problem in listed.stdout
+            assert f"Added by the package {name}." in listed.stdout
         tree = make_tree(tmp_path / "src", classes=2, per_class=2)
         built = prep("build", "folder", tree / "train", tmp_path / "out", "--size", 8)  # not by the package `thief`
         assert "4 rows in 2 classes" in built.stdout, built
+
+
+def test_package_that_ends_its_process_affects_only_its_kind(tmp_path: Path) -> None:
+    write_package(tmp_path, "leaving", {"leaving": "leaving:REGISTERED"}, "import os\nos._exit(0)")
+    listed = prep_process("build", "--help", PYTHONPATH=f"{tmp_path}:{os.environ['PYTHONPATH']}", COLUMNS="9999")
+    assert (listed.returncode, "Added by the package leaving." in listed.stdout) == (0, True), listed
+    used = prep_process("build", "leaving", "SRC", "OUT", PYTHONPATH=f"{tmp_path}:{os.environ['PYTHONPATH']}")
+    expected = "the process that runs leaving:REGISTERED ended early (exit status 0); find out why with: python -c"
+    assert_fails(used, 1, expected)
 
 
 def test_kind_of_two_packages_is_refused(tmp_path: Path) -> None:
@@ -92,8 +102,10 @@ def test_example_package_reads_lmdb(tmp_path: Path) -> None:
     src, out = tmp_path / "lsun", tmp_path / "out"
     images = write_databases(src)
     with example_installed(tmp_path / "packages"):
-        assert "Read LMDB databases of images, one per class." in prep("build", "--help", COLUMNS="9999").stdout
-        assert "--split" in prep("plan", "lmdb", "--help").stdout
+        assert "Added by the package" in prep("build", "--help", COLUMNS="9999").stdout
+        described = prep("plan", "lmdb", "--help", COLUMNS="9999").stdout
+        assert "Read LMDB databases of images, one per class." in described
+        assert "--split" in described
         built = prep("build", "lmdb", src, out, *FLAGS)
         assert "10 rows in" in built.stdout, built
         store = open_store(out)

@@ -1,6 +1,9 @@
 """Code of a user changes neither the status of a build, nor its folders, output or end."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -62,6 +65,73 @@ def test_dataset_that_ends_its_process_rejects_only_its_sample(tmp_path: Path) -
 def test_module_or_function_that_exits_is_named(tmp_path: Path, where: str) -> None:
     done = build(tmp_path, **{where: "sys.exit(0)"})
     assert_fails(done, 1, "raised SystemExit: 0; reproduce it with: python -c 'import mine")
+
+
+ENDS = {
+    "os._exit(0)": "ended early (exit status 0)",
+    "import signal; signal.alarm(1); signal.pause()": "crashed (signal 14, SIGALRM)",
+    "os.closerange(0, 1000)": "crashed (exit status 1",  # or 120, because standard error cannot be flushed
+}
+
+
+@pytest.mark.parametrize("where", ["at_import", "at_call"])
+@pytest.mark.parametrize("code", ENDS)
+def test_module_that_ends_its_process_is_named(tmp_path: Path, where: str, code: str) -> None:
+    done = build(tmp_path, **{where: code})
+    assert_fails(done, 1, f"mine:images {ENDS[code]}", "; find out why with: python -c 'import mine'\n")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("code", ENDS)
+def test_map_that_ends_each_worker_at_its_import_is_named(tmp_path: Path, code: str) -> None:
+    make_tree(tmp_path / "src")
+    (tmp_path / "maps.py").write_text(
+        f"import os\nif 'ENDS' in os.environ:\n    {code}\ndef same(pixels, sample):\n    return pixels\n"
+    )
+    prep_process("plan", "imagenet", "src", "out", "--size", 8, "--map", "maps:same", cwd=tmp_path)
+    done = prep_process("work", "out", "--workers", 1, cwd=tmp_path, ENDS="1")
+    assert (done.returncode, f"prep: error: the process that runs maps:same {ENDS[code]}" in done.stderr) == (1, True)
+    assert done.stderr.endswith("; find out why with: python -c 'import maps'\n")
+
+
+def test_module_that_closes_files_is_named(tmp_path: Path) -> None:
+    assert_fails(build(tmp_path, at_import="os.closerange(3, 1000)"), 1, "importing mine raised ClosedFiles: code of")
+
+
+def test_exit_code_is_that_of_the_command_whatever_a_dataset_does_at_exit(tmp_path: Path) -> None:
+    done = build(tmp_path, at_import="import atexit; atexit.register(os._exit, 3)")
+    assert (done.returncode, "300 rows" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGXCPU", "SIGKILL"])
+def test_signal_to_the_command_ends_code_of_the_user(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "here")
+    (tmp_path / "mine.py").write_text("import os, signal\nopen('here', 'w').close()\nsignal.pause()\n")
+    words = [sys.executable, "-m", "decodeonce.cli", "build", "dataset", "mine:images", "out"]
+    command = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    (tmp_path / "here").read_text()
+    command.send_signal(getattr(signal, name))
+    _, text = command.communicate()  # ends when the child has ended, too
+    if name == "SIGKILL":
+        assert (command.returncode, text) == (-9, "")
+    else:
+        again = "run the same command again; builds and staging then resume"
+        assert (command.returncode, text) == (75, f"prep: stopped: {name}; {again}\n")
+
+
+def test_sigusr1_to_the_command_ends_it_after_the_current_blocks(tmp_path: Path) -> None:
+    (tmp_path / "image.jpg").write_bytes(jpeg(30, 20))
+    code = DATASET.format(
+        count=500,
+        at_import="os.environ.setdefault('COMMAND', str(os.getppid()))",
+        at_call="pass",
+        at_sample="import signal; os.kill(int(os.environ['COMMAND']), signal.SIGUSR1)",
+    )
+    (tmp_path / "mine.py").write_text(code)
+    flags = ("--size", 256, "--workers", 1, "--shuffle-seed", "none")
+    done = prep_process("build", "dataset", "mine:images", "out", *flags, cwd=tmp_path)
+    assert done.returncode == 75, done.stderr
+    assert "stopped: SIGUSR1: stopped after the current blocks" in done.stderr
 
 
 def test_map_that_exits_rejects_its_image(tmp_path: Path) -> None:

@@ -11,10 +11,14 @@ import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from decodeonce.errors import DecodeonceError, Stopped, failure_from
 from decodeonce.formatting import without_secrets
+from decodeonce.prep import user_code
+
+if TYPE_CHECKING:
+    import mmap
 
 EXIT_SECONDS = 2.0  # that threads of imported code may take to end
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 75
@@ -24,6 +28,7 @@ _started = time.monotonic()
 PROGRAMS = ("prep", "decodeonce")  # the package installs the command under both names
 LAST_BLOCKS = signal.SIGUSR1  # jobs ask their batch system to send it some time before the time limit
 quiet = False  # whether --quiet is given
+outcome: mmap.mmap | None = None  # for the parent of a child that runs code of the user (apart.py)
 # Its records are the name of an event and its facts, for --log FILE. A user's code cannot find and configure it.
 events = logging.Logger("decodeonce.events")
 events.propagate = False
@@ -35,13 +40,14 @@ def main() -> None:
     The code is 1 if the command failed, 2 for a usage error, and 75 if it stopped and the same command resumes it.
     """
     for number in STOPPING:
-        signal.signal(number, _stop)
+        signal.signal(number, stop)
     signal.signal(LAST_BLOCKS, _stop_after_blocks)
     gc.set_threshold(GC_THRESHOLD)
     logging.getLogger("decodeonce").propagate = False  # a user's module that configures logging would print them again
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # unused here, and its threads spin for 30 ms
     code: int | None = EXIT_FAILED
     try:
+        user_code.before_import = _before_import
         code = _run()
     finally:
         # Python restores the default handlers when it exits, and a late signal would then change the exit code.
@@ -52,9 +58,23 @@ def main() -> None:
         sys.stderr.flush()
     except OSError:  # nobody reads it, or its disk is full; Python would fail again when it exits, with code 120
         drop_output(sys.stderr)
+    _set_outcome(code or 0)
     _limit_exit_time(code or 0)
     gc.freeze()  # otherwise Python scans all imported objects again before it exits: 50 ms
     sys.exit(code)
+
+
+def _before_import(name: str) -> None:
+    """Continue in a child process, because code of the user may end its process."""
+    from decodeonce.cli import apart
+
+    apart.before_import(name)
+
+
+def _set_outcome(code: int) -> None:
+    """Tell the parent of a child that runs code of the user that the command has completed with this exit code."""
+    if outcome is not None:
+        outcome[:2] = bytes((True, code))
 
 
 def _limit_exit_time(code: int) -> None:
@@ -149,7 +169,7 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
+def stop(number: int, frame: FrameType | None) -> NoReturn:
     """End the process immediately, without an exception.
 
     A build can be killed at any moment without loss. An exception raised in a signal handler can be swallowed by a
@@ -157,18 +177,20 @@ def _stop(number: int, frame: FrameType | None) -> None:
     """
     for later in STOPPING:
         signal.signal(later, signal.SIG_DFL)
+    signal.signal(LAST_BLOCKS, signal.SIG_IGN)  # a child may get it twice: from its job and from its parent
     _call_imported("prep.processes.child", "kill_children")
     name = signal.Signals(number).name
     message = f"prep: stopped: {name}; run the same command again; builds and staging then resume"
     log_outcome(EXIT_STOPPED, message)
     write_error(f"{chr(10) if os.isatty(2) else ''}{message}")
+    _set_outcome(EXIT_STOPPED)
     os._exit(EXIT_STOPPED)
 
 
 def _stop_after_blocks(number: int, frame: FrameType | None) -> None:
     """Finish the blocks in progress and start no others; without worker processes, stop as for the other signals."""
     if not _call_imported("prep.building.pool", "stop_after_blocks"):
-        _stop(number, frame)
+        stop(number, frame)
 
 
 def _call_imported(module: str, name: str) -> bool:

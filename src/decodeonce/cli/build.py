@@ -38,7 +38,6 @@ from decodeonce.cli.command import (
     with_options,
 )
 from decodeonce.cli.output import advice_on, build_progress, rejects_text, say
-from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
 from decodeonce.prep.paths import BuildPaths
@@ -288,34 +287,27 @@ def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Com
             return [*self.lazy, *sorted(plugins())]
 
         def get_command(self, ctx: Any, name: str) -> Any:
-            if name not in self.lazy and (command := _plugin_command(name, run, cls)):  # finding it takes time
-                self.commands.setdefault(name, command)
+            """Return the command; that of another package has only a summary, because its module is not imported."""
+            from decodeonce.prep.sources.plugins import package_of, plugins
+
+            if name not in self.lazy and name in plugins():  # finding them takes time
+                return make_command(lambda: None, cls, help=f"Added by the package {package_of(name)}.")
             return super().get_command(ctx, name)
+
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            """Return the command to run; import the package that adds it, unless the shell only completes a line."""
+            from decodeonce.prep.sources.plugins import plugin_errors
+
+            found: Any = super().resolve_command(ctx, args)
+            name, command, words = found
+            if name in self.lazy or command is None or ctx.resilient_parsing:
+                return found
+            with plugin_errors(name):
+                return name, _kind_command(name, run, cls), words
 
     app = new_app(cls=Kinds, help=help_text, subcommand_metavar="KIND SRC OUT [FLAGS]")
     app.callback()(lambda: None)
     return app
-
-
-def _plugin_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Click:
-    """Return the command of a kind that another package adds; None if none does.
-
-    If creating the command fails, only running it is an error.
-    """
-    from decodeonce.prep.sources.plugins import plugin_errors, plugins
-
-    if kind not in plugins():
-        return None
-    try:
-        with plugin_errors(kind):
-            return _kind_command(kind, run, cls)
-    except BuildError as error:
-        problem = error
-
-    def broken(words: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-        raise problem
-
-    return make_command(broken, cls, help=str(problem), context_settings={"ignore_unknown_options": True})
 
 
 def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Click:

@@ -20,6 +20,7 @@ class JsonLines(logging.FileHandler):
     """Appends events to a file. If that fails, it warns once, and the command continues without a log."""
 
     last_message: object = ""
+    pid = os.getpid()  # of the command, and not of the child that runs code of the user
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of an event, whose name and facts are those of the record.
@@ -31,7 +32,7 @@ class JsonLines(logging.FileHandler):
         if "exit_code" in facts:
             facts["message"] = self.last_message
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        who = {"host": platform.node(), "pid": os.getpid()}  # several processes may share a file
+        who = {"host": platform.node(), "pid": self.pid}  # several processes may share a file
         return json.dumps({"time": now, "event": record.msg, **who, **facts})
 
     def handleError(self, record: logging.LogRecord) -> None:

@@ -23,6 +23,14 @@ _moved: tuple[int, os.stat_result] | None = None
 _inside = False  # whether such a block is running
 
 
+def before_import(name: str) -> None:
+    """Do nothing before a function or class of the user is imported; `prep` replaces this function by its own."""
+
+
+class ClosedFiles(BuildError):
+    """Code of the user closed files that it did not open."""
+
+
 def import_function(name: str, flag: str, folder: Path) -> Callable[..., Any]:
     """Import a function or class that a user named.
 
@@ -39,6 +47,7 @@ def import_function(name: str, flag: str, folder: Path) -> Callable[..., Any]:
         raise BuildError(f"{flag}{name}: expected package.module:function, such as mymodule:f for f in ./mymodule.py")
     if module_name == "__main__":
         raise BuildError(f"{flag}{name}: other processes cannot import __main__; move the function into a module")
+    before_import(name)
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     try:
@@ -93,16 +102,27 @@ def _own_folder_kept() -> Iterator[None]:
     global _moved
     own = os.open(".", os.O_PATH | os.O_CLOEXEC)
     here = os.fstat(own)
+    kept = [own, *filter(_is_open, range(3))]
     try:
         if _moved is not None and os.path.samestat(here, _moved[1]):
             os.fchdir(_moved[0])
         yield
     finally:
+        if not all(map(_is_open, kept)):  # a file of a store could get the number of the standard output
+            raise ClosedFiles("code of the user closed files of this process; let it close only files that it opened")
         if _moved is not None:
             os.close(_moved[0])
         _moved = os.open(".", os.O_PATH | os.O_CLOEXEC), here
         os.fchdir(own)
         os.close(own)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def raised_text(error: BaseException) -> str:

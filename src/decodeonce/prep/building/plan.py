@@ -281,6 +281,12 @@ class Plan:
         content = self.content["source"]
         return open_source(content["kind"], as_path(content["root"]), content["arguments"])
 
+    def user_functions(self) -> list[str]:
+        """Return the import paths of the user's map and dataset, `module:function`."""
+        source, of_map = self.content["source"], self.recipe.map
+        found = [Path(source["root"]).name] if source["kind"].startswith("dataset") else []
+        return [of_map.function, *found] if of_map else found
+
 
 def read_plan(paths: BuildPaths) -> Plan:
     """Read the plan in OUT/.build; raise BuildError if it is missing or damaged."""

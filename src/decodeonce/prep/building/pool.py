@@ -24,7 +24,7 @@ from decodeonce.prep.building.journal import Journal, Journals
 from decodeonce.prep.building.plan import Plan, allowed_rejects, read_plan, reject_error
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.processes.child import BLOCK_WORKER, KILLED, child_of, wait_for
+from decodeonce.prep.processes.child import BLOCK_WORKER, KILLED, child_of, user_death, wait_for
 from decodeonce.prep.recipe import OnBad, check_choice, differences
 from decodeonce.remote import QUERY
 from decodeonce.store.files import sync_folder
@@ -187,7 +187,7 @@ def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], 
         warned = False
         by_unit = plan.content["source"]["unit_name"]
         queue: Queue = UnitQueue(todo, block_spans(plan, todo)) if by_unit else BlockQueue(todo)
-        pool = WorkerPool(message, how.workers or usable_cores(), queue, journal)
+        pool = WorkerPool(message, how.workers or usable_cores(), queue, journal, plan.user_functions())
         for done in pool.run():
             if done is not None:
                 rows, written, rejects = rows + done["rows"], written + done["bytes"], rejects + done["rejects"]
@@ -351,14 +351,17 @@ class WorkerPool:
         size: Maximum number of workers.
         queue: The blocks to decode.
         journal: Receives the line of each completed block.
+        runs: What the workers import, `module:function`, for messages.
 
     Attributes:
         workers: The workers that are alive.
     """
 
-    def __init__(self, first_message: Mapping[str, object], size: int, queue: Queue, journal: Journal) -> None:
+    def __init__(
+        self, first_message: Mapping[str, object], size: int, queue: Queue, journal: Journal, runs: Sequence[str] = ()
+    ) -> None:
         self.workers: set[WorkerHandle] = set()
-        self._journal = journal
+        self._journal, self._runs = journal, runs
         self._first_message, self._size, self._queue = first_message, size, queue
         self._strikes: Counter[int] = Counter()
         self._poison: dict[int, str] = {}
@@ -433,6 +436,8 @@ class WorkerPool:
         if row is None or (status in KILLED and not worker.limit_passed):
             self._idle_deaths += 1
             if self._idle_deaths > self._size + STRIKES:
+                if self._runs and status not in KILLED:
+                    raise user_death(self._runs, status)
                 advice = "pass fewer --workers if memory is short" if status in KILLED else "see the messages above"
                 raise Stopped(f"workers keep dying (exit status {status}); {advice}, then run the same command again")
             return True

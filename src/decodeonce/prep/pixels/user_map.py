@@ -12,7 +12,7 @@ import numpy as np
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.listing import LeftOut, PixelBox, Undecodable, refuse_masked
 from decodeonce.prep.recipe import UserMap
-from decodeonce.prep.user_code import import_function, raised_text, user_code
+from decodeonce.prep.user_code import ClosedFiles, import_function, raised_text, user_code
 from decodeonce.store.format import Pixels
 from decodeonce.store.hashing import file_hexdigest
 
@@ -114,6 +114,8 @@ class LoadedMap:
             raise Stopped(
                 f"{sample.source}: {self._name} is out of memory; run the same command again with fewer --workers"
             ) from None
+        except ClosedFiles:
+            raise
         except (Exception, SystemExit) as error:  # a user's function may raise anything, which must not end the build
             raise Undecodable(f"{self._name}: {raised_text(error)}") from None
         if made is None:

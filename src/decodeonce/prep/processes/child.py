@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
@@ -41,7 +41,7 @@ EXIT_SECONDS = 2.0  # that a process may take to exit after its work, for exampl
 KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # by an operator, the OOM killer, or a limit
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
-_alive: set[int] = set()
+alive: set[int] = set()  # process numbers of the children to kill if a signal stops this process
 BLOCK_WORKER = "decodeonce.prep.building.worker"  # named here, because importing the module takes 0.2 s
 _started_early: dict[str, Child] = {}
 
@@ -108,7 +108,7 @@ class Child:
         try:
             with theirs:
                 self.process = spawn(module, (theirs.fileno(), self.heartbeat.fd))
-                _alive.add(self.process.pid)
+                alive.add(self.process.pid)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             os.close(self.heartbeat.fd)  # the page stays mapped
@@ -154,7 +154,7 @@ class Child:
         """Kill the process if it is still alive, and release everything."""
         self.process.kill()
         self.process.wait()
-        _alive.discard(self.process.pid)
+        alive.discard(self.process.pid)
         self.socket.close()
         if self.pidfd is not None:
             os.close(self.pidfd)
@@ -168,8 +168,13 @@ def started_early(module: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if module in _started_early:  # nothing in the block took it
-            _started_early.pop(module).end()
+        end_early()
+
+
+def end_early() -> None:
+    """End the processes that were started early and not taken."""
+    while _started_early:
+        _started_early.popitem()[1].end()
 
 
 def child_of(module: str) -> Child:
@@ -200,12 +205,25 @@ def death(what: str, status: int, advice: str) -> BuildError | Stopped:
         again = "run the same command again with more memory or fewer workers"
         return Stopped(f"{what} was killed ({signal.Signals(-status).name}); {again}")
     verb = "crashed" if status else "ended early"
-    return BuildError(f"{what} {verb} (exit status {status}); {advice}")
+    return BuildError(f"{what} {verb} ({how_ended(status)}); {advice}")
+
+
+def how_ended(status: int) -> str:
+    """Describe the exit status of a process."""
+    names = {int(number): number.name for number in signal.Signals}
+    return f"exit status {status}" if status >= 0 else f"signal {-status}, {names.get(-status, 'no name')}"
+
+
+def user_death(names: Iterable[str], status: int) -> BuildError | Stopped:
+    """Return the error for a process that imported these functions or classes of the user, `module:name`."""
+    modules = ", ".join(dict.fromkeys(name.partition(":")[0] for name in names))
+    what = f"the process that runs {', '.join(names)}"
+    return death(what, status, f"find out why with: python -c 'import {modules}'")
 
 
 def kill_children() -> None:
     """Kill and reap every child; for a signal handler that then ends this process."""
-    for pid in list(_alive):
+    for pid in list(alive):
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -18,6 +18,7 @@ from decodeonce.host import usable_cores
 from decodeonce.prep.convert.rows import StoreRows, converted, shape_text
 from decodeonce.prep.listing import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.decode import Decoder
+from decodeonce.prep.pixels.user_map import LoadedMap
 from decodeonce.prep.recipe import Filter, Recipe, check_choice
 from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
 from decodeonce.prep.sources import SOURCES, find_opener, find_registered
@@ -75,6 +76,8 @@ class FromImages:
             elif "unpacked_from" in recipe:
                 why = f"unpacked from {recipe['unpacked_from']}"
             raise BuildError(f"{src}: the rows were {why}; pass as --from a store that has them") from None
+        if self._recipe.map:
+            LoadedMap(self._recipe.map)  # a command imports it in a new process, which a thread cannot start
         self._decoders = _Decoders(self._recipe, [cls.name for cls in manifest.classes])
 
     def rows(self, wanted: Sequence[Sample], is_right: IsRight) -> Iterator[tuple[Sample, PixelsOrReason]]:

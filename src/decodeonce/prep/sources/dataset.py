@@ -31,6 +31,7 @@ from decodeonce.prep.listing import (
     name_bytes,
     refuse_masked,
 )
+from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.classes import ClassList, NoLabels, check_no_duplicates, check_unlabeled
 from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.labels import LabeledSource, number_columns
@@ -309,6 +310,10 @@ class DatasetSource(LabeledSource):
             values = self._checked(map(sample.numbers.get, self.column_names), where)
             self._late_facts.append((entry.place, label, [*values]))
         return [sample.data, *(sample.paired[one.name] for one in self.paired)]
+
+    def row_maker(self, recipe: Recipe) -> None:
+        """Import the dataset, so that no row is blamed if this ends the process; return None as other sources."""
+        len(self._dataset)
 
     def late_facts(self) -> list[LateFacts]:
         found, self._late_facts = self._late_facts, []

@@ -1,7 +1,7 @@
 """Kinds of sources that other packages add.
 
 A package that declares the entry point `KIND = "module:NAME"` in the group `decodeonce.sources`, where NAME is a
-`Registered`, adds a kind. It is imported only when its kind is used or when a help lists all kinds.
+`Registered`, adds a kind. It is imported only when its kind is used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, DecodeonceError
+from decodeonce.prep import user_code
 from decodeonce.prep.sources import SOURCES, Registered
 
 PLUGINS = "decodeonce.sources"  # the group of entry points
@@ -30,6 +31,11 @@ def plugins() -> dict[str, list[EntryPoint]]:
     return found
 
 
+def package_of(kind: str) -> str:
+    """Return the name of the package that adds a kind."""
+    return _package(plugins()[kind][0])
+
+
 def _package(point: EntryPoint) -> str:
     return point.dist.name if point.dist else point.value
 
@@ -37,12 +43,14 @@ def _package(point: EntryPoint) -> str:
 @contextmanager
 def plugin_errors(kind: str) -> Iterator[None]:
     """Turn any error of a package that adds a kind into BuildError, so that it affects only this kind."""
+    if kind in plugins():
+        user_code.before_import(plugins()[kind][0].value)
     try:
         yield
     except (Exception, SystemExit) as error:  # code of another package may raise anything
-        if kind not in plugins() or isinstance(error, BuildError):
+        if kind not in plugins() or isinstance(error, DecodeonceError):
             raise
-        name, what = _package(plugins()[kind][0]), f"{type(error).__name__}: {error}"
+        name, what = package_of(kind), f"{type(error).__name__}: {error}"
         problem = f"the package {name}, which adds this kind of source, cannot be used: {what}"
         raise BuildError(f"{kind}: {problem}; update or uninstall it") from error
 

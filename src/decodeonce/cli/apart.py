@@ -1,0 +1,61 @@
+"""Run code of the user, such as a dataset, in a child process of the command, because it may end its process.
+
+Just before the first import of such code, the command forks. The child completes the command. This process waits for
+it, and exits with its code or raises how it ended. A fork prints, locks and parses nothing a second time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+from typing import NoReturn
+
+from decodeonce import cli
+from decodeonce.cli import EXIT_STOPPED, LAST_BLOCKS, STOPPING
+from decodeonce.prep.processes import child
+
+_names: list[str] = []  # functions and classes of the user that are imported, `module:name`
+
+
+def before_import(name: str) -> None:
+    """Fork if `name` is the first function or class to import. In the child, which returns, note it for the parent."""
+    if cli.outcome is None:
+        cli.outcome = _fork()
+    _names.append(name)
+    text = ", ".join(dict.fromkeys(_names)).encode()[: mmap.PAGESIZE - 2]
+    cli.outcome[2 : 2 + len(text)] = text
+
+
+def _fork() -> mmap.mmap:
+    """Return in the child only, with the memory that it shares with the parent: code of the user may close a pipe."""
+    outcome, parent = mmap.mmap(-1, mmap.PAGESIZE), os.getpid()
+    child.end_early()  # only the process that started a worker can wait for it
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, LAST_BLOCKS})
+    if pid := os.fork():
+        child.alive.add(pid)
+        handler = signal.signal(LAST_BLOCKS, lambda number, frame: os.kill(pid, number))
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        signal.signal(LAST_BLOCKS, handler)
+        child.alive.discard(pid)
+        _end_like(status, outcome)
+    ctypes.CDLL(None).prctl(child.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it was killed before the call
+        os._exit(EXIT_STOPPED)
+    for number in STOPPING:  # they reach both processes, or the parent, which kills its child and prints the message
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+    return outcome
+
+
+def _end_like(status: int, outcome: mmap.mmap) -> NoReturn:
+    """Exit with the code that the child has set; if it has set none, raise an error that says how it ended."""
+    completed, code = outcome[:2]
+    if completed:
+        os._exit(code)
+    if -status in STOPPING:
+        cli.stop(-status, None)
+    names = outcome[2:].rstrip(b"\0").decode("utf-8", "ignore")
+    raise child.user_death(names.split(", "), status)
