@@ -36,11 +36,11 @@ def images():
 """
 
 
-def build(folder: Path, **code: str) -> CompletedProcess[str]:
+def build(folder: Path, *flags: str, **code: str) -> CompletedProcess[str]:
     (folder / "image.jpg").write_bytes(jpeg(30, 20))
     texts = {"at_import": "", "at_sample": "pass", "at_call": "pass", **code}
     (folder / "mine.py").write_text(DATASET.format(count=COUNT, **texts))
-    return prep_process("build", "dataset", "mine:images", "out", "--size", 8, "--workers", 1, cwd=folder)
+    return prep_process("build", "dataset", "mine:images", "out", "--size", 8, "--workers", 1, *flags, cwd=folder)
 
 
 @pytest.mark.parametrize("status", [0, pytest.param(3, marks=pytest.mark.long)])
@@ -152,6 +152,17 @@ def test_dataset_may_change_its_folder(tmp_path: Path) -> None:
     done = build(tmp_path, at_import="os.chdir('elsewhere')", at_call="os.chdir('deep')", at_sample=sample)
     assert (done.returncode, "300 rows" in done.stdout) == (0, True), done.stderr
     assert (tmp_path / "out/store.json").exists()
+
+
+def test_map_that_changes_its_folder_does_not_change_that_of_a_dataset(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "classes.txt").write_text("cat\n")
+    (tmp_path / "maps.py").write_text(
+        "import os\nos.chdir('elsewhere')\ndef same(pixels, sample):\n"
+        "    assert os.path.basename(os.getcwd()) == 'elsewhere'\n    return pixels\n"
+    )
+    done = build(tmp_path, "--map", "maps:same", "--classes", "classes.txt", at_sample="raise ValueError")
+    assert (done.returncode, "299 rows" in done.stdout) == (0, True), done.stderr
 
 
 def test_map_may_change_its_folder_while_a_block_is_written(tmp_path: Path) -> None:

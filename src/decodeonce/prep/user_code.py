@@ -18,8 +18,8 @@ from decodeonce.host import limited_memory
 MOST_TEXT = 500  # characters of the text of an exception
 
 _lock = threading.RLock()  # the current folder is that of the whole process
-# The current folder of the user's code, and which folder was the current one outside of it.
-_moved: tuple[int, os.stat_result] | None = None
+# By owner: the current folder of the user's code, and which folder was the current one outside of it.
+_moved: dict[str, tuple[int, os.stat_result]] = {}
 _inside = False  # whether such a block is running
 
 
@@ -51,7 +51,7 @@ def import_function(name: str, flag: str, folder: Path) -> Callable[..., Any]:
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     try:
-        with user_code():
+        with user_code(flag):
             module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
@@ -76,11 +76,11 @@ def import_function(name: str, flag: str, folder: Path) -> Callable[..., Any]:
 
 
 @contextmanager
-def user_code() -> Iterator[None]:
+def user_code(owner: str = "") -> Iterator[None]:
     """Run a block that calls the user's code.
 
     The code may keep much memory, such as a model. It may change the current folder, as Hydra does, for itself: outside
-    of the block, relative paths of SRC and OUT keep their meaning. Other threads must not use relative paths meanwhile.
+    of blocks of the same owner, relative paths keep their meaning. Other threads must not use relative paths meanwhile.
     What the code prints with `print` goes to standard error.
     """
     global _inside
@@ -90,29 +90,29 @@ def user_code() -> Iterator[None]:
             return
         _inside = True
         try:
-            with _own_folder_kept(), limited_memory(None), redirect_stdout(sys.stderr):
+            with _own_folder_kept(owner), limited_memory(None), redirect_stdout(sys.stderr):
                 yield
         finally:
             _inside = False
 
 
 @contextmanager
-def _own_folder_kept() -> Iterator[None]:
-    """Run a block in the current folder of the user's code, and return to our own."""
-    global _moved
+def _own_folder_kept(owner: str) -> Iterator[None]:
+    """Run a block in the current folder of the owner's code, and return to our own."""
+    moved = _moved.get(owner)
     own = os.open(".", os.O_PATH | os.O_CLOEXEC)
     here = os.fstat(own)
     kept = [own, *filter(_is_open, range(3))]
     try:
-        if _moved is not None and os.path.samestat(here, _moved[1]):
-            os.fchdir(_moved[0])
+        if moved is not None and os.path.samestat(here, moved[1]):
+            os.fchdir(moved[0])
         yield
     finally:
         if not all(map(_is_open, kept)):  # a file of a store could get the number of the standard output
             raise ClosedFiles("code of the user closed files of this process; let it close only files that it opened")
-        if _moved is not None:
-            os.close(_moved[0])
-        _moved = os.open(".", os.O_PATH | os.O_CLOEXEC), here
+        if moved is not None:
+            os.close(moved[0])
+        _moved[owner] = os.open(".", os.O_PATH | os.O_CLOEXEC), here
         os.fchdir(own)
         os.close(own)
 

@@ -16,6 +16,8 @@ from decodeonce.prep.user_code import ClosedFiles, import_function, raised_text,
 from decodeonce.store.format import Pixels
 from decodeonce.store.hashing import file_hexdigest
 
+FLAG = "--map "  # before the name of a map in messages
+
 
 @dataclass(frozen=True)
 class MapSample:
@@ -71,7 +73,7 @@ def find_map(name: str) -> UserMap:
 
 def _import(name: str) -> tuple[MapFunction, Path]:
     """Return the function and the file of its module."""
-    function = import_function(name, "--map ", Path.cwd())
+    function = import_function(name, FLAG, Path.cwd())
     module_name = name.partition(":")[0]
     path = Path(getattr(sys.modules[module_name], "__file__", None) or "none")
     if path.suffix != ".py":
@@ -108,7 +110,7 @@ class LoadedMap:
             Stopped: The map ran out of memory.
         """
         try:
-            with user_code():
+            with user_code(FLAG):
                 made = self._function(pixels, sample)
         except MemoryError:
             raise Stopped(
