@@ -126,6 +126,11 @@ MASKS, ROWS_COLUMN = torch.ones(4, 8, 6, dtype=torch.uint8), torch.zeros(4)
 BATCH = Batch(IMAGES, LABELS, ROWS, 3, 2, {"mask": MASKS, "rows": ROWS_COLUMN})
 
 
+def test_loader_in_a_data_loader_says_what_to_do(store: Path) -> None:
+    with pytest.raises(TypeError, match="iterate over it, without a DataLoader; for samples, use StoreDataset"):
+        next(iter(DataLoader(Loader(store, batch_size=4), batch_size=None)))  # type: ignore[arg-type]
+
+
 def test_tensors_have_names() -> None:
     assert BATCH["mask"] is MASKS
     assert (BATCH["images"], BATCH["labels"]) == tuple(BATCH)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, islice, starmap
 from types import SimpleNamespace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from numpy.typing import NDArray
@@ -235,6 +235,10 @@ class Loader:
         ``tqdm(loader, initial=len(loader) - loader.steps_left)``.
         """
         return len(self._progress)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Raise TypeError, because a DataLoader would take a Loader for a dataset."""
+        raise TypeError("a Loader yields batches: iterate over it, without a DataLoader; for samples, use StoreDataset")
 
     @cached_property
     def dataset(self) -> StoreDataset | Subset[tuple[Any, ...]]:
