@@ -7,6 +7,7 @@ import pytest
 from torch import Tensor, nn, optim
 
 from decodeonce import Batch, Loader
+from decodeonce.loader.order import Shuffle
 from tests.conftest import COUNT
 from tests.libraries import library
 
@@ -15,7 +16,15 @@ STEPS = COUNT // SIZE
 Seen = list[tuple[int, int, list[int]]]
 
 
-def fit(store: Path, folder: Path, *, ckpt_path: Path | None = None, every: int | None = None, **settings: Any) -> Seen:
+def fit(
+    store: Path,
+    folder: Path,
+    *,
+    ckpt_path: Path | None = None,
+    every: int | None = None,
+    shuffle: Shuffle = "full",
+    **settings: Any,
+) -> Seen:
     """Train three epochs, and save a checkpoint after each, or after `every` steps.
 
     Return Lightning's epoch, the epoch of the batch and its rows for each step.
@@ -29,7 +38,7 @@ def fit(store: Path, folder: Path, *, ckpt_path: Path | None = None, every: int 
             self.layer = nn.Linear(3, 3)
 
         def train_dataloader(self) -> Loader:
-            return Loader(store, batch_size=SIZE)
+            return Loader(store, batch_size=SIZE, shuffle=shuffle)
 
         def training_step(self, batch: Batch, number: int) -> Tensor:
             seen.append((self.current_epoch, batch.epoch, batch.rows.tolist()))
@@ -68,3 +77,11 @@ def test_run_resumes_at_the_next_epoch_from_a_default_checkpoint(
 def test_run_resumes_within_an_epoch(store: Path, tmp_path: Path) -> None:
     whole, done = fit(store, tmp_path, every=1), STEPS + 4
     assert fit(store, tmp_path / "rest", ckpt_path=tmp_path / f"step={done}.ckpt", every=1) == whole[done:]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_overfitting_takes_the_first_rows_in_each_epoch(store: Path, tmp_path: Path) -> None:
+    seen = fit(store, tmp_path, shuffle="none", overfit_batches=2)
+    first = [list(range(SIZE)), list(range(SIZE, 2 * SIZE))]
+    assert [rows for _, _, rows in seen] == 3 * first
