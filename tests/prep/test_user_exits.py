@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -103,14 +104,17 @@ def test_exit_code_is_that_of_the_command_whatever_a_dataset_does_at_exit(tmp_pa
     assert (done.returncode, "300 rows" in done.stdout) == (0, True), done.stderr
 
 
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGXCPU", "SIGKILL"])
-def test_signal_to_the_command_ends_code_of_the_user(tmp_path: Path, name: str) -> None:
+def test_signal_to_the_command_ends_code_of_the_user(
+    tmp_path: Path, name: str, send: Callable[[int, int], None]
+) -> None:
     os.mkfifo(tmp_path / "here")
     (tmp_path / "mine.py").write_text("import os, signal\nopen('here', 'w').close()\nsignal.pause()\n")
     words = [sys.executable, "-m", "decodeonce.cli", "build", "dataset", "mine:images", "out"]
     command = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
     (tmp_path / "here").read_text()
-    command.send_signal(getattr(signal, name))
+    send(command.pid, getattr(signal, name))
     _, text = command.communicate()  # ends when the child has ended, too
     if name == "SIGKILL":
         assert (command.returncode, text) == (-9, "")
