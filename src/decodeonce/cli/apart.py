@@ -13,7 +13,7 @@ import signal
 from typing import NoReturn
 
 from decodeonce import cli
-from decodeonce.cli import EXIT_STOPPED, LAST_BLOCKS, STOPPING
+from decodeonce.cli import LAST_BLOCKS, STOPPING
 from decodeonce.prep.processes import child
 
 _names: list[str] = []  # functions and classes of the user that are imported, `module:name`
@@ -30,7 +30,7 @@ def before_import(name: str) -> None:
 
 def _fork() -> mmap.mmap:
     """Return in the child only, with the memory that it shares with the parent: code of the user may close a pipe."""
-    outcome, parent = mmap.mmap(-1, mmap.PAGESIZE), os.getpid()
+    outcome = mmap.mmap(-1, mmap.PAGESIZE)
     child.end_early()  # only the process that started a worker can wait for it
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, LAST_BLOCKS})
     if pid := os.fork():
@@ -42,8 +42,6 @@ def _fork() -> mmap.mmap:
         child.alive.discard(pid)
         _end_like(status, outcome)
     ctypes.CDLL(None).prctl(child.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it was killed before the call
-        os._exit(EXIT_STOPPED)
     for number in STOPPING:  # they reach both processes, or the parent, which kills its child and prints the message
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)

@@ -291,7 +291,7 @@ def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Com
             from decodeonce.prep.sources.plugins import package_of, plugins
 
             if name not in self.lazy and name in plugins():  # finding them takes time
-                return make_command(lambda: None, cls, help=f"Added by the package {package_of(name)}.")
+                return make_command(lambda: None, cls, help=f"Added by the package {package_of(plugins()[name][0])}.")
             return super().get_command(ctx, name)
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -31,12 +31,8 @@ def plugins() -> dict[str, list[EntryPoint]]:
     return found
 
 
-def package_of(kind: str) -> str:
-    """Return the name of the package that adds a kind."""
-    return _package(plugins()[kind][0])
-
-
-def _package(point: EntryPoint) -> str:
+def package_of(point: EntryPoint) -> str:
+    """Return the name of the package that has an entry point."""
     return point.dist.name if point.dist else point.value
 
 
@@ -50,7 +46,7 @@ def plugin_errors(kind: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # code of another package may raise anything
         if kind not in plugins() or isinstance(error, DecodeonceError):
             raise
-        name, what = package_of(kind), f"{type(error).__name__}: {error}"
+        name, what = package_of(plugins()[kind][0]), f"{type(error).__name__}: {error}"
         problem = f"the package {name}, which adds this kind of source, cannot be used: {what}"
         raise BuildError(f"{kind}: {problem}; update or uninstall it") from error
 
@@ -65,7 +61,7 @@ def find_plugin(kind: str) -> Registered:
         raise BuildError(f"no package adds the kind of source {kind!r}; install the one that was used for the build")
     point, *others = plugins()[kind]
     if others:
-        places = sorted(f"{_package(one)} ({one.value})" for one in (point, *others))
+        places = sorted(f"{package_of(one)} ({one.value})" for one in (point, *others))
         raise BuildError(f"{kind}: several packages add this kind: {', '.join(places)}; uninstall all but one")
     with plugin_errors(kind):
         found = point.load()
