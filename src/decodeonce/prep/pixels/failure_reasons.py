@@ -27,6 +27,7 @@ BAD_CONTENT = (
     zlib.error,
     Image.DecompressionBombError,
 )
+INTERLEAVE = "save it with interleaved channels, for example with tiffcp -p contig"
 BIG_TIFF = (b"II+\0", b"MM\0+")
 # Formats by their first bytes. A file that begins like this may still be broken.
 SIGNATURES = {
@@ -127,6 +128,8 @@ def _complaint(error: Exception) -> str:
     cause = error.__cause__ or error  # Image.OPEN makes a SyntaxError of a KeyError
     if isinstance(cause, KeyError) and isinstance(tag := cause.args[0], int):
         return f"the tag {TiffTags.lookup(tag).name} ({tag}) is missing"
+    if isinstance(cause, IndexError):  # Pillow 13 for separate planes and a band of no declared meaning
+        return f"{cause}; if other programs read it, {INTERLEAVE}"
     return str(error) or type(error).__name__
 
 

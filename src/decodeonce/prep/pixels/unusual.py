@@ -24,6 +24,7 @@ from decodeonce.prep.listing import Box, PixelBox, Undecodable
 from decodeonce.prep.pixels import failure_reasons
 from decodeonce.prep.pixels.failure_reasons import (
     BAD_CONTENT,
+    INTERLEAVE,
     MISSING_SCANS,
     check_size,
     has_single_scan,
@@ -225,7 +226,7 @@ def _check_tiff(image: Image.Image, data: bytes) -> None:
     else:  # Pillow divides the colors by a fourth band whose meaning is not declared.
         is_read = image.mode != "RGBA" or EXTRA_SAMPLES in tags
     if not is_read or tags.get(SAMPLES, 1) != len(image.getbands()):
-        advice = "which Pillow decodes wrong; save it with interleaved channels, for example with tiffcp -p contig"
+        advice = f"which Pillow decodes wrong; {INTERLEAVE}"
         raise Undecodable(f"TIFF with separate planes (PlanarConfiguration 2), {advice}")
 
 
