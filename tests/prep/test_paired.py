@@ -26,6 +26,7 @@ from decodeonce.sources import BoxedSource, FolderSource, PairedSource, open_dat
 from decodeonce.store import Store, add_column, open_store, stage_store, verify_store
 from decodeonce.store.table import Reject, read_rejects
 from tests.command import assert_fails, prep, printed
+from tests.docs.pages import ROOT, blocks
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import write_tar
 from tests.images import crc, encoded, exif, jpeg, make_image, tree_bytes
@@ -179,9 +180,31 @@ def test_image_without_a_usable_mask_is_rejected_by_name(copied: Path) -> None:
     assert len(reasons) == 5
     assert reasons["n00000000/0.x.JPEG"] == "no mask: its folder has no image with this name and any suffix"
     assert reasons["n00000001/1.x.JPEG"] == "mask: 10x10 pixels, but its image has 33x90"
-    assert reasons["n00000000/2.x.JPEG"].startswith("mask: RGB pixels, expected one channel of 8 bits or a palette;")
+    expected = "mask: RGB pixels, expected one channel of 8 bits or a palette; if its colors are classes, replace"
+    assert reasons["n00000000/2.x.JPEG"].startswith(expected)
     assert reasons["n00000001/3.x.JPEG"].startswith("mask: ")
     assert reasons["n00000001/5.x.JPEG"] == "mask: empty file"
+
+
+def test_documented_script_replaces_colors_by_numbers(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of masks with colors, `:rgb` would store thousands of mixed ones."""
+    [script] = [block for block in blocks(ROOT / "docs/how-to/segmentation.md") if "COLORS" in block.text]
+    colors = np.array([(0, 0, 0), (128, 0, 0), (0, 128, 0)], np.uint8)
+    (copied / "masks").rename(copied / "colors")
+    numbers = [np.random.default_rng(number).integers(0, 3, size[::-1]) for number, size in enumerate(SIZES)]
+    for number, classes in enumerate(numbers):
+        path = copied / "colors" / mask_path(copied, number).relative_to(copied / "masks")
+        Image.fromarray(colors[classes]).save(path)
+    monkeypatch.chdir(copied)
+    exec(script.text, {})
+    for number, classes in enumerate(numbers):
+        with Image.open(mask_path(copied, number)) as mask:
+            assert (mask.mode, np.asarray(mask).tolist()) == ("L", classes.tolist())
+    stored = open_store(build_in_process(paired_source(copied), copied / "out", RECIPE)).paired["mask"]
+    assert set(np.unique(stored[:])) <= {0, 1, 2}
+    Image.new("RGB", (8, 8), (1, 2, 3)).save(path)
+    with pytest.raises(AssertionError, match="contains a color that is not in COLORS"):
+        exec(script.text, {})
 
 
 def rejected(out: Path) -> list[Reject]:

@@ -292,8 +292,9 @@ def _depth(bits: int, used: int) -> str:
 def _values(image: Image.Image) -> DecodedImage:
     """Return the values of an opened image of one channel of up to 8 bits; of a palette, the indexes."""
     if image.mode not in ("1", "L", "P"):
-        expected = "expected one channel of 8 bits or a palette; name it NAME:rgb to keep three channels"
-        raise Undecodable(f"{image.mode} pixels, {expected}")
+        classes = "if its colors are classes, replace them by numbers first (docs/how-to/segmentation.md)"
+        advice = f"{classes}; otherwise name it NAME:rgb to keep three channels, which are interpolated"
+        raise Undecodable(f"{image.mode} pixels, expected one channel of 8 bits or a palette; {advice}")
     if SCALED_GRAY.search(str(getattr(image, "tile", ""))):
         advice = "save it with 8 bits per pixel or as a palette"
         raise Undecodable(f"levels of gray that do not go up to 255, which Pillow scales to 0..255; {advice}")
