@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.files import read_small
+from decodeonce.prep.listing import name_bytes
+from decodeonce.prep.sources.files import NO_SAMPLES, read_small
 
 UNLABELED = "unlabeled"  # the class of images without labels
 NoLabels = Annotated[bool, "Ignore labels: all images get the label 0."]  # the flag of every kind that has it
@@ -63,9 +64,9 @@ def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> No
     """Raise BuildError if a class list is invalid or lacks one of the class folders of `top` that are `present`."""
     origin = ClassList(names).origin
     check_no_duplicates(names)
-    outside = [name for name in names if name in ("", ".", "..") or "/" in name or "\0" in name]
+    outside = [name for name in names if not name or NO_SAMPLES.fullmatch(name_bytes(name)) or {*name} & {*"/\0"}]
     if outside:
-        raise BuildError(f"{origin} contains {outside[0]!r}; expected the name of a folder in {top}")
+        raise BuildError(f"{origin} contains {outside[0]!r}; expected the name of a class folder in {top}")
     unlisted = sorted(set(present) - set(names))
     if unlisted:
         raise BuildError(f"{top / unlisted[0]}: this class folder is not in {origin}; add it there")

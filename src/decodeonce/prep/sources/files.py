@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,12 @@ from decodeonce.store.layout import missing_advice
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif")
 SUFFIXES = tuple(map(str.encode, IMAGE_SUFFIXES))
+# Folders of systems and tools. In them are deleted images, thumbnails and copies, but no samples.
+NO_SAMPLES = re.compile(
+    rb"\..*|__MACOSX|__pycache__|lost\+found|System Volume Information|\$?RECYCLER?(\.BIN)?|@eaDir|@Recycle|@__thumb"
+    rb"|@Recently-Snapshot|#recycle|#snapshot|~snapshot",
+    re.IGNORECASE | re.DOTALL,
+)
 MAX_FILE_BYTES = 1 << 30  # an image is read whole; a larger file is probably an archive or a film
 MAX_DEPTH = 64  # levels below a class folder; a folder deeper than this is rejected
 # A stat takes 0.2 to 1 ms on a network file system. At 0.5 ms each, 50,000 files took 35 to 78 s one by one and 4 to
@@ -179,7 +186,9 @@ class Links:
             seen.add(real)
             try:
                 with os.scandir(folder) as listing:
-                    items = sorted((item.name, item.is_dir()) for item in listing if not item.name.startswith(b"."))
+                    items = sorted(
+                        (item.name, item.is_dir()) for item in listing if not NO_SAMPLES.fullmatch(item.name)
+                    )
             except OSError as error:
                 raise failure_from(error, folder) from None
             yield folder, [name for name, is_folder in items if not is_folder]
@@ -349,7 +358,7 @@ class RemoteFiles:
         def below(labeled: tuple[int, str]) -> list[Entry]:
             label, top = labeled
             found = sorted((name_bytes(inner).split(b"/"), version) for inner, version in list_objects(str(root / top)))
-            shown = ((parts, version) for parts, version in found if not any(part.startswith(b".") for part in parts))
+            shown = ((parts, version) for parts, version in found if not any(map(NO_SAMPLES.fullmatch, parts)))
             return [_sized_entry(os.path.join(name_bytes(top), *parts), label, *version) for parts, version in shown]
 
         tops = enumerate(os.path.join(folder, name) for name in names)
@@ -429,7 +438,7 @@ def _walk(
     walked = depth < MAX_DEPTH and not links.folder_leads_outside(path)
     try:
         with os.scandir(path) as listing:
-            items = sorted((item for item in listing if not item.name.startswith(b".")), key=attrgetter("name"))
+            items = sorted((item for item in listing if not NO_SAMPLES.fullmatch(item.name)), key=attrgetter("name"))
             found = [(item.name, walked and _to_walk(item, links, followed)) for item in items]
     except OSError as error:
         raise failure_from(error, path) from None

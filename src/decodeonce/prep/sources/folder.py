@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 from decodeonce.errors import BuildError
-from decodeonce.formatting import counted, quoted
+from decodeonce.formatting import counted
 from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
 from decodeonce.prep.sources.base import Source
+from decodeonce.prep.sources.class_folders import Top, check_no_splits, list_top, odd_names, outside_classes
 from decodeonce.prep.sources.classes import (
     UNLABELED,
     ClassList,
@@ -22,7 +23,7 @@ from decodeonce.prep.sources.classes import (
     check_unlabeled,
     unused_classes,
 )
-from decodeonce.prep.sources.files import IMAGE_SUFFIXES, SUFFIXES, Links, expecting, system_of
+from decodeonce.prep.sources.files import SUFFIXES, Links, system_of
 from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
@@ -30,8 +31,6 @@ from decodeonce.store.manifest import ImageClass
 # Suffixes of images that are read, or that are rejected by name.
 READ_SUFFIXES = frozenset((*SUFFIXES, b".jpe", b".jfif", b".apng", b".pnm", b".pfm"))
 READ_SUFFIXES |= {b".heic", b".heif", b".jp2", b".jxl", b".psd", b".svg"}
-SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
-SPLIT_WORD = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?![a-z])", re.IGNORECASE)
 WNID = re.compile(r"n\d{8}")
 
 
@@ -79,17 +78,19 @@ class FolderSource(Source):
         self.no_labels = no_labels
         self._by_suffix = BySuffix(suffix or ())
         self.links = Links(root, follow=follow_links)
-        self._names = ClassList(classes) if classes is not None else self._listed[0]
-        if classes is None and not splits_as_classes and not no_labels:
-            _check_no_splits(root, self._names, self.links)
+        self._names = ClassList(classes) if classes is not None else self._listed.folders
+        self._is_guess = classes is None and not splits_as_classes and not no_labels
+        self._odd = check_no_splits(root, self._names, self.links) if self._is_guess else []
         if no_labels:
             self._names = ClassList([UNLABELED])
         if not self._names:
             expected = f"expected {root}/<class>/<image>, one folder per class"
-            raise BuildError(f"{root}: contains no folders; {expected}; for images without classes, pass --no-labels")
+            more = [*self._listed.warnings(), *outside_classes(root, self._listed, self.links)]
+            advice = "; ".join(["for images without classes, pass --no-labels", *more])
+            raise BuildError(f"{root}: contains no class folders; {expected}; {advice}")
 
     @cached_property
-    def _listed(self) -> tuple[list[str], list[str]]:
+    def _listed(self) -> Top:
         return list_top(self.root)
 
     @property
@@ -107,7 +108,7 @@ class FolderSource(Source):
     def scan(self) -> Scan:
         """Return every sample, by class in label order, then by name."""
         if not self.no_labels:
-            check_classes(self.root, self._names, self._listed[0])
+            check_classes(self.root, self._names, self._listed.folders)
         folders = [""] if self.no_labels else self._names
         below = system_of(self.root).walk(self.root, "", folders, self.links)
         used = set[int]()
@@ -119,8 +120,9 @@ class FolderSource(Source):
 
         def warnings(samples: int) -> list[str]:
             others = self._by_suffix.warnings("; --suffix reads them")
-            outside = [] if self.no_labels else _outside_classes(self.root, self._listed[1])
-            return [*unused_classes(self._names, used), *others, *outside]
+            outside = [] if self.no_labels else outside_classes(self.root, self._listed, self.links)
+            odd = [*self._odd, *odd_names(self.root, self._names, self.links)] if self._is_guess else []
+            return [*unused_classes(self._names, used), *others, *self._listed.warnings(), *outside, *odd]
 
         return Scan(noted(), tuple(map(ImageClass, self._names)), warnings)
 
@@ -147,47 +149,6 @@ class BySuffix:
         kinds = [f"{name_text(suffix) or 'no suffix'}: {count}" for suffix, count in self._others.most_common(4)]
         found = counted(self._others.total(), "file")
         return [f"{found} left out, because no image has such a suffix ({', '.join(kinds)}){advice}"] if kinds else []
-
-
-def _check_no_splits(root: Path, names: Sequence[str], links: Links) -> None:
-    """Raise BuildError if these class folders of `root` look like splits, such as train.X1 and val.X."""
-    splits = {name: word[1].lower() for name in names if (word := SPLIT_WORD.match(name))}
-    if len(splits) < min(2, len(names)) or not names:  # a single "train" among other classes is a vehicle
-        return
-    first = min(splits, key=lambda name: SPLITS.index(splits[name]))
-    held = [] if links.folder_leads_outside(os.fsencode(root / first)) else list_top(root / first)[0]
-    if not held:
-        return
-    contents = f"{first} contains {counted(len(held), 'folder')} (first {quoted(held[0])})"
-    found = f"{root}: contains splits instead of classes ({', '.join(splits)}): {contents}"
-    command = f"prep build folder {quoted(root / first)} OUT"
-    if (parts := [name for name in splits if splits[name] == splits[first]])[1:]:
-        # Each of Kaggle's four folders train.X1 to train.X4 of ImageNet-100 has a quarter of the classes.
-        linked = " ".join(f"{quoted(root.absolute() / name)}/*" for name in parts)
-        command = f"mkdir ALL && ln -s {linked} ALL && prep build folder ALL OUT --follow-links"
-    raise BuildError(f"{found}; run: {command}; if these are classes, pass --splits-as-classes")
-
-
-def list_top(top: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the class folders of `top`, and those of its files, sorted by their bytes."""
-    with expecting(top, "expected a folder of class folders"):
-        found = sorted(system_of(top).list_folder(top), key=lambda item: name_bytes(item[0]))
-    folders = [name for name, is_folder in found if is_folder and not name.startswith((".", "__MACOSX"))]
-    return folders, [name for name, is_folder in found if not is_folder]
-
-
-def _outside_classes(root: Path, files: Sequence[str]) -> list[str]:
-    """Return warnings about images and tables next to the class folders, which are not read."""
-    images = [name for name in files if name.lower().endswith(IMAGE_SUFFIXES)]
-    tables = [name for name in files if name.lower().endswith((".csv", ".tsv"))]
-    warnings = []
-    if images:
-        found = f"{counted(len(images), 'image')} next to the class folders"
-        warnings.append(f"{found} (first {images[0]!r}), in no class; left out")
-    if tables:
-        table = quoted(root / tables[0])
-        warnings.append(f"{tables[0]} is not read; if it has the labels, run `prep build list {table} OUT` instead")
-    return warnings
 
 
 def open_folder(

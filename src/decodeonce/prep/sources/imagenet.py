@@ -19,9 +19,10 @@ from decodeonce.formatting import counted
 from decodeonce.prep.listing import Entry, Scan, Undecodable, name_bytes, name_text
 from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, sort_members
 from decodeonce.prep.sources.base import Source
+from decodeonce.prep.sources.class_folders import list_top
 from decodeonce.prep.sources.classes import check_classes
 from decodeonce.prep.sources.files import SUFFIXES, Links, expecting, parallel_map, system_of
-from decodeonce.prep.sources.folder import WNID, BySuffix, list_top
+from decodeonce.prep.sources.folder import WNID, BySuffix
 from decodeonce.prep.sources.holders import (
     FileFacts,
     Member,
@@ -137,7 +138,7 @@ def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
         return
     yield from _unpacked_or_tar(root, split, links)
     if system.is_folder(root):
-        names = [name for name in list_top(root)[1] if name.endswith(".zip") and system.is_file(root / name)]
+        names = [name for name in list_top(root).files if name.endswith(".zip") and system.is_file(root / name)]
         yield from _in_zips(root, split, [source_file(root, name, links) for name in names])
 
 
@@ -165,7 +166,7 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
     top = root / folder
     if not system_of(root).is_folder(top):
         return
-    classes, names = list_top(top)
+    classes, names, _ = list_top(top)
     images = [name for name in names if name.startswith(VAL_PREFIX)]
     tars = [name for name in names if name.endswith(".tar") and not name.startswith((".", "ILSVRC2012_"))]
     if classes:
@@ -254,7 +255,7 @@ class ImagenetSplit(Source):
         if self.kind == FLAT:
             return {"": None}
         if self.files is None:
-            return dict.fromkeys(list_top(self.top)[0])
+            return dict.fromkeys(list_top(self.top).folders)
         if self.kind == ZIP:
             return self._zip().splits.get(self.split, {})
         whole = [(unit, Member(b"", 0, file.size)) for unit, file in enumerate(self.files.files)]
@@ -361,7 +362,8 @@ class ImagenetSplit(Source):
         wnids = sum(1 for name in self._names if WNID.fullmatch(name))
         if wnids >= MANY_CLASSES and samples != whole:
             warnings.append(f"{samples:,} of the {whole:,} images of ILSVRC2012 {self.split} are present")
-        return [*warnings, *self._by_suffix.warnings()]
+        left_out = list_top(self.top).warnings() if self.kind == FOLDERS else []
+        return [*warnings, *self._by_suffix.warnings(), *left_out]
 
     def read(self, entry: Entry) -> list[bytes]:
         if self.files is None:

@@ -1,0 +1,160 @@
+"""What names say about class folders: which are splits or cannot be classes, and what lies next to them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from decodeonce.errors import BuildError
+from decodeonce.formatting import counted, quoted
+from decodeonce.prep.listing import name_bytes
+from decodeonce.prep.sources.files import IMAGE_SUFFIXES, NO_SAMPLES, SUFFIXES, Links, expecting, system_of
+from decodeonce.prep.sources.holders import open_holder
+from decodeonce.remote import absolute, as_path
+
+SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val"}
+SPLITS |= {"test": "test", "testing": "test"}
+# The name of a split, such as val2017, train.X1 or seg_test, in three parts: "seg_", "test" and "".
+_SPLIT = re.compile(rf"(|.*?[._ -])({'|'.join(sorted(SPLITS, reverse=True))})((?![a-z]).*)", re.IGNORECASE | re.DOTALL)
+_HELD_OUT = re.compile(r"(?<![a-z])(val(id(ation)?)?|dev|test(ing)?)(?![a-z])", re.IGNORECASE)
+_PARTS = re.compile(r"(jpeg)?images?|imgs?|photos?|pictures?|masks?|labels?|annotations?|targets?|data", re.IGNORECASE)
+_IMAGE_NAME = re.compile(rb"\w(" + b"|".join(map(re.escape, SUFFIXES)) + rb")\b", re.IGNORECASE)
+MOST_TABLES, LOOKED_AT = 16, 4096  # text files, and bytes of each, that may list images
+
+
+class Top(NamedTuple):
+    """The names in a folder, sorted by their bytes: class folders, files, and folders that cannot be classes."""
+
+    folders: list[str]
+    files: list[str]
+    left_out: list[str]
+
+    def warnings(self) -> list[str]:
+        """Return a warning that counts the folders that cannot be classes."""
+        found = counted(len(self.left_out), "folder")
+        names = ", ".join(map(quoted, self.left_out[:4]))
+        return [f"{found} left out, because no class has such a name ({names})"] if self.left_out else []
+
+
+def list_top(top: Path) -> Top:
+    """List a folder."""
+    with expecting(top, "expected a folder of class folders"):
+        found = sorted(system_of(top).list_folder(top), key=lambda item: name_bytes(item[0]))
+    listed = Top([], [], [])
+    for name, is_folder in found:
+        folders = listed.left_out if NO_SAMPLES.fullmatch(name_bytes(name)) else listed.folders
+        (folders if is_folder else listed.files).append(name)
+    return listed
+
+
+def check_no_splits(root: Path, names: Sequence[str], links: Links) -> list[str]:
+    """Raise BuildError if class folders are surely splits, such as train.X1 and val.X; return a warning if they may be.
+
+    They are splits if the first of them, such as train, contains folders. A single "train" among other classes is a
+    vehicle, and so are "bullet_train" and "steam_train".
+    """
+    groups: dict[str, dict[str, list[str]]] = {}  # the names of each split, by what is before "train"
+    for name in names:
+        if word := _SPLIT.fullmatch(name):
+            groups.setdefault(word[1], {}).setdefault(SPLITS[word[2].lower()], []).append(name)
+    for before, splits in groups.items():
+        found = [name for name in names if name in chain.from_iterable(splits.values())]
+        if len(splits) < 2 and (before or len(found) < len(names)):
+            continue
+        held = {split: _folders_in(root / parts[0], links) for split, parts in splits.items()}
+        order = sorted(splits, key=list(SPLITS.values()).index)
+        commands = [f"for {split}, run: {_build_command(root, splits[split], held[split])}" for split in order]
+        if first := held[order[0]]:
+            contents = f"{splits[order[0]][0]} contains {counted(len(first), 'folder')} (first {quoted(first[0])})"
+            error = f"{root}: contains splits instead of classes ({', '.join(found)}): {contents}"
+            raise BuildError(f"{error}; {'; '.join(commands)}; if these are classes, pass --splits-as-classes")
+        if len(found) > 1:
+            return [f"classes have the names of splits ({', '.join(found)}); if they are splits, {'; '.join(commands)}"]
+    return []
+
+
+def _build_command(root: Path, parts: Sequence[str], held: Sequence[str]) -> str:
+    if not parts[1:]:
+        return f"prep build folder {quoted(root / parts[0])} OUT{'' if held else ' --no-labels'}"
+    # Each of Kaggle's four folders train.X1 to train.X4 of ImageNet-100 has a quarter of the classes.
+    linked = " ".join(f"{quoted(root.absolute() / name)}/*" for name in parts)
+    return f"mkdir ALL && ln -s {linked} ALL && prep build folder ALL OUT --follow-links"
+
+
+def _folders_in(folder: Path, links: Links) -> list[str]:
+    return [] if links.folder_leads_outside(os.fsencode(folder)) else list_top(folder).folders
+
+
+def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
+    """Yield a warning for each thing in the names of class folders, and of the folders around, that may be wrong."""
+    first = f"prep build folder {quoted(root / names[0])} OUT"
+    if len(names) == 1:
+        held = _folders_in(root / names[0], links)
+        advice = f"if its subfolders are the classes, run: {first}" if held else "to ignore it, pass --no-labels"
+        yield f"the only class is {quoted(names[0])}, so all labels are 0; {advice}"
+    elif all(map(_PARTS.fullmatch, names)):
+        yield f"classes have the names of parts of a dataset ({', '.join(names)}); to read only one, run: {first}"
+    if len({re.sub("[0-9]+", "0", name) for name in names}) == 1:
+        by_value = sorted(names, key=lambda name: [int(digits) for digits in re.findall("[0-9]+", name)])
+        if label := next((label for label, name in enumerate(names) if name != by_value[label]), None):
+            found = f"class names are sorted as text: label {label} is class {quoted(names[label])}"
+            yield f"{found}; to sort them by number, {_pass_classes(root, 'sort -V')}"
+    if train := _train_next_to(as_path(absolute(root))):
+        others = _folders_in(train, Links(train))
+        if others and (different := sorted({*others} ^ {*names}, key=name_bytes)):
+            found = f"the {len(names)} classes are not the {len(others)} of {train} (first difference: {different[0]})"
+            yield f"{found}, so labels differ; to use its labels, {_pass_classes(train, 'LC_ALL=C sort')}"
+
+
+def _pass_classes(root: Path, sort: str) -> str:
+    listed = f"(cd {quoted(root)} && ls -d -- */) | tr -d / | {sort} > classes.txt"
+    return f"run: {listed}, and pass --classes classes.txt"
+
+
+def _train_next_to(root: Path) -> Path | None:
+    """Return the folder of train that belongs to one of val or test: train for val, train/images for val/images."""
+    for word in ("train", "training", "Train", "Training"):
+        own, above = (_HELD_OUT.sub(word, folder.name) for folder in (root, root.parent))
+        for found in (root.parent / own, root.parent.parent / above / own):
+            if found != root and system_of(found).is_folder(found):
+                return found
+    return None
+
+
+def outside_classes(root: Path, top: Top, links: Links) -> list[str]:
+    """Return warnings about images next to the class folders, and about a file of labels next to them or the images."""
+    images = [name for name in top.files if name.lower().endswith(IMAGE_SUFFIXES)]
+    warnings = []
+    if images and top.folders:
+        found = f"{counted(len(images), 'image')} next to the class folders"
+        warnings.append(f"{found} (first {images[0]!r}), in no class; left out")
+    files, folder = [root / name for name in top.files], root
+    if len(top.folders) == 1 and not links.folder_leads_outside(os.fsencode(root / top.folders[0])):
+        folder = root / top.folders[0]
+        files += [folder / name for name in list_top(folder).files]
+    tables = [file for file in files if file.suffix.lower() in (".csv", ".tsv", ".txt", ".json", ".jsonl")]
+    for table in tables[:MOST_TABLES]:
+        if advice := _advice_on_table(table, folder):
+            return [*warnings, f"{table.name} is not read; if it has the labels, {advice}"]
+    return warnings
+
+
+def _advice_on_table(table: Path, images: Path) -> str:
+    """Return how to build from a table of images; "" if it seems to be another file."""
+    begin, suffix = b"", table.suffix.lower()
+    with suppress(OSError, BuildError), open_holder(table) as file:
+        begin = file.read_at(0, LOOKED_AT)
+    if suffix not in (".csv", ".tsv") and not _IMAGE_NAME.search(begin):
+        return ""
+    if suffix.startswith(".json"):
+        return "convert it to a CSV table (docs/how-to/data/csv.md) and run `prep build list` instead"
+    at = f" --root {quoted(images)}"
+    if suffix == ".txt" and begin.partition(b"\n")[0].count(b"\t") > 1:  # Tiny ImageNet's val_annotations.txt has boxes
+        return f"run `cut -f 1,2 {quoted(table)} > labels.tsv && prep build list labels.tsv OUT{at}` instead"
+    has_folder = images == table.parent or name_bytes(images.name) + b"/" in begin
+    return f"run `prep build list {quoted(table)} OUT{'' if has_folder else at}` instead"

@@ -1,0 +1,146 @@
+"""Names of folders that are no classes, or whose labels may surprise, and files next to class folders."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.store import open_store
+from tests.command import prep
+from tests.images import jpeg
+from tests.prep.test_patterns import folders
+
+VEHICLES = ["bullet_train/a/1.jpg", "steam_train/a/1.jpg", "crash_test/a/1.jpg", "car/a/1.jpg", "train/a/1.jpg"]
+TINY = b"val_0.JPEG\tn01\t0\t32\t44\t62\nval_1.JPEG\tn02\t52\t55\t57\t59\n"
+
+
+def warned(root: Path) -> list[str]:
+    return FolderSource(root).listing().warnings
+
+
+def write_file(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def test_splits_with_other_names_are_refused_with_a_command_for_each(tmp_path: Path) -> None:
+    for number, (images, expected) in enumerate(
+        (
+            (["seg_train/a/1.jpg", "seg_test/a/1.jpg", "seg_pred/1.jpg"], "(seg_test, seg_train): seg_train contains"),
+            (
+                ["train_part1/a/1.jpg", "train_part2/b/1.jpg", "test/1.jpg"],
+                "for test, run: prep build folder {}/test OUT --no",
+            ),
+            (
+                ["train2017/a/1.jpg", "val2017/a/1.jpg", "extra/1.jpg"],
+                "for val, run: prep build folder {}/val2017 OUT;",
+            ),
+        )
+    ):
+        root = folders(tmp_path / str(number), *images)
+        with pytest.raises(BuildError, match=re.escape(expected.format(root))):
+            FolderSource(root)
+
+
+def test_vehicles_are_classes(tmp_path: Path) -> None:
+    assert warned(folders(tmp_path, *VEHICLES)) == []
+    assert len(FolderSource(tmp_path).listing().classes) == len(VEHICLES)
+
+
+def test_folders_of_systems_and_tools_hold_no_samples(tmp_path: Path) -> None:
+    junk = ["$RECYCLE.BIN", "@eaDir", "lost+found", "System Volume Information", "__MACOSX", ".ipynb_checkpoints"]
+    root = folders(tmp_path, "a/1.jpg", "a/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg", "$5/1.jpg", "@home/1.jpg")
+    folders(root, *(f"{name}/1.jpg" for name in [*junk, "#recycle"]))
+    source = FolderSource(root)
+    assert [cls.name for cls in source.listing().classes] == ["$5", "@home", "a"]
+    assert [entry.text for entry in source.scan().entries] == ["$5/1.jpg", "@home/1.jpg", "a/1.jpg"]
+    [warning] = warned(root)
+    assert warning.startswith("7 folders left out, because no class has such a name ('#recycle', '$RECYCLE.BIN', ")
+    assert len(list(FolderSource(root, no_labels=True).scan().entries)) == 3
+    with pytest.raises(BuildError, match="the class list contains '@eaDir'; expected the name of a class folder in"):
+        FolderSource(root, classes=["$5", "@eaDir", "@home", "a"]).scan()
+
+
+def test_names_that_are_probably_no_classes_cause_a_warning(tmp_path: Path) -> None:
+    for number, (images, expected) in enumerate(
+        (
+            (["images/1.jpg"], "the only class is images, so all labels are 0; to ignore it, pass --no-labels"),
+            (["flowers/a/1.jpg"], "if its subfolders are the classes, run: prep build folder {}/flowers OUT"),
+            (["images/1.jpg", "masks/1.png"], "classes have the names of parts of a dataset (images, masks); to read"),
+            (
+                ["train/1.jpg", "val/1.jpg"],
+                "classes have the names of splits (train, val); if they are splits, for train,",
+            ),
+            (
+                ["0/1.jpg", "1/1.jpg", "10/1.jpg", "2/1.jpg"],
+                "class names are sorted as text: label 2 is class 10; to sort",
+            ),
+            (["s1/1.jpg", "s10/1.jpg", "s2/1.jpg"], "class names are sorted as text: label 1 is class s10; to sort"),
+        )
+    ):
+        root = folders(tmp_path / str(number), *images)
+        [warning] = warned(root)
+        assert expected.format(root) in warning
+        assert FolderSource(root, classes=FolderSource(root).arguments()["classes"]).listing().warnings == []
+    for names in (["00", "01", "10"], ["0", "1", "2"], ["10 a", "2 b"]):
+        assert warned(folders(tmp_path / names[1], *(f"{name}/1.jpg" for name in names))) == []
+
+
+@pytest.mark.parametrize(
+    ("val", "train"),
+    [
+        ("val", "train"),
+        ("seg_test/seg_test", "seg_train/seg_train"),
+        ("Testing", "Training"),
+        ("val/images", "train/images"),
+    ],
+)
+def test_val_with_other_classes_than_train_causes_a_warning(tmp_path: Path, val: str, train: str) -> None:
+    folders(tmp_path / train, "a/1.jpg", "b/1.jpg", "c/1.jpg")
+    [warning] = warned(folders(tmp_path / val, "a/1.jpg", "c/1.jpg"))
+    assert warning.startswith(
+        f"the 2 classes are not the 3 of {tmp_path}/{train} (first difference: b), so labels differ"
+    )
+    subprocess.run(["bash", "-c", commands_in(warning)], cwd=tmp_path, check=True)
+    classes = (tmp_path / "classes.txt").read_text().splitlines()
+    assert [entry.label for entry in FolderSource(tmp_path / val, classes=classes).scan().entries] == [0, 2]
+    assert warned(folders(tmp_path / val, "b/1.jpg")) == []
+    assert warned(tmp_path / train) == []
+
+
+def commands_in(warning: str) -> str:
+    return warning.partition("run: ")[2].partition(", and pass")[0]
+
+
+def test_command_that_sorts_classes_by_number_works(tmp_path: Path) -> None:
+    [warning] = warned(folders(tmp_path / "src", *(f"{number}/1.jpg" for number in range(12))))
+    subprocess.run(["bash", "-c", commands_in(warning)], cwd=tmp_path, check=True)
+    assert (tmp_path / "classes.txt").read_text().splitlines() == list(map(str, range(12)))
+
+
+def test_file_of_labels_is_named_with_the_command_that_reads_it(tmp_path: Path) -> None:
+    tiny, images = write_file(tmp_path / "tiny/val_annotations.txt", TINY).parent, tmp_path / "tiny/images"
+    for number in range(2):
+        write_file(images / f"val_{number}.JPEG", jpeg(20, 20))
+    [warning, _] = warned(tiny)
+    command = warning.partition("`")[2].partition("`")[0]
+    cut, _, build = command.partition(" && ")
+    subprocess.run(["bash", "-c", cut], cwd=tmp_path, check=True)
+    assert prep(*shlex.split(build)[1:], "--size", 8, cwd=tmp_path).returncode == 0
+    assert [cls.name for cls in open_store(tmp_path / "OUT").classes] == ["n01", "n02"]
+    write_file(images / "metadata.jsonl", b'{"file_name": "val_0.JPEG", "label": 1}\n')
+    (tiny / "val_annotations.txt").write_text("See https://example.com for the license.")
+    warning = next(text for text in warned(tiny) if "metadata.jsonl is not read" in text)
+    assert "convert it to a CSV table (docs/how-to/data/csv.md)" in warning
+    table = write_file(images / "labels.csv", b"path,label\nval_0.JPEG,1\n")
+    assert any(f"run `prep build list {table} OUT` instead" in text for text in warned(tiny))
+    with pytest.raises(
+        BuildError, match=re.escape(f"contains no class folders; expected {images}/<class>/<image>, ")
+    ) as raised:
+        FolderSource(images)
+    assert f"run `prep build list {table} OUT` instead" in str(raised.value)
