@@ -5,6 +5,7 @@ import os
 import subprocess
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,75 @@ def test_member_names_are_paths(tmp_path: Path) -> None:
     assert next(iter(open_imagenet(tmp_path / TRAIN_TAR).scan().entries)).text == "n01440764.tar/n01440764_0.JPEG"
 
 
+def named(pics: list[Pic], folder: str = "") -> Files:
+    """Return images whose names end with their class, as at Hugging Face."""
+    return {f"{folder}{pic.stem}_{pic.wnid}.JPEG": pic.data for pic in pics}
+
+
+def by_stem(found: dict[str, str]) -> dict[str, str]:
+    return {os.path.splitext(name)[0]: wnid for name, wnid in found.items()}
+
+
+TRAIN = {pic.stem: pic.wnid for pic in PICS}
+TREE = {f"{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in PICS}
+VAL_TREE = {f"{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in VAL}
+
+
+@pytest.mark.parametrize("folder", ["", "data/"])
+def test_tars_of_hugging_face_are_read(tmp_path: Path, folder: str) -> None:
+    parts = {f"{folder}train_images_{part}.tar": tar_bytes(named(PICS[part::2])) for part in range(2)}
+    write(tmp_path, parts | {f"{folder}val_images.tar": tar_bytes(named(VAL))})
+    train, val = open_imagenet(tmp_path), open_imagenet(tmp_path, split="val")
+    assert by_stem(labels(train)) == {f"{stem}_{wnid}": wnid for stem, wnid in TRAIN.items()}
+    assert by_stem(labels(val)) == {f"{pic.stem}_{pic.wnid}": pic.wnid for pic in VAL}
+    for source, pics in ((train, PICS), (val, VAL)):
+        pixels = {f"{pic.stem}_{pic.wnid}.JPEG": pic.data for pic in pics}
+        assert {os.path.basename(e.text): source.read(e)[0] for e in source.scan().entries} == pixels
+    assert val.found == "val_images.tar, labels from their names, 3 classes"
+    one = open_imagenet(tmp_path / f"{folder}train_images_1.tar")
+    assert (one.split, len(labels(one))) == ("train", len(PICS[1::2]))
+    write(tmp_path, {f"{folder}train_images_2.tar.gz": tar_bytes(named(PICS[:1]), "w:gz")})
+    with pytest.raises(BuildError, match=r"train_images_2\.tar\.gz: compressed with gzip, .*unpack it first: gzip -dc"):
+        open_imagenet(tmp_path)
+
+
+def test_images_with_names_that_have_their_class_are_read_from_one_folder(tmp_path: Path) -> None:
+    write(tmp_path, named(PICS, "train/") | named(VAL, "val/"))
+    assert set(labels(open_imagenet(tmp_path)).values()) == set(WNIDS)
+    assert by_stem(labels(open_imagenet(tmp_path))) == {f"{stem}_{wnid}": wnid for stem, wnid in TRAIN.items()}
+    assert labels(open_imagenet(tmp_path, split="val")) == {f"{pic.stem}_{pic.wnid}.JPEG": pic.wnid for pic in VAL}
+    write(tmp_path / "original", {f"train/{pic.stem}.JPEG": pic.data for pic in PICS})
+    assert by_stem(labels(open_imagenet(tmp_path / "original"))) == TRAIN
+    write(tmp_path, train_tree())
+    with pytest.raises(BuildError, match=r"9 images or class tars \(first n01440764_0_n01440764.JPEG\) are next to 3"):
+        open_imagenet(tmp_path)
+
+
+@pytest.mark.parametrize("pack", [tar_bytes, zip_bytes])
+@pytest.mark.parametrize("top", ["", "imagenet-mini/"])
+def test_archive_of_class_folders_is_read(tmp_path: Path, pack: Callable[[Files], bytes], top: str) -> None:
+    suffix = "tar" if pack is tar_bytes else "zip"
+    both = {
+        f"{top}{split}/{name}": data
+        for split, tree in (("train", TREE), ("val", VAL_TREE))
+        for name, data in tree.items()
+    }
+    write(
+        tmp_path,
+        {f"both.{suffix}": pack(both), f"val.{suffix}": pack({top + name: VAL_TREE[name] for name in VAL_TREE})},
+    )
+    write(tmp_path, {f"train.{suffix}": pack({top + name: TREE[name] for name in TREE})})
+    for name, split, expected in (
+        (f"both.{suffix}", "train", TRAIN),
+        (f"both.{suffix}", "val", by_stem(EXPECTED)),
+        (f"train.{suffix}", "train", TRAIN),
+        (f"val.{suffix}", "val", by_stem(EXPECTED)),
+    ):
+        source = open_imagenet(tmp_path / name, split="val" if split == "val" else "auto")
+        assert (source.split, by_stem(labels(source))) == (split, expected)
+    assert len(list(open_imagenet(tmp_path / f"both.{suffix}").scan().entries)) == len(PICS)
+
+
 TRAIN_TARS, FLAT = forms.class_tars(PICS), forms.flat(PICS)
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 TRAIN_ZIP = zip_bytes(forms.kaggle(PICS, "train"))
@@ -119,7 +189,7 @@ UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
     ({}, "nowhere", "auto", "nowhere: No such file or directory; expected a folder with .*img_train.tar"),
     ({TRAIN_TAR: tar_bytes(TRAIN_TARS)}, TRAIN_TAR, "val", f"{TRAIN_TAR}: no val split of .*or another --split"),
     ({VAL_TAR: tar_bytes(forms.flat(PICS, "."))}, VAL_TAR, "train", f"{VAL_TAR}: no train split of ImageNet found"),
-    (FLAT | {"val/n01440764/a.JPEG": b"x"}, "", "auto", "9 val images .* are next to 1 class folders; if sorting"),
+    (FLAT | {"val/n01440764/a.JPEG": b"x"}, "", "auto", "9 images .* are next to 1 class folders; if sorting"),
     (FLAT, "", "auto", "LOC_val_solution.csv, ILSVRC2012_valid.*; looked in .*{root}, "),
     (FLAT | {TRUTH: b"1\n1001\n"}, "", "auto", f"{TRUTH}: line 2: expected an ILSVRC2012_ID, 1 to 1000"),
     (FLAT | {TRUTH: b"9" * 5000}, "", "auto", f"{TRUTH}: line 1: expected"),

@@ -1,4 +1,4 @@
-"""ImageNet in every form: class folders, images in one folder, the tars as downloaded, and Kaggle's layout or zip.
+"""ImageNet in every form: class folders, images in one folder, tars and zips of both, and the tars as downloaded.
 
 `open_imagenet` finds the form of a split, and decides its classes and their label order. Archives are read without
 unpacking.
@@ -10,7 +10,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
 
@@ -21,7 +22,7 @@ from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, so
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.class_folders import list_top
 from decodeonce.prep.sources.classes import check_classes
-from decodeonce.prep.sources.files import SUFFIXES, Links, expecting, parallel_map, system_of
+from decodeonce.prep.sources.files import SUFFIXES, Links, expecting, parallel_map, stem_of, system_of
 from decodeonce.prep.sources.folder import WNID, BySuffix
 from decodeonce.prep.sources.holders import (
     FileFacts,
@@ -32,7 +33,7 @@ from decodeonce.prep.sources.holders import (
     open_holder,
     source_file,
 )
-from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
+from decodeonce.prep.sources.imagenet_labels import MAPPING, NAMED, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
 from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
@@ -54,7 +55,8 @@ KNOWN = (
 )
 TARS_AT_ONCE = 64  # class tars listed ahead: 83,000 images of ImageNet, 20 MB
 _CLASS_TAR = re.compile(r"(n\d{8})\.tar")
-_IMAGE_PATH = re.compile(rb"(?:(?:(?:ILSVRC/)?Data/)?CLS-LOC/)?(train|val)/(?:([^/]+)/)?.+")
+_SPLIT_FOLDER = re.compile(rb"(?:^|/)(train|val|test)(?:ing|idation)?/")
+_CLASS_FOLDER = re.compile(rb"(?:^|/)(?:(?:train|val)/([^/]+)|(n\d{8}))/.")
 _LISTS = (MAPPING.encode(), SOLUTION.encode())
 
 
@@ -70,7 +72,7 @@ def open_imagenet(
     """Read ImageNet in any form. SRC is a tree, the tars as downloaded, or Kaggle's folders or zip.
 
     Archives are read without unpacking. Labels follow the sorted classes of train, also for val, as in torchvision.
-    Labels of val images in one folder come from LOC_val_solution.csv or the development kit.
+    Labels of images in one folder come from their names, LOC_val_solution.csv or the development kit.
 
     Args:
         src: The folder that holds the dataset or one split of it, or an archive.
@@ -129,14 +131,14 @@ def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
         file = source_file(root, "")
         with open_holder(root) as holder:
             is_zip = holder.read_at(0, 2) == b"PK"
-            first = None if is_zip else next(list_tar(holder), None)
-        own = "train" if first is not None and first.name.endswith(b".tar") else "val"
         if is_zip:
             yield from _in_zips(root, split, [file])
-        elif split == own:
-            yield ImagenetSplit(root, kind=TARS, split=own, files=[file])
+        elif split in list_archives(root, (file,)).splits:
+            yield ImagenetSplit(root, kind=TARS, split=split, files=[file])
         return
     yield from _unpacked_or_tar(root, split, links)
+    for folder in ("", "data"):
+        yield from _in_tars(root, folder, split, links)
     if system.is_folder(root):
         names = [name for name in list_top(root).files if name.endswith(".zip") and system.is_file(root / name)]
         yield from _in_zips(root, split, [source_file(root, name, links) for name in names])
@@ -151,8 +153,18 @@ def _unpacked_or_tar(root: Path, split: str, links: Links) -> Iterator[ImagenetS
             yield ImagenetSplit(root, kind=TARS, split=split, files=[source_file(root, name, links)])
 
 
+def _in_tars(root: Path, folder: str, split: str, links: Links) -> Iterator[ImagenetSplit]:
+    """Yield the tars of a split that have other names than ILSVRC2012's, such as train.tar or train_images_0.tar."""
+    if system_of(root).is_folder(root / folder):
+        named = re.compile(rf"(?!ILSVRC2012_|\.)(.*[._-])?{split}(idation)?([._-].*)?\.tar(\.gz)?")
+        names = list(filter(named.fullmatch, list_top(root / folder).files))
+        names = [name for name in names if not name.endswith(".gz") or name.removesuffix(".gz") not in names]
+        if files := [source_file(root, os.path.join(folder, name), links) for name in names]:
+            yield ImagenetSplit(root, kind=TARS, split=split, files=files)
+
+
 def _in_zips(root: Path, split: str, files: Sequence[SourceFile]) -> Iterator[ImagenetSplit]:
-    zips = [(file, splits) for file in files if (splits := list_kaggle_zip(root, file).splits)]
+    zips = [(file, splits) for file in files if (splits := list_archives(root, (file,)).splits)]
     if len(zips) > 1:
         paths = ", ".join(os.fsdecode(file_path(root, file.name)) for file, _ in zips[:2])
         raise BuildError(f"{paths}: both contain ImageNet; pass one of them as SRC")
@@ -167,19 +179,20 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
     if not system_of(root).is_folder(top):
         return
     classes, names, _ = list_top(top)
-    images = [name for name in names if name.startswith(VAL_PREFIX)]
+    images = [name for name in names if name.startswith(VAL_PREFIX) or class_in_name(name_bytes(name))]
     tars = [name for name in names if name.endswith(".tar") and not name.startswith((".", "ILSVRC2012_"))]
     if classes:
         # A class tar without a folder next to class folders: its class would be missing.
         packed = [name for name in names if (match := _CLASS_TAR.fullmatch(name)) and match[1] not in classes]
         if others := images or packed:
             raise BuildError(
-                f"{top}: {len(others)} val images or class tars (first {others[0]}) are next to {len(classes)} class "
+                f"{top}: {len(others)} images or class tars (first {others[0]}) are next to {len(classes)} class "
                 "folders; if sorting or unpacking them was interrupted, finish it; otherwise move them away"
             )
         yield ImagenetSplit(root, kind=FOLDERS, split=split, folder=folder, follow_links=links.follow)
     elif images:
-        yield ImagenetSplit(root, kind=FLAT, split="val", folder=folder, follow_links=links.follow)
+        own = "val" if images[0].startswith(VAL_PREFIX) else split
+        yield ImagenetSplit(root, kind=FLAT, split=own, folder=folder, follow_links=links.follow)
     elif split == "train" and tars:
         files = [source_file(root, os.path.join(folder, name), links) for name in tars]
         yield ImagenetSplit(root, kind=TARS, split=split, folder=folder, files=files, apart=True)
@@ -198,7 +211,7 @@ class ImagenetSplit(Source):
 
     Args:
         root: SRC.
-        kind: "imagenet" (class folders), "imagenet-flat" (val images in one folder), "imagenet-tar" or "imagenet-zip".
+        kind: "imagenet" (class folders), "imagenet-flat" (images in one folder), "imagenet-tar" or "imagenet-zip".
         split: "train" or "val".
         folder: Path of the folders or class tars below `root`.
         files: Name, size in bytes and mtime in ns of each archive; default None: there are none.
@@ -256,17 +269,19 @@ class ImagenetSplit(Source):
             return {"": None}
         if self.files is None:
             return dict.fromkeys(list_top(self.top).folders)
-        if self.kind == ZIP:
-            return self._zip().splits.get(self.split, {})
-        whole = [(unit, Member(b"", 0, file.size)) for unit, file in enumerate(self.files.files)]
         if self._apart:
-            return {Path(self.files.files[unit].name).stem: (unit, tar) for unit, tar in whole}
-        return self._class_tars(whole[0]) if self.split == "train" else {"": whole[0]}
+            whole = ((unit, Member(b"", 0, file.size)) for unit, file in enumerate(self.files.files))
+            return {Path(self.files.files[unit].name).stem: [(unit, tar)] for unit, tar in whole}
+        parts = self._listing().splits.get(self.split)
+        if parts is None:
+            expected = "expected class tars (n01440764.tar, ...), <wnid>/<image> or ILSVRC2012's names"
+            raise BuildError(f"{self.top}: contains no images of {self.split}; {expected}")
+        return parts
 
     @property
     def is_flat(self) -> bool:
         """Whether its images are in one folder, so that a file must give their labels."""
-        return self.split == "val" and "" in self.parts
+        return "" in self.parts
 
     def present_classes(self) -> list[str]:
         """Return the classes that its images have, sorted by their bytes."""
@@ -275,12 +290,15 @@ class ImagenetSplit(Source):
     @cached_property
     def companions(self) -> CompanionFiles:
         """Finds the files that describe the split, in a zip, then in the folders around."""
-        return CompanionFiles(self.top, self._zip_content if self.kind == ZIP else None)
+        return CompanionFiles(self.top, self._list_content if self.files and not self._apart else None)
 
     @cached_property
     def labels(self) -> ValLabels:
-        """The labels of images in one folder."""
-        return self.companions.val_labels()
+        """The labels of images in one folder: those in their names, otherwise those of a file."""
+        here = self.parts[""]
+        names = [m.base_name for _, m in here] if here else map(name_bytes, list_top(self.top).files)
+        wnids = {stem_of(name): wnid for name in names if (wnid := class_in_name(name))}
+        return ValLabels("their names", wnids) if wnids else self.companions.val_labels()
 
     def set_classes(self, given: Sequence[str] | None, train: Sequence[str] | None) -> None:
         """Set the classes in label order, their descriptions, and warnings about them.
@@ -348,7 +366,7 @@ class ImagenetSplit(Source):
         """Return every image, by class in label order, then by name. Only headers of archives are read."""
         if self.is_flat and len(self.parts) > 1:
             raise BuildError(
-                f"{self.top}: val images are both in one folder and in class folders; unpack the zip and sort them"
+                f"{self.top}: images are both in one folder and in class folders; unpack the archive and sort them"
             )
         if self.is_flat:
             entries: Iterable[Entry] = self.labels.sort(self._entries([""]), self._names)
@@ -368,9 +386,13 @@ class ImagenetSplit(Source):
     def read(self, entry: Entry) -> list[bytes]:
         if self.files is None:
             return super().read(entry)
+        return [self._read(entry.unit, entry.place, entry.size)]
+
+    def _read(self, unit: int, place: int, size: int) -> bytes:
+        assert self.files is not None
         if self.kind == ZIP:
-            return [read_member(self.files.holder(entry.unit), entry.place, entry.size)]
-        return [self.files.read(entry.unit, entry.place, entry.size)]
+            return read_member(self.files.holder(unit), place, size)
+        return self.files.read(unit, place, size)
 
     def _entries(self, names: Sequence[str]) -> Iterable[Entry]:
         """Return the images of these parts, with the index of their part as label."""
@@ -387,79 +409,92 @@ class ImagenetSplit(Source):
         assert self.files is not None
         label, part = labeled
         assert part is not None
-        unit, members = (0, part) if isinstance(part, list) else (part[0], self._members(part))
-        shown = (member for member in members if not self.is_flat or is_image_name(member.base_name))
-        archive = self.kind.rpartition("-")[2]
-        return [self.files.entry(unit, member, label) for member in sort_members(shown, archive)]
-
-    def _class_tars(self, whole: ClassTar) -> dict[str, ClassTar]:
-        """Return the tars in the tar of the train split, by class."""
-        found: dict[str, ClassTar] = {}
-        for member in self._members(whole):
-            if not member.name.endswith(b".tar"):
-                continue
-            name = name_text(member.base_name[: -len(".tar")])
-            if name in found or member.problem:
-                raise BuildError(f"{self.top}: {name}.tar: {member.problem or 'twice in the tar'}; download it again")
-            found[name] = (0, member)
-        if not found:
-            raise BuildError(
-                f"{self.top}: contains no class tars; expected those of the train split (n01440764.tar, ...)"
-            )
+        archive, found = self.kind.rpartition("-")[2], list[Entry]()
+        for unit, held in groupby(part, key=itemgetter(0)):
+            members = chain.from_iterable(map(self._members, held))
+            shown = (member for member in members if not self.is_flat or is_image_name(member.base_name))
+            found += [self.files.entry(unit, member, label) for member in sort_members(shown, archive)]
         return found
 
-    def _members(self, tar: ClassTar) -> list[Member]:
-        """Return the members of a tar, with their names and places in the file."""
+    def _members(self, tar: Held) -> list[Member]:
+        """Return the images in a file of tars: itself, or the members of a tar, with their places in the file."""
         assert self.files is not None
         unit, inner = tar
+        if inner.name and not inner.name.endswith(b".tar"):
+            return [inner]
         with self.files.opened(unit) as file:
             if not inner.name:
                 return list(list_tar(file))
             found = list_tar(file.part(inner.place, inner.size, name_text(inner.name)))
             return [m._replace(name=inner.name + b"/" + m.name, place=inner.place + m.place) for m in found]
 
-    def _zip(self) -> ZipListing:
+    def _listing(self) -> ArchiveListing:
         assert self.files is not None
-        return list_kaggle_zip(self.root, self.files.files[0])
+        return list_archives(self.root, tuple(self.files.files))
 
-    def _zip_content(self, name: str) -> bytes | None:
-        """Return the bytes of Kaggle's list of this name in the zip, or None; raise BuildError if it cannot be read."""
-        assert self.files is not None
-        member = self._zip().lists.get(name)
-        if member is None:
+    def _list_content(self, name: str) -> bytes | None:
+        """Return the bytes of Kaggle's list of this name in an archive, or None; raise BuildError if it is damaged."""
+        if name not in self._listing().lists:
             return None
+        unit, member = self._listing().lists[name]
         try:
             if member.problem:
                 raise Undecodable(member.problem)
-            return read_member(self.files.holder(0), member.place, member.size)
+            return self._read(unit, member.place, member.size)
         except Undecodable as error:
             raise BuildError(f"{self.top}: {name}: {error}; download it again") from None
 
 
-ClassTar = tuple[int, Member]  # a tar of images: the index of a file, and the tar in it; b"": the file itself
-Part = list[Member] | ClassTar | None  # the members of a zip, a tar, or None for a folder
+Held = tuple[int, Member]  # the index of a file, and an image or a tar of images in it; b"": the file itself
+Part = list[Held] | None  # what archives hold, or None for a folder
 
 
-class ZipListing(NamedTuple):
-    """The contents of a zip with Kaggle's layout: images by split and class ("" for none), and Kaggle's lists."""
+class ArchiveListing(NamedTuple):
+    """The contents of archives: images or class tars by split and class ("" for none), and Kaggle's lists by name."""
 
-    splits: dict[str, dict[str, list[Member]]]
-    lists: dict[str, Member]
+    splits: dict[str, dict[str, list[Held]]]
+    lists: dict[str, Held]
 
 
 @lru_cache(maxsize=4)
-def list_kaggle_zip(root: Path, file: SourceFile) -> ZipListing:
-    """List a zip. Kaggle's takes 20 s."""
-    listing, files = ZipListing({}, {}), SourceFiles(root, [file])
-    for member in list_zip(files.holder(0)):
-        if (match := _IMAGE_PATH.fullmatch(member.name)) is not None:
-            split, name = match[1].decode(), name_text(match[2] or b"")
-            if name or is_image_name(member.base_name):
-                listing.splits.setdefault(split, {}).setdefault(name, []).append(member)
-        elif member.base_name in _LISTS:
-            listing.lists[member.base_name.decode()] = member
-    files.close()
+def list_archives(root: Path, files: tuple[SourceFile, ...]) -> ArchiveListing:
+    """List zips or tars. Kaggle's zip takes 20 s.
+
+    A folder in the archive names the split. Without it, the names of the image and of the archive do.
+    """
+    listing, held = ArchiveListing({}, {}), SourceFiles(root, files)
+    for unit in range(len(files)):
+        holder = held.holder(unit)
+        is_zip = holder.path.endswith(".zip") or holder.read_at(0, 2) == b"PK"
+        by_name = "val" if re.search("(?<![a-z])val", os.path.basename(holder.path)) else "train"
+        for member in list_zip(holder) if is_zip else list_tar(holder):
+            base, split = member.base_name, _SPLIT_FOLDER.search(member.name)
+            folder = _CLASS_FOLDER.search(member.name)
+            name = name_text(folder[1] or folder[2]) if folder else ""
+            if base in _LISTS:
+                listing.lists[base.decode()] = (unit, member)
+                continue
+            if not is_zip and base.endswith(b".tar"):
+                own, name = "train", name_text(base.removesuffix(b".tar"))
+                if member.problem or name in listing.splits.get(own, {}):
+                    found = member.problem or "twice in the tar"
+                    raise BuildError(f"{holder.path}: {name}.tar: {found}; download it again")
+            elif not is_image_name(base) or (is_zip and not split and not folder):
+                continue
+            elif name:
+                own = by_name
+            else:
+                own = "train" if class_in_name(base) and not base.startswith(VAL_PREFIX.encode()) else "val"
+            own = split[1].decode() if split else own
+            listing.splits.setdefault(own, {}).setdefault(name, []).append((unit, member))
+    held.close()
     return listing
+
+
+def class_in_name(name: bytes) -> str:
+    """Return the wnid in the name of an image; "" if there is none."""
+    match = NAMED.fullmatch(stem_of(name)) if is_image_name(name) else None
+    return match[1].decode() if match else ""
 
 
 def is_image_name(name: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ DEVKITS = (f"{DEVKIT}/data/{TRUTH}", f"data/{TRUTH}", TRUTH, DEVKIT_TAR)
 ADVICE = "make it readable, or remove it"
 PARENTS = 4  # Kaggle's lists are four folders above ILSVRC/Data/CLS-LOC/val
 VAL_PREFIX = "ILSVRC2012_val_"
+NAMED = re.compile(rb"(?:.*_)?(n\d{8})(?:_\d+)?")  # n01440764_10026, or with "_n01440764" appended at Hugging Face
 
 
 class Companion(NamedTuple):
@@ -102,7 +104,7 @@ class CompanionFiles:
         if (truth := self.truth()) is not None:
             return _parse_truth(truth)
         raise BuildError(
-            f"{self.folders[0]}: val images in one folder have no labels; put {SOLUTION}, {TRUTH} or {DEVKIT_TAR} "
+            f"{self.folders[0]}: images in one folder have no labels; put {SOLUTION}, {TRUTH} or {DEVKIT_TAR} "
             f"next to them; looked in {', '.join(map(str, self.folders))}"
         )
 
