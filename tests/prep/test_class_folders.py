@@ -62,7 +62,7 @@ def test_folders_of_systems_and_tools_hold_no_samples(tmp_path: Path) -> None:
     [warning] = warned(root)
     assert warning.startswith("7 folders left out, because no class has such a name ('#recycle', '$RECYCLE.BIN', ")
     assert len(list(FolderSource(root, no_labels=True).scan().entries)) == 3
-    with pytest.raises(BuildError, match="the class list contains '@eaDir'; expected the name of a class folder in"):
+    with pytest.raises(BuildError, match="the class list contains '@eaDir'; expected the name of a folder in"):
         FolderSource(root, classes=["$5", "@eaDir", "@home", "a"]).scan()
 
 
@@ -104,7 +104,7 @@ def test_val_with_other_classes_than_train_causes_a_warning(tmp_path: Path, val:
     folders(tmp_path / train, "a/1.jpg", "b/1.jpg", "c/1.jpg")
     [warning] = warned(folders(tmp_path / val, "a/1.jpg", "c/1.jpg"))
     assert warning.startswith(
-        f"the 2 classes are not the 3 of {tmp_path}/{train} (first difference: b), so labels differ"
+        f"classes differ from those of {tmp_path}/{train}: 2 instead of 3 (first difference: b), so labels"
     )
     subprocess.run(["bash", "-c", commands_in(warning)], cwd=tmp_path, check=True)
     classes = (tmp_path / "classes.txt").read_text().splitlines()

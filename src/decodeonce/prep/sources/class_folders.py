@@ -15,7 +15,7 @@ from decodeonce.formatting import counted, quoted
 from decodeonce.prep.listing import name_bytes
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, NO_SAMPLES, SUFFIXES, Links, expecting, system_of
 from decodeonce.prep.sources.holders import open_holder
-from decodeonce.remote import absolute, as_path
+from decodeonce.remote import absolute, as_path, is_url
 
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val"}
 SPLITS |= {"test": "test", "testing": "test"}
@@ -105,13 +105,18 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
             found = f"class names are sorted as text: label {label} is class {quoted(names[label])}"
             yield f"{found}; to sort them by number, {_pass_classes(root, 'sort -V')}"
     if train := _train_next_to(as_path(absolute(root))):
-        others = _folders_in(train, Links(train))
+        others = list[str]()
+        with suppress(BuildError):  # it may be unreadable, and is not needed
+            others = list_top(train).folders
         if others and (different := sorted({*others} ^ {*names}, key=name_bytes)):
-            found = f"the {len(names)} classes are not the {len(others)} of {train} (first difference: {different[0]})"
-            yield f"{found}, so labels differ; to use its labels, {_pass_classes(train, 'LC_ALL=C sort')}"
+            found = f"classes differ from those of {train}: {len(names)} instead of {len(others)}"
+            found += f" (first difference: {quoted(different[0])}), so labels differ"
+            yield f"{found}; to use its labels, {_pass_classes(train, 'LC_ALL=C sort')}"
 
 
 def _pass_classes(root: Path, sort: str) -> str:
+    if is_url(root):
+        return "pass --classes FILE, with one class name per line"
     listed = f"(cd {quoted(root)} && ls -d -- */) | tr -d / | {sort} > classes.txt"
     return f"run: {listed}, and pass --classes classes.txt"
 

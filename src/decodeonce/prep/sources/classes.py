@@ -66,7 +66,7 @@ def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> No
     check_no_duplicates(names)
     outside = [name for name in names if not name or NO_SAMPLES.fullmatch(name_bytes(name)) or {*name} & {*"/\0"}]
     if outside:
-        raise BuildError(f"{origin} contains {outside[0]!r}; expected the name of a class folder in {top}")
+        raise BuildError(f"{origin} contains {outside[0]!r}; expected the name of a folder in {top}")
     unlisted = sorted(set(present) - set(names))
     if unlisted:
         raise BuildError(f"{top / unlisted[0]}: this class folder is not in {origin}; add it there")

@@ -56,7 +56,7 @@ KNOWN = (
 TARS_AT_ONCE = 64  # class tars listed ahead: 83,000 images of ImageNet, 20 MB
 _CLASS_TAR = re.compile(r"(n\d{8})\.tar")
 _SPLIT_FOLDER = re.compile(rb"(?:^|/)(train|val|test)(?:ing|idation)?/")
-_CLASS_FOLDER = re.compile(rb"(?:^|/)(?:(?:train|val)/([^/]+)|(n\d{8}))/.")
+_CLASS_FOLDER = re.compile(rb"(?:^|/)(?:(?:train|val)/([^/]+)|(n\d{8}))/")
 _LISTS = (MAPPING.encode(), SOLUTION.encode())
 
 
@@ -130,11 +130,9 @@ def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
     if system.is_file(root):
         file = source_file(root, "")
         with open_holder(root) as holder:
-            is_zip = holder.read_at(0, 2) == b"PK"
-        if is_zip:
-            yield from _in_zips(root, split, [file])
-        elif split in list_archives(root, (file,)).splits:
-            yield ImagenetSplit(root, kind=TARS, split=split, files=[file])
+            kind = ZIP if holder.read_at(0, 2) == b"PK" else TARS
+        if split in list_archives(root, (file,)).splits:
+            yield ImagenetSplit(root, kind=kind, split=split, files=[file])
         return
     yield from _unpacked_or_tar(root, split, links)
     for folder in ("", "data"):
