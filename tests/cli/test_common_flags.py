@@ -112,7 +112,10 @@ def test_help_has_headings_and_arguments_without_types() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["build", "folder", "pictures", "out"], "pictures: contains no class folders; expected pictures/<class>/<image>"),
+        (
+            ["build", "folder", "pictures", "out"],
+            "pictures: contains no class folders; expected pictures/<class>/<image>",
+        ),
         (["build", "imagenet", "train", "out"], "train: no images found; read as class folders"),
         (["build", "imagenet", "loop", "out"], "loop: Too many levels of symbolic links"),
         (["convert", "store", "loop/out"], "loop: a file is in the way"),

@@ -15,7 +15,7 @@ from decodeonce.formatting import counted, quoted
 from decodeonce.prep.listing import name_bytes
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, NO_SAMPLES, SUFFIXES, Links, expecting, system_of
 from decodeonce.prep.sources.holders import open_holder
-from decodeonce.remote import absolute, as_path, is_url
+from decodeonce.remote import absolute, is_url
 
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val"}
 SPLITS |= {"test": "test", "testing": "test"}
@@ -104,7 +104,7 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
         if label := next((label for label, name in enumerate(names) if name != by_value[label]), None):
             found = f"class names are sorted as text: label {label} is class {quoted(names[label])}"
             yield f"{found}; to sort them by number, {_pass_classes(root, 'sort -V')}"
-    if train := _train_next_to(as_path(absolute(root))):
+    if not is_url(root) and (train := _train_next_to(Path(absolute(root)))):
         others = list[str]()
         with suppress(BuildError):  # it may be unreadable, and is not needed
             others = list_top(train).folders
@@ -126,7 +126,7 @@ def _train_next_to(root: Path) -> Path | None:
     for word in ("train", "training", "Train", "Training"):
         own, above = (_HELD_OUT.sub(word, folder.name) for folder in (root, root.parent))
         for found in (root.parent / own, root.parent.parent / above / own):
-            if found != root and system_of(found).is_folder(found):
+            if found != root and found.is_dir():
                 return found
     return None
 
