@@ -201,6 +201,12 @@ UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
         "auto",
         f"t12.tar.gz: contains no {TRUTH}; download the development kit again",
     ),
+    (
+        {"in-train-00.tar": tar_bytes({"0.jpg": b"x", "0.cls": b"7"})},
+        "",
+        "auto",
+        r"WebDataset, because it contains '0\.cls'; run: prep build webdataset {root}/in-train-00\.tar OUT",
+    ),
     ({ZIP: TRAIN_ZIP[: len(TRAIN_ZIP) // 2]}, "", "auto", f"{ZIP}: not a zip, or truncated"),
     (
         {f"{TRAIN_TAR}.gz": tar_bytes(TRAIN_TARS, "w:gz")},

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
 
 from decodeonce.errors import BuildError
-from decodeonce.formatting import counted
+from decodeonce.formatting import counted, quoted
 from decodeonce.prep.listing import Entry, Scan, Undecodable, name_bytes, name_text
 from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, sort_members
 from decodeonce.prep.sources.base import Source
@@ -469,6 +469,9 @@ def list_archives(root: Path, files: tuple[SourceFile, ...]) -> ArchiveListing:
             base, split = member.base_name, _SPLIT_FOLDER.search(member.name)
             folder = _CLASS_FOLDER.search(member.name)
             name = name_text(folder[1] or folder[2]) if folder else ""
+            if base.endswith(b".cls") and not is_zip:
+                advice = f"run: prep build webdataset {quoted(Path(holder.path))} OUT"
+                raise BuildError(f"{holder.path}: WebDataset, because it contains {name_text(base)!r}; {advice}")
             if base in _LISTS:
                 listing.lists[base.decode()] = (unit, member)
                 continue
