@@ -480,7 +480,7 @@ def list_archives(root: Path, files: tuple[SourceFile, ...]) -> ArchiveListing:
                 if member.problem or name in listing.splits.get(own, {}):
                     found = member.problem or "twice in the tar"
                     raise BuildError(f"{holder.path}: {name}.tar: {found}; download it again")
-            elif not is_image_name(base) or (is_zip and not split and not folder):
+            elif not (name or is_image_name(base)) or (is_zip and not split and not folder):
                 continue
             elif name:
                 own = by_name
