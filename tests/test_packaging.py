@@ -142,6 +142,12 @@ def test_names_for_type_checkers_are_those_that_can_be_imported(name: str) -> No
     assert all(getattr(module, one) for _, one in checked)
 
 
+def test_public_modules_are_attributes_and_nothing_private_is_listed() -> None:
+    code = "import decodeonce\nprint(*(n for n in dir(decodeonce) if n[0] != '_'), decodeonce.augment.RandomFlip(0.25))"
+    names = {"augment", "build", "sources", "store", *import_module("decodeonce").__all__}
+    assert run(sys.executable, "-c", code).split() == [*sorted(names), "RandomFlip(p=0.25)"]
+
+
 def test_package_can_be_imported_from_a_zip(tmp_path: Path) -> None:
     archive = shutil.make_archive(str(tmp_path / "package"), "zip", SRC)
     code = "import decodeonce\nfrom decodeonce import BuildError, open_store\nprint(decodeonce.__file__)"

@@ -1,5 +1,14 @@
 """Decode images once into fixed-shape arrays; train from them at memory speed.
 
+Example:
+    >>> from decodeonce import Loader, open_store  # `prep build folder photos/train train.store` built the store
+    >>> from decodeonce.augment import Augment, Normalize, RandomFlip, RandomResizedCrop
+    >>> augment = Augment(RandomResizedCrop(224), RandomFlip(), Normalize("imagenet"), seed=0)
+    >>> for images, labels in Loader("train.store", batch_size=32, transform=augment):  # on a GPU, add device="cuda"
+    ...     pass  # images are float32 (32, 3, 224, 224), and labels int64 (32,)
+    >>> open_store("train.store").classes[3].description
+    'tabby, tabby cat'
+
 Only the names below and those of ``decodeonce.augment``, ``build``, ``sources`` and ``store`` are public. They are
 imported on first use, so ``import decodeonce`` does not import NumPy and ``prep --help`` does not import torch.
 """
@@ -35,4 +44,4 @@ _NAMES = {
     "decodeonce.store": ("Store", "open_store"),
 }
 __version__ = "0.1.0"
-__getattr__, __dir__ = lazy_imports(__name__, _NAMES)
+__getattr__, __dir__ = lazy_imports(__name__, _NAMES, modules=("augment", "build", "sources", "store"))

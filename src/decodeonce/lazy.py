@@ -12,16 +12,28 @@ from typing import Any
 
 
 def lazy_imports(
-    package: str, names: Mapping[str, Sequence[str]]
+    package: str, names: Mapping[str, Sequence[str]], modules: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Create `__getattr__` and `__dir__` (PEP 562) of a package from the names in each module, also `__all__`."""
+    """Create `__getattr__` and `__dir__` (PEP 562) of a package from the names in each module, also `__all__`.
+
+    `modules` are its public modules, which `__getattr__` imports, too.
+    """
     homes = {name: module for module, own in names.items() for name in own}
 
     def import_name(name: str) -> Any:
         if name == "__all__":
             return sorted(homes)
+        if name in modules:
+            return import_module(f"{package}.{name}")
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(homes[name]), name)
 
-    return import_name, lambda: sorted({*vars(sys.modules[package]), *homes})
+    def public_names() -> list[str]:
+        return sorted({*filter(_is_dunder, vars(sys.modules[package])), *homes, *modules})
+
+    return import_name, public_names
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")

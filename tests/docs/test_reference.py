@@ -7,7 +7,7 @@ import doctest
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import decodeonce
 from decodeonce.build import Recipe, WorkSettings, build
 from decodeonce.prep.sources.imagenet import AnySplit
 from decodeonce.sources import open_imagenet
@@ -110,10 +111,20 @@ def test_examples_of_name_print_what_they_show(name: str) -> None:
     for package in ("torchvision", "kornia"):
         if re.search(rf"(import|from) {package}\b", text):
             library(package)
+    run_examples(shown)
+
+
+@pytest.mark.usefixtures("folder")
+def test_example_of_the_package_prints_what_it_shows() -> None:
+    run_examples([doctest.DocTestParser().get_doctest(decodeonce.__doc__ or "", dict(GIVEN), "decodeonce", None, 0)])
+
+
+def run_examples(shown: Iterable[doctest.DocTest]) -> None:
     output: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     for each in shown:
         runner.run(each, out=output.append)
+    assert runner.tries
     assert not runner.failures, "".join(output)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import pickle
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from decodeonce import Batch, Loader, StoreDataset, StoreError, open_store
+from decodeonce.augment import Normalize
 from decodeonce.loader.arguments import DATA_LOADER_WORDS
 from tests.conftest import COUNT
 from tests.libraries import library
@@ -71,6 +72,7 @@ def test_each_batch_is_read_at_once(store: Path, monkeypatch: pytest.MonkeyPatch
 def test_dataset_has_classes_and_targets_like_image_folder(store: Path) -> None:
     dataset = StoreDataset(store)
     assert dataset.classes == ["class0", "class1", "class2"]
+    assert repr(dataset) == f"<StoreDataset of {dataset.store!r}>"
     assert dataset.class_to_idx == {"class0": 0, "class1": 1, "class2": 2}
     assert dataset.targets == [dataset[row][1] for row in range(COUNT)]
     assert type(dataset.targets) is list
@@ -117,6 +119,18 @@ def test_loader_names_its_own_word_for_each_argument_of_data_loader(store: Path)
     for shuffle, name in shuffles.items():
         with pytest.raises(TypeError, match=f'shuffle is {shuffle} as for torch\'s DataLoader; pass "{name}"'):
             Loader(store, batch_size=4, shuffle=shuffle)
+
+
+def test_second_argument_without_a_name_is_refused_with_its_name(store: Path) -> None:
+    loader, normalize = cast("Any", Loader), cast("Any", Normalize)
+    with pytest.raises(
+        TypeError, match=r"Loader takes one argument without a name; name the others, such as batch_si.*=8"
+    ):
+        loader(store, 8)
+    with pytest.raises(
+        TypeError, match=r"Normalize takes one .*; pass mean and std as a pair: Normalize\(\(mean, std\)\)"
+    ):
+        normalize((0.5,), (0.5,))
 
 
 # ---- A Batch by name: its columns, its dict for models, and its repr

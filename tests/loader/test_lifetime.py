@@ -465,7 +465,8 @@ def test_rank_and_world_size_come_from_the_launcher(store: Path, monkeypatch: py
 HALF = Meter(batches=9, seconds=10, seconds_waited=5, seconds_sending=1, seconds_reading=10)
 ALL = replace(HALF, seconds_waited=10, seconds_sending=2, seconds_reading=16, seconds_reading_cpu=4, hints=9)
 CASES = {
-    "unknown: no batch": Meter(),
+    "unknown: too early to tell: 0 of": Meter(),
+    "unknown: too early to tell: 3 of the first 4 batches were yielded": Meter(batches=3, seconds=1),
     "training: only 4% of 10.0 s was spent waiting": Meter(batches=9, seconds=10, seconds_waited=0.4),
     "transfer: 50% of 10.0 s was spent waiting": replace(HALF, seconds_sending=8, seconds_reading_cpu=9),
     "storage: 100% of 10.0 s was spent waiting for batches, and reading threads were blocked for 75%": replace(
@@ -496,7 +497,7 @@ def test_bottleneck_names_a_slow_transform_with_the_share_from_stats(store: Path
             pass
         return replace(batch)
 
-    with Loader(store, batch_size=20, transform=slow) as loader:
+    with Loader(store, batch_size=15, transform=slow) as loader:
         assert loader.bottleneck().startswith("unknown")
         list(loader)
         stats, message = loader.stats(), loader.bottleneck()

@@ -200,6 +200,11 @@ def test_length_shape_and_iteration(opened: Store) -> None:
 def test_labels_classes_and_columns(opened: Store) -> None:
     assert_same(opened.labels, LABELS)
     assert opened.classes == tuple(ImageClass(f"class{k}", f"the class {k}") for k in range(3))
+    assert opened.classes != tuple(map(ImageClass, ("class0", "class1", "class2")))
+    assert (opened.classes[1] == "class1", opened.classes[1] == "class2", opened.classes.index("class1")) == (1, 0, 1)
+    assert ({*opened.classes} == {"class0", "class1", "class2"}, str(opened.classes[2])) == (True, "class2")
+    assert repr(opened.images) == f"<Images images of {opened.paths.root}: {len(opened)}x4x3x3 uint8>"
+    assert repr(opened.samples) == f"<Samples of {opened.paths.samples}: {len(opened)} rows>"
     assert opened.columns.keys() == COLUMNS.keys()
     for name, column in COLUMNS.items():
         assert_same(opened.columns[name], column)

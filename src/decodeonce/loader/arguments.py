@@ -53,6 +53,21 @@ def refuse_dataloader_arguments(init: Callable[Params, None]) -> Callable[Params
     return checked
 
 
+def refuse_positional(advice: str) -> Callable[[Callable[Params, None]], Callable[Params, None]]:
+    """Decorate an `__init__` so that a second positional argument raises TypeError with `advice`, in which {} is it."""
+
+    def decorate(init: Callable[Params, None]) -> Callable[Params, None]:
+        @wraps(init)
+        def checked(*args: Params.args, **kwargs: Params.kwargs) -> None:
+            if len(args) > 2:  # self and one more
+                raise TypeError(f"{type(args[0]).__name__} takes one argument without a name; {advice.format(args[2])}")
+            init(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
 def as_store(store: StoreLike) -> Store:
     """Return an open store."""
     return store if isinstance(store, Store) else open_store(store)

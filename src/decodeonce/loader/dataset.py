@@ -66,6 +66,9 @@ class StoreDataset(Dataset[tuple[Any, ...]]):
         labels: list[int] = self.store.labels.tolist()
         return labels
 
+    def __repr__(self) -> str:
+        return f"<StoreDataset of {self.store!r}>"
+
     def __len__(self) -> int:
         return len(self.store)
 

@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, distributed_rank, find_rank
-from decodeonce.loader.arguments import StoreLike, as_store, refuse_dataloader_arguments, whole
+from decodeonce.loader.arguments import StoreLike, as_store, refuse_dataloader_arguments, refuse_positional, whole
 from decodeonce.loader.augment import fused
 from decodeonce.loader.augment.augment import Augment
 from decodeonce.loader.augment.views import Views
@@ -54,8 +54,9 @@ GIVEN = "given"  # the source of a rank that the user passed
 class Loader:
     """Iterate over a store in shuffled, resumable batches.
 
-    Each ``for`` loop runs one epoch, and the first epoch is number 0. Ranks are detected automatically, and all of them
-    run the same number of steps.
+    Each ``for`` loop runs one epoch, and the first epoch is number 0. Without a transform, images are uint8
+    (B, H, W, C). With ``Augment``, they are (B, C, H, W), as models expect. Ranks are detected automatically, and all
+    of them run the same number of steps.
 
     Args:
         store: Path to a store, or an open ``Store``.
@@ -135,6 +136,7 @@ class Loader:
         >>> balanced = Loader("train.store", batch_size=32, weights="balanced")  # rare classes as often as others
     """
 
+    @refuse_positional("name the others, such as batch_size={}")
     @refuse_dataloader_arguments
     def __init__(  # noqa: PLR0913 - the settings are keywords that help() and editors show
         self,
@@ -508,7 +510,7 @@ class Loader:
 
         Returns:
             str: Starts with "training", "transform", "transfer" (to a device), "storage", "copy" (in memory) or, before
-            the first batch, "unknown".
+            the fourth batch, "unknown".
         """
         return self._meter.bottleneck(self._choice["threads"], transfers=self._delivery.transfers)
 

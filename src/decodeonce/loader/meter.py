@@ -11,6 +11,7 @@ from torch.autograd import profiler
 
 # A consumer that waits for less than this share of its time gains nothing from a faster loader.
 SLIGHT = 0.05
+LEAST_BATCHES = 4  # the wait for the first ones is that for threads to start, and for the default prefetch
 # On busy machines, threads that copy from memory were blocked for a tenth of their time. When the disk could not keep
 # up, they were blocked for half of it and more: these threads also do the kernel's work for each page.
 BLOCKED = 0.3
@@ -87,8 +88,8 @@ class Meter:
 
     def bottleneck(self, threads: int, *, transfers: bool) -> str:
         """What training waits for, in one sentence. `transfers`: whether batches are copied to a device."""
-        if not self.batches:
-            return "unknown: no batch was yielded yet"
+        if self.batches < LEAST_BATCHES:
+            return f"unknown: too early to tell: {self.batches} of the first {LEAST_BATCHES} batches were yielded"
         waited = f"{self.waited_time_share:.0%} of {self.seconds:.1f} s was spent waiting for batches"
         if self.waited_time_share < SLIGHT:
             return f"training: only {waited}"

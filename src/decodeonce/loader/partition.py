@@ -106,7 +106,8 @@ def find_rows(rows: ArrayLike, count: int) -> Rows:
         raise ValueError(f"rows has shape {given.shape} of {given.dtype}, expected row numbers or {count} booleans")
     given = np.sort(given)
     if given.size and not 0 <= given[0] <= given[-1] < count:
-        raise ValueError(f"rows has numbers from {given[0]} to {given[-1]}, expected 0 to {count - 1}")
+        wrong = given[0] if given[0] < 0 else given[-1]
+        raise ValueError(f"rows contains {wrong}, expected numbers from 0 to {count - 1}")
     if (twice := given[1:][given[1:] == given[:-1]]).size:
         raise ValueError(f"rows contains row {twice[0]} more than once, expected each row once")
     return given.astype(np.int64, copy=False)

@@ -91,9 +91,9 @@ class Shard:
         return overlap(rows, range(self.first_row, self.first_row + self.rows))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ImageClass:
-    """A class of the store.
+    """A class of the store. It is equal to its name, so that ``store.classes[label] == "cat"`` works.
 
     Attributes:
         name: Name, such as a wnid or a folder.
@@ -106,6 +106,17 @@ class ImageClass:
 
     name: str
     description: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return self.name == other
+        return isinstance(other, ImageClass) and (self.name, self.description) == (other.name, other.description)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True)

@@ -229,6 +229,9 @@ class Images:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __repr__(self) -> str:
+        return f"<Images {self._name} of {self._root}: {'x'.join(map(str, self.shape))} uint8>"
+
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_mapped": {}}  # a pickle holds no rows; the other process maps the shards again
 

@@ -160,6 +160,9 @@ class Samples(Sequence[Sample]):
     def __len__(self) -> int:
         return self._count
 
+    def __repr__(self) -> str:
+        return f"<Samples of {self._path}: {self._count} rows>"
+
     def __iter__(self) -> Iterator[Sample]:
         with reading(self._path) as file:
             next(file, None)
