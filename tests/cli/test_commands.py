@@ -53,6 +53,8 @@ def test_failure_is_one_line_with_exit_code_1(tree: Path, store: Path, tmp_path:
     assert_fails(prep("build", "imagenet", tree, tmp_path / "out", "--split", "val"), 1, "no val split of ImageNet")
     assert_fails(prep("info", tmp_path), 1, "not a store")
     assert_fails(prep("finish", tmp_path), 1, "no plan here")
+    for command in ("status", "work", "finish"):
+        assert_fails(prep(command, "nosuch", cwd=tmp_path), 1, "error: nosuch: no such folder; run `prep plan` or")
     assert not (tmp_path / "out").exists()
 
 

@@ -65,9 +65,11 @@ def test_help_uses_terminal_width_and_cuts_no_summary(columns: int) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["biuld", "folder", "a", "b"], "No such command 'biuld'. Expected one of: build, plan, work, finish"),
-        (["submit", "build", "imagenet"], "Expected one of: slurm, pbs. (see prep submit --help)"),
-        (["plan", "movies", "a", "b"], f"No such command 'movies'. Expected one of: {', '.join(KINDS)}. (see prep"),
+        (["biuld", "folder", "a", "b"], "there is no command 'biuld'; did you mean build? (see prep --help)"),
+        (["nope"], "there is no command 'nope'; expected one of: build, plan, work, finish"),
+        (["submit", "build", "imagenet"], "expected one of: slurm, pbs (see prep submit --help)"),
+        (["plan", "movies", "a", "b"], f"there is no KIND 'movies'; expected one of: {', '.join(KINDS)} (see prep"),
+        (["plan", "flder", "a", "b"], "there is no KIND 'flder'; did you mean folder?"),
         (["build"], f"Missing command. Expected one of: {', '.join(KINDS)}. (see prep build --help)"),
         (["info", "x", "--jsno"], "No such option: --jsno "),
         (["build", "folder", "a", "b", "--fit", "corp"], "--fit': 'corp' is not one of 'crop', 'stretch', 'pad'"),
@@ -82,11 +84,33 @@ def test_help_uses_terminal_width_and_cuts_no_summary(columns: int) -> None:
         (["plan", "folder", "a", "b", "--classes", "c", "--classes", "c"], "--classes is given 2 times, but takes one"),
         (["build", "folder", "a", "b", "--classes", "nowhere.txt"], "nowhere.txt"),
         (["work", "b", "--task", "2", "--tasks", "2"], "task is 2 of 2"),
+        (["work", "b", "--task", "-1"], "'--task': expected a whole number of 0 or more (see prep work --help)"),
+        (["show", "b", "--random", "x"], "'--random': expected a whole number from 1 to 4,096 (see prep show"),
     ],
 )
 def test_usage_error_names_what_is_expected(words: list[str], expected: str, tmp_path: Path) -> None:
     assert_fails(prep(*words, cwd=tmp_path), 2, expected)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_kind_is_named(tmp_path: Path) -> None:
+    files = [
+        "pics/cat/a.jpg",
+        "all images/a.jpg",
+        "t/a.parquet",
+        "s/0.tar",
+        "im/ILSVRC2012_img_val.tar",
+        "a.csv",
+        "a.tar",
+    ]
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).touch()
+    kinds = {"pics": "folder", "all images": "folder", "t": "parquet", "s": "webdataset", "im": "imagenet"}
+    for src, kind in {**kinds, "a.csv": "list", "a.tar": "webdataset"}.items():
+        command = f"prep build {kind} {shlex.quote(src)} x.store --size 8"
+        expected = f"KIND is missing; for {src}, it is probably {kind}; run: {command} (see prep build --help)"
+        assert_fails(prep("build", src, "x.store", "--size", "8", cwd=tmp_path), 2, expected)
 
 
 def test_help_has_headings_and_arguments_without_types() -> None:
@@ -221,13 +245,13 @@ def test_log_records_start_progress_and_outcome(tree: Path, tmp_path: Path) -> N
 def test_log_ends_with_outcome_and_next_run_appends(tmp_path: Path) -> None:
     file = tmp_path / "log.jsonl"
     file.write_text('{"time": "2000-01-01T00:00:00.000+00:00", "event": "half"')  # an incomplete line, from a full disk
-    assert_fails(prep("finish", tmp_path / "out", "--log", file), 1, "no plan here")
+    assert_fails(prep("finish", tmp_path / "out", "--log", file), 1, "no such folder")
     assert_fails(prep("work", tmp_path / "out", "--task", 1, "--log", file), 2, "--task requires --tasks")
     found = [json.loads(line) for line in file.read_text().splitlines()[1:]]
     assert [event["event"] for event in found] == ["start", "message", "failed"] * 2
     assert [event["exit_code"] for event in found[2::3]] == [1, 2]
     assert [event["message"] for event in found[2::3]] == [event["message"] for event in found[1::3]]
-    assert "no plan here" in found[2]["message"]
+    assert "no such folder" in found[2]["message"]
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,26 @@ def test_commands_wrap_at_the_width_of_their_terminal(tmp_path: Path) -> None:
             assert len(visible) <= 80 or len(visible.split()) == 1, line
 
 
+def test_bar_is_wide_and_a_terminal_without_columns_gets_lines(tmp_path: Path) -> None:
+    script = (
+        "from decodeonce.cli import output\n"
+        "output.PROGRESS_SECONDS = 0\n"
+        "with output.build_progress() as show:\n"
+        "    from decodeonce.build import Progress\n"
+        "    show(Progress(rows=1500, total_rows=2000, new_rows=1500, bytes=9_000_000, rejects=REJECTS))\n"
+    )
+    shown = []
+    for columns, rejects in ((80, 0), (80, 2), (0, 2)):
+        command = [sys.executable, "-c", script.replace("REJECTS", str(rejects))]
+        with Terminal(*command, cwd=tmp_path, columns=columns, environ={"TERM": "xterm"}) as terminal:
+            shown.append(re.split(r"[\r\n]+|\x1b\[\w", terminal.read_until(None).strip())[-1])
+    assert re.fullmatch(r" 75%\|[█▏▎▍▌▋▊▉ ]{21,}\| 1,500/2,000 \[00:0\d<00:0\d, *[\d.]+ images/s\]", shown[0]), shown[0]
+    assert shown[1].endswith(" images/s, 2 rejects]")
+    assert re.fullmatch(r"1,500 of 2,000 images, [\d,]+ images/s, [\d,]+ MB/s, 2 rejects, \d+ s left", shown[2]), shown[
+        2
+    ]
+
+
 def test_warning_is_printed_above_the_progress_bar(tmp_path: Path) -> None:
     script = (
         "import logging\n"

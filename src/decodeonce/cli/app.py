@@ -17,26 +17,36 @@ import decodeonce
 from decodeonce.cli.command import Click, Command, Group, LoggedCommand, make_command
 from decodeonce.cli.output import say
 
-# For each command: its module in this package, and the name of its function or group of commands.
+# The commands below the headings of the help: for each its module in this package, and its function or group.
 COMMANDS = {
-    "build": ("build", "build"),
-    "plan": ("build", "plan"),
-    "work": ("build", "work"),
-    "finish": ("build", "finish"),
-    "submit": ("submit", "app"),
-    "status": ("inspect", "status"),
-    "logs": ("inspect", "logs"),
-    "cancel": ("cancel", "cancel"),
-    "info": ("inspect", "info"),
-    "verify": ("inspect", "verify"),
-    "repair": ("repair", "repair"),
-    "ls": ("inspect", "ls"),
-    "show": ("inspect", "show"),
-    "report": ("report", "report"),
-    "convert": ("convert", "convert"),
-    "column": ("column", "app"),
-    "stage": ("stage", "stage"),
-    "doctor": ("doctor", "doctor"),
+    "Build": {
+        "build": ("build", "build"),
+        "plan": ("build", "plan"),
+        "work": ("build", "work"),
+        "finish": ("build", "finish"),
+    },
+    "Jobs": {
+        "submit": ("submit", "app"),
+        "status": ("inspect", "status"),
+        "logs": ("inspect", "logs"),
+        "cancel": ("cancel", "cancel"),
+    },
+    "Look": {
+        "info": ("inspect", "info"),
+        "ls": ("inspect", "ls"),
+        "show": ("inspect", "show"),
+        "report": ("report", "report"),
+    },
+    "Change": {
+        "convert": ("convert", "convert"),
+        "column": ("column", "app"),
+        "stage": ("stage", "stage"),
+    },
+    "Check": {
+        "verify": ("inspect", "verify"),
+        "repair": ("repair", "repair"),
+        "doctor": ("doctor", "doctor"),
+    },
 }
 WITHOUT_LOG = {"status", "logs", "info", "ls", "doctor"}  # commands without --quiet and --log
 
@@ -56,8 +66,7 @@ def _flags_of_all(version: Version = False) -> None:
     """Define the flags of `prep` itself."""
 
 
-def _make(name: str) -> Click:
-    module, attribute = COMMANDS[name]
+def _make(name: str, module: str, attribute: str) -> Click:
     command = getattr(import_module(f"decodeonce.cli.{module}"), attribute)
     if isinstance(command, typer.Typer):
         return typer.main.get_command(command)
@@ -67,7 +76,15 @@ def _make(name: str) -> Click:
 class Prep(Group):
     """The group of all commands."""
 
-    lazy: ClassVar = {name: partial(_make, name) for name in COMMANDS}
+    lazy: ClassVar = {
+        name: partial(_make, name, *where) for group in COMMANDS.values() for name, where in group.items()
+    }
+
+    def format_commands(self, ctx: Click, formatter: Click) -> None:
+        """Write the commands below their headings."""
+        for heading, group in COMMANDS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, self.get_command(ctx, name).get_short_help_str()) for name in group])
 
 
 app = typer.Typer(

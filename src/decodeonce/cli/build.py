@@ -7,12 +7,14 @@ opener (decodeonce/prep/sources/__init__.py). The flags of all kinds are the fie
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin
 
@@ -305,9 +307,28 @@ def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Com
             with plugin_errors(name):
                 return name, _kind_command(name, run, cls), words
 
+        def unknown_text(self, ctx: Click, args: list[str]) -> str:
+            if kind := likely_kind(Path(args[0])):
+                command = f"{ctx.command_path} {kind} {' '.join(map(quoted, args))}"
+                return f"KIND is missing; for {args[0]}, it is probably {kind}; run: {command}"
+            return super().unknown_text(ctx, args).replace("command", "KIND", 1)
+
     app = new_app(cls=Kinds, help=help_text, subcommand_metavar="KIND SRC OUT [FLAGS]")
     app.callback()(lambda: None)
     return app
+
+
+def likely_kind(src: Path) -> str:
+    """Return the kind that reads a path, by its suffix or, for a folder, by some names in it; "" if there is none."""
+    kinds = {".tar": "webdataset", ".parquet": "parquet"}
+    if src.is_file():
+        return {**kinds, ".csv": "list", ".tsv": "list", ".txt": "list"}.get(src.suffix, "")
+    if not src.is_dir():
+        return ""
+    names = [entry.name for entry in islice(os.scandir(src), 100)]
+    if any(name.startswith("ILSVRC2012_") for name in names):
+        return "imagenet"
+    return next((kind for suffix, kind in kinds.items() if any(name.endswith(suffix) for name in names)), "folder")
 
 
 def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Click:

@@ -5,6 +5,7 @@ The classes add examples to the help, suggestions to errors, and the flags --qui
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 import sys
@@ -66,9 +67,11 @@ class _Summarized:
 
 
 def usage_text(error: Click) -> str:
-    """Return one line for a UsageError. If a command is missing or unknown, the line lists the commands."""
-    text = " ".join(error.format_message().split()).replace("Value error, ", "")  # some messages have line breaks
-    if error.ctx and isinstance(error.ctx.command, Group) and " command" in text:
+    """Return one line for a UsageError. If a command is missing, the line lists the commands."""
+    text = " ".join(error.format_message().split())  # some messages have line breaks
+    for words in ("Value error, ", "Invalid value: "):
+        text = text.replace(words, "")
+    if error.ctx and text == "Missing command.":
         text += f" Expected one of: {', '.join(error.ctx.command.list_commands(error.ctx))}."
     return text
 
@@ -111,6 +114,20 @@ class Group(_Summarized, TyperGroup):
             self.commands[name] = self.lazy[name]()
         return super().get_command(ctx, name)
 
+    def resolve_command(self, ctx: Click, args: list[str]) -> tuple[str | None, Click, list[str]]:
+        """Return the command that `args` begin with; a usage error if there is none."""
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(self.unknown_text(ctx, args))
+        found: tuple[str | None, Click, list[str]] = super().resolve_command(ctx, args)
+        return found
+
+    def unknown_text(self, ctx: Click, args: list[str]) -> str:
+        """Return the error for `args` that do not begin with a command."""
+        names = self.list_commands(ctx)
+        alike = difflib.get_close_matches(args[0], names, n=1)
+        expected = f"did you mean {alike[0]}?" if alike else f"expected one of: {', '.join(names)}"
+        return f"there is no command {args[0]!r}; {expected}"
+
 
 class Command(_Summarized, TyperCommand):
     """A command whose help ends with its examples."""
@@ -125,6 +142,8 @@ class Command(_Summarized, TyperCommand):
             return super().parse_args(ctx, args)
         except USAGE_ERROR as error:
             error.ctx = error.ctx or ctx
+            if (param := getattr(error, "param", None)) and (expected := _expected_number(param)):
+                error.message = expected
             if given and getattr(getattr(error, "param", None), "nargs", 1) == -1:
                 # `prep convert a.store`: click gives the only path to OUT, and reports that IN is missing.
                 error.param = [param for param in self.params if param.param_type_name == "argument"][-1]
@@ -152,6 +171,7 @@ class Command(_Summarized, TyperCommand):
         for param in self.get_params(ctx):
             if record := param.get_help_record(ctx):
                 name, text = record
+                text = re.sub(r" *\[\S*\bx[<>]=\S+\]$", "", text)  # the range, as no other text writes it
                 heading = getattr(param, "rich_help_panel", None) or "Options"
                 if param.param_type_name == "argument":
                     heading, name = "Arguments", name.partition(" <")[0]
@@ -191,6 +211,15 @@ def _quiet_and_log(
     log_file: Annotated[str | None, typer.Option("--log", help=LOG, metavar="FILE")] = None,
 ) -> None:
     """Define the flags of every `LoggedCommand`."""
+
+
+def _expected_number(param: Click) -> str:
+    """Return what a flag of numbers expects; "" for another. Newer versions of Typer would say it as pydantic does."""
+    bounds = param if hasattr(param, "min") else param.type
+    low, high = getattr(bounds, "min", None), getattr(bounds, "max", None)
+    if low is None:
+        return ""
+    return f"expected a whole number from {low} to {high:,}" if high else f"expected a whole number of {low} or more"
 
 
 @contextmanager

@@ -43,6 +43,10 @@ prep doctor /scratch/me --json
 """.strip().splitlines()
 
 
+# Of `prep` itself.
+FIRST_EXAMPLES = ("prep build imagenet /data/imagenet train.store", "prep info train.store", "prep verify train.store")
+
+
 def examples(path: str) -> list[str]:
     """Return the examples of the command with this path after `prep`; for a group, those of all its commands."""
-    return [line for line in EXAMPLES if path and f"prep {path} " in f"{line} "]
+    return [line for line in EXAMPLES if f"prep {path} " in f"{line} "] if path else [*FIRST_EXAMPLES]

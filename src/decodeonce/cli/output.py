@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from decodeonce.store import Store
 
 Bar = Any  # a bar of tqdm, which is imported only for a bar
+BAR = "{percentage:3.0f}%|{bar}| {n:,}/{total:,} [{elapsed}<{remaining},{rate_noinv_fmt}{postfix}]"  # for tqdm
 PROGRESS_SECONDS, LOG_SECONDS = 15.0, 30.0  # between lines of progress, and between events of --log
 
 
@@ -184,7 +185,7 @@ class _Meter:
 
     def __init__(self, unit: str, total: int | None = None) -> None:
         self._unit = unit
-        self._bar: Bar = _bar(unit, total) if sys.stderr.isatty() and not cli.quiet else None
+        self._bar: Bar = _bar(unit, total) if _has_columns(sys.stderr) and not cli.quiet else None
         self._started = self._printed = self._logged = time.monotonic()
         self._facts: dict[str, object] = {}  # not logged yet
 
@@ -202,14 +203,15 @@ class _Meter:
         if now - self._logged >= LOG_SECONDS:
             self._logged = now
             self._log()
-        more = "" if rejects is None else f"{(written or 0) / 1e6:.0f} MB/s, {counted(rejects, 'reject')}"
+        rejected = counted(rejects, "reject") if rejects else ""
         if self._bar is not None:
-            self._move_bar(rows, total, new_rows, more)
+            self._move_bar(rows, total, new_rows, rejected)
         elif not cli.quiet and now - self._printed >= PROGRESS_SECONDS:
             self._printed = now
-            done = f"{rows} {self._unit}" if total is None else f"{rows} of {total} {self._unit}"
-            time_left = "" if left is None else f"{left:.0f} s left"
-            parts = filter(None, [done, f"{rate:.0f} {self._unit}/s", more, time_left])
+            done = f"{rows:,} {self._unit}" if total is None else f"{rows:,} of {total:,} {self._unit}"
+            megabytes = "" if written is None else f"{written / 1e6:.0f} MB/s"
+            time_left = "" if left is None else f"{left:,.0f} s left"
+            parts = filter(None, [done, f"{rate:,.0f} {self._unit}/s", megabytes, rejected, time_left])
             print(", ".join(parts), file=sys.stderr, flush=True)
 
     def _log(self) -> None:
@@ -217,11 +219,12 @@ class _Meter:
             cli.events.info("progress", self._facts)
             self._facts = {}
 
-    def _move_bar(self, rows: int, total: int | None, new_rows: int, more: str) -> None:
+    def _move_bar(self, rows: int, total: int | None, new_rows: int, rejected: str) -> None:
         if self._bar.total != total:
             self._bar.reset(total=total)
             self._bar.n = self._bar.initial = rows - new_rows  # rows of an earlier run do not count for the rate
-        self._bar.set_postfix_str(more, refresh=False)
+        self._bar.bar_format = None if total is None else BAR
+        self._bar.set_postfix_str(rejected, refresh=False)
         self._bar.update(rows - self._bar.n)
 
     def close(self) -> None:
@@ -229,6 +232,11 @@ class _Meter:
         self._log()
         if self._bar is not None:
             self._bar.close()
+
+
+def _has_columns(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that knows its width. Others, such as those of some containers, say 0."""
+    return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
 
 
 def _bar(unit: str, total: int | None) -> Bar:

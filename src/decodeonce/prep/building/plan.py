@@ -293,8 +293,9 @@ def read_plan(paths: BuildPaths) -> Plan:
     try:
         encoded = paths.plan.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
+        found = f"no plan here (no {paths.plan})" if paths.root.exists() else "no such folder"
         advice = f"{missing_advice(paths.root)}run `prep plan` or `prep build` first"
-        raise BuildError(f"{paths.root}: no plan here (no {paths.plan}); {advice}") from None
+        raise BuildError(f"{paths.root}: {found}; {advice}") from None
     if not encoded:  # `publish` without hard links
         advice = f"run the same command again; if this is printed again, remove {paths.root} first"
         raise BuildError(f"{paths.plan}: empty: another process is writing it, or was killed; {advice}")
