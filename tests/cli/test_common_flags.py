@@ -337,10 +337,14 @@ TAB = 'COMP_WORDS=(%s); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _prep_completion 
 
 def test_bash_completes_commands_flags_and_values(tmp_path: Path) -> None:
     write_program(tmp_path / "bin", "prep", f'exec {shlex.quote(sys.executable)} -m decodeonce.cli "$@"')
+    make_store(tmp_path / "s", random_images(3))
     wanted = {
         "prep submit ''": "slurm pbs",
         "prep build im": "imagenet",
         "prep build folder src out --fit ''": "crop stretch pad",
+        "prep ls s --class cla": "class0 class1 class2",
+        "prep convert s out --class class1": "class1",
+        "prep show none --class ''": "",
         "prep info tr": "",  # no completion of ours, so bash completes files
     }
     script = "source <(prep --show-completion)\ncomplete -p prep\n" + "".join(TAB % words for words in wanted)

@@ -60,6 +60,17 @@ def test_commands_wrap_at_the_width_of_their_terminal(tmp_path: Path) -> None:
             assert len(visible) <= 80 or len(visible.split()) == 1, line
 
 
+def test_error_is_bold_on_a_terminal_with_colors(tmp_path: Path) -> None:
+    def shown(**environ: str) -> str:
+        command = [sys.executable, "-m", "decodeonce.cli", "info", "none"]
+        with Terminal(*command, cwd=tmp_path, environ=environ) as terminal:
+            return terminal.read_until(None)[:20]
+
+    assert shown(TERM="xterm").startswith("prep: \x1b[1merror:\x1b[0m")
+    assert shown().startswith("prep: error: none")
+    assert shown(TERM="xterm", NO_COLOR="1").startswith("prep: error: none")
+
+
 def test_bar_is_wide_and_a_terminal_without_columns_gets_lines(tmp_path: Path) -> None:
     script = (
         "from decodeonce.cli import output\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -203,7 +204,10 @@ def _call_imported(module: str, name: str) -> bool:
 
 def _print_error(message: str, code: int) -> int:
     line = without_secrets(" ".join(message.splitlines()))
-    print(fitted(line, sys.stderr), file=sys.stderr)
+    shown = fitted(line, sys.stderr)
+    if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb":
+        shown = re.sub(r"(?<=^prep: )\w+:", "\x1b[1m\\g<0>\x1b[0m", shown, count=1)  # in bold
+    print(shown, file=sys.stderr)
     events.info("message", {"message": line})
     return code
 
@@ -230,7 +234,6 @@ def fitted(text: str, stream: TextIO) -> str:
     text = printable(text)
     if not stream.isatty():
         return text
-    import re
     import shutil
     import textwrap
 

@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from decodeonce import cli
 from decodeonce.cli.examples import examples
-from decodeonce.errors import Stopped
+from decodeonce.errors import DecodeonceError, Stopped
 from decodeonce.store.layout import Paired
 
 if TYPE_CHECKING:
@@ -283,9 +283,25 @@ StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Finished s
 Workers = Annotated[int | None, option("Run N workers at the same time. (default: usable cores)", "N", min=1)]
 DryRun = Annotated[bool, option("Print what would be written, and write nothing to OUT.", flag="--dry-run")]
 JsonFlag = Annotated[bool, option("Print one JSON object instead of text.", flag="--json")]
+
+
+def _class_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete --class with the classes of the first store on the command line."""
+    from decodeonce import open_store
+
+    with suppress(DecodeonceError, OSError):  # the words so far name no store
+        return [one.name for one in open_store([*ctx.args, ""][0]).classes if one.name.startswith(incomplete)]
+    return []
+
+
 ClassOption = Annotated[
     list[str] | None,
-    option("Select rows of this class. Repeat the flag for more classes. (default: all)", "NAME", flag="--class"),
+    option(
+        "Select rows of this class. Repeat the flag for more classes. (default: all)",
+        "NAME",
+        flag="--class",
+        autocompletion=_class_names,
+    ),
 ]
 MatchOption = Annotated[
     str | None,
