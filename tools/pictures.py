@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from decodeonce import open_store
 from examples.sample import write_sample_tree
@@ -138,6 +138,10 @@ def worst_places(folder: Path) -> Image.Image:
             place = Image.fromarray(image[top : top + side, left : left + side])
             place = place.resize((PLACE, PLACE), Image.Resampling.NEAREST)
             drawn.paste(place, (column * (PLACE + GAP), line * (PLACE + GAP)))
+    draw = ImageDraw.Draw(drawn)
+    for line, text in enumerate(("RGB", "yuv420")):
+        draw.rectangle((0, line * (PLACE + GAP), 58, line * (PLACE + GAP) + 20), "white")
+        draw.text((4, line * (PLACE + GAP) + 2), text, "black", font_size=15)
     return drawn
 
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from decodeonce.store import Store
 
 Bar = Any  # a bar of tqdm, which is imported only for a bar
-BAR = "{percentage:3.0f}%|{bar}| {n:,}/{total:,} [{elapsed}<{remaining},{rate_noinv_fmt}{postfix}]"  # for tqdm
+# For tqdm, with and without a known total.
+BAR = "{percentage:3.0f}%|{bar}| {n:,}/{total:,} [{elapsed}<{remaining},{rate_noinv_fmt}{postfix}]"
+COUNT = "{n:,}{unit} [{elapsed},{rate_noinv_fmt}{postfix}]"
 PROGRESS_SECONDS, LOG_SECONDS = 15.0, 30.0  # between lines of progress, and between events of --log
 
 
@@ -223,7 +225,7 @@ class _Meter:
         if self._bar.total != total:
             self._bar.reset(total=total)
             self._bar.n = self._bar.initial = rows - new_rows  # rows of an earlier run do not count for the rate
-        self._bar.bar_format = None if total is None else BAR
+        self._bar.bar_format = COUNT if total is None else BAR
         self._bar.set_postfix_str(rejected, refresh=False)
         self._bar.update(rows - self._bar.n)
 
