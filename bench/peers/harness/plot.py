@@ -28,7 +28,7 @@ PANELS = {"loads": "Loading", "augmented": "Loading with crop, flip and normaliz
 
 def rates(rows: dict[str, Any]) -> dict[str, float]:
     """Return the median rate of each tool that was measured, by its name in the chart."""
-    found = {}
+    found = dict[str, float]()
     for tool, beginning in TOOLS.items():
         for name, row in rows.items():
             if name.startswith(beginning):
