@@ -3,6 +3,7 @@
 It runs the real commands on generated images, in a temporary folder: a build is killed and resumed in a terminal, whose
 lines become terminal.svg. `prep show` draws sheet.jpg, and Chromium draws report.jpg, the beginning of the page that
 `prep report` writes. half.jpg shows the places where images in half the bytes of RGB differ most from their RGB rows.
+fit.jpg shows what --fit does to a photo.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import signal
 import struct
 import subprocess
@@ -32,6 +34,7 @@ IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 COLUMNS, LINE, CHARACTER, MARGIN = 72, 20, 8.45, 16  # a line's height and a character's width, in pixels
 BUILD = "prep build folder imagenet/train train.store"  # as in the tutorial
 WORST, PLACE, ENLARGED, GAP = 6, 160, 4, 8  # places of half.jpg, and their size in pixels
+RANDOM_CROP = (40, 70, 130, 150)  # top, left, height and width in a row of 256x256: 30% of its area
 DONE = re.compile(rb"(\d+)%\|")  # of a progress bar
 # A line is dim until its delay has passed. Where animations are not supported or not wanted, no line is dim.
 MOVES = """
@@ -145,6 +148,35 @@ def worst_places(folder: Path) -> Image.Image:
     return drawn
 
 
+def fits(folder: Path) -> Image.Image:
+    """Draw a photo of 4:3 and its rows with each --fit, each with the same random crop and its share of the row."""
+    photo = next(path for path in sorted(folder.glob("imagenet/train/*/*")) if Image.open(path).size == (500, 375))
+    (folder / "one" / "class").mkdir(parents=True)
+    shutil.copy(photo, folder / "one" / "class")
+    panels = [
+        (
+            f"a photo, {' x '.join(map(str, Image.open(photo).size))}",
+            Image.open(photo).convert("RGB").resize((341, 256)),
+        )
+    ]
+    for fit in ("crop", "stretch", "pad"):
+        words = ["build", "folder", "one", f"{fit}.store", "--fit", fit]
+        subprocess.run([sys.executable, "-m", "decodeonce.cli", *words], check=True, cwd=folder)
+        panels.append((f"--fit {fit}", Image.fromarray(open_store(folder / f"{fit}.store").images[0])))
+    drawn = Image.new("RGB", (sum(image.width + 12 for _, image in panels) - 12, 256 + 26), "white")
+    draw, left = ImageDraw.Draw(drawn), 0
+    for number, (text, image) in enumerate(panels):
+        draw.text((left, 3), text, "black", font_size=16)
+        drawn.paste(image, (left, 26))
+        if number:
+            top, start, height, width = RANDOM_CROP
+            draw.rectangle(
+                (left + start, 26 + top, left + start + width, 26 + top + height), outline="#ff7a3d", width=4
+            )
+        left += image.width + 12
+    return drawn
+
+
 def main() -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -154,6 +186,7 @@ def main() -> None:
         subprocess.run([*prep, "report", "train.store"], check=True, cwd=folder)
         browser = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,760"]
         subprocess.run([*browser, "--screenshot=report.png", (folder / "report.html").as_uri()], check=True, cwd=folder)
+        fits(folder).save(IMAGES / "fit.jpg", quality=85)
         worst_places(folder).save(IMAGES / "half.jpg", quality=90, subsampling=0)
         for picture in ("sheet", "report"):
             Image.open(folder / f"{picture}.png").convert("RGB").save(IMAGES / f"{picture}.jpg", quality=80)
