@@ -2,12 +2,13 @@
 
 The blocks of a page run in order and share a namespace. They run in a folder with `imagenet/` (a tree of generated
 images), `train.store` (512 rows of 256x256, the columns "weight" and "mask"), `val.store` (256 rows), `half.store` (its
-images as yuv420), `boxes.store` (its images with boxes), `scenes.store` (its images with masks) and `part`, to which
-train.store is staged. Before a block runs, its number of epochs becomes 1, its models become small, and if there is no
-GPU, its device becomes the CPU. The launcher's variables are set to one rank.
+images as yuv420), `boxes.store` (its images with boxes), `scenes.store` (its images with masks), `test.store`, which is
+val.store, and `part`, to which train.store is staged. Before a block runs, its number of epochs becomes 1, its models
+become small, and if there is no GPU, its device becomes the CPU. The launcher's variables are set to one rank.
 """
 
 import gc
+import math
 import os
 import re
 import socket
@@ -24,7 +25,7 @@ from decodeonce.build import BoxRules, Recipe, WorkSettings, build
 from decodeonce.prep.sources.imagenet import AnySplit, open_imagenet
 from decodeonce.sources import BoxedSource, PairedSource
 from decodeonce.store import add_column, open_store, stage_store
-from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of
+from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of, prose
 from tests.images import jpeg
 from tests.libraries import library
 from tests.prep.test_boxes import xml
@@ -47,10 +48,29 @@ SMALL_MODELS = (
     ("torch.compile(model)", 'torch.compile(model, backend="aot_eager")'),  # inductor takes a minute
 )
 PAGES = {name_of(page): page for page in WRITTEN}
-PYTHON = {name: found for name, page in PAGES.items() if (found := [b for b in blocks(page) if b.language == "python"])}
+FRAMEWORKS = "docs/how-to/frameworks.md"
+
+
+def python_blocks(name: str) -> Iterator[tuple[str, list[Block]]]:
+    """Yield a page and its Python blocks.
+
+    The sections of FRAMEWORKS need different libraries, so yield each of them, after the blocks that all of them share.
+    """
+    page = PAGES[name]
+    found = [block for block in blocks(page) if block.language == "python"]
+    if name != FRAMEWORKS:
+        yield name, found
+        return
+    starts = {line: text[3:] for line, text in enumerate(prose(page).splitlines(), 1) if text.startswith("## ")}
+    shared = [block for block in found if block.line < min(starts)]
+    for (start, title), end in zip(starts.items(), [*list(starts)[1:], math.inf], strict=True):
+        yield f"{name}#{title}", shared + [block for block in found if start < block.line < end]
+
+
+PYTHON = {part: found for name in PAGES for part, found in python_blocks(name) if found}
 RECIPES = "docs/how-to/data/"  # test_recipes.py runs these pages
-# JAX takes 0.4 GB, so it is not in .venv: `.ci/legs` runs its page.
-EACH = [name for name in PYTHON if not name.startswith(RECIPES) and (name != "docs/how-to/jax.md" or find_spec("jax"))]
+# JAX takes 0.4 GB, so it is not in .venv: `.ci/legs` runs its section.
+EACH = [name for name in PYTHON if not name.startswith(RECIPES) and (name != f"{FRAMEWORKS}#JAX" or find_spec("jax"))]
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +113,7 @@ def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """The folder in which the blocks of a page run."""
     for name in ("imagenet", "train.store", "val.store", "half.store", "boxes.store", "scenes.store", "part"):
         (tmp_path / name).symlink_to(stores / name)
+    (tmp_path / "test.store").symlink_to(stores / "val.store")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -154,7 +175,7 @@ def test_blocks_of_page_run(name: str) -> None:
     try:
         for block in PYTHON[name]:
             if not block.not_run:
-                run_block(block, PAGES[name], names)
+                run_block(block, PAGES[name.partition("#")[0]], names)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
