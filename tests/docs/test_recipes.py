@@ -4,6 +4,7 @@ A text block before the first command lists files. Later ones show lines that th
 blocks that begin with "# NAME.py" are files, and the others are run, for a single epoch.
 """
 
+import json
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ import pytest
 import torch
 from PIL import Image
 
+from decodeonce import open_store
 from tests.cli.test_plugins import write_databases
 from tests.command import printed, run
 from tests.docs.pages import ROOT, SHELL, Block, blocks
@@ -63,11 +65,32 @@ def write_splits(folder: Path) -> None:
 
 
 def write_kaggle(folder: Path) -> None:
+    """Write the tables of a competition, of photos and of species, and their images."""
     names = ["000bec18", "001513df", *(f"{number:08x}" for number in range(2, COUNT))]
-    breeds = ("boxer", "collie")
-    write_lines(folder / "train.csv", "id,breed", *(f"{name},{breeds[n % 2]}" for n, name in enumerate(names)))
+    owners, breeds = ("Ann", "Bob", "Cleo", "Dan", "Ida"), ("boxer", "collie")
+    lines = [f"{name},{breeds[n % 2]},{owners[n % len(owners)]}" for n, name in enumerate(names)]
+    write_lines(folder / "train.csv", "id,breed,owner", *lines)
+    write_lines(folder / "sample_submission.csv", "id,breed", *(f"{name},boxer" for name in names[:33]))
     for name in names:
         put(folder / "train" / f"{name}.jpg", jpeg(80, 60))
+        put(folder / "test" / f"{name}.jpg", jpeg(80, 60))
+    write_lines(folder / "photos.csv", "path,label", *(f"{number}.jpg,{number % 2}" for number in range(4)))
+    for number in range(4):
+        put(folder / "photos" / f"{number}.jpg", jpeg(80, 60, exif=exif(6)))
+    write_species(folder)
+
+
+def write_species(folder: Path) -> None:
+    """Write a JSON file as that of iNaturalist, and its images."""
+    paths = [f"train/{number}.jpg" for number in range(4)]
+    species = {
+        "images": [{"id": 10 + number, "file_name": path} for number, path in enumerate(paths)],
+        "annotations": [{"id": number, "image_id": 10 + number, "category_id": 7 - number % 2} for number in range(4)],
+        "categories": [{"id": 7, "name": "Lynx lynx"}, {"id": 6, "name": "Apis mellifera"}, {"id": 1, "name": "Aix"}],
+    }
+    (folder / "train2021.json").write_text(json.dumps(species))
+    for path in paths:
+        put(folder / path, jpeg(80, 60))
 
 
 def write_table_of(folder: Path, table: str, header: str, root: str, *rows: str) -> None:
@@ -155,6 +178,20 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 }
 
 
+def check_csv(folder: Path) -> None:
+    """Check that the submission has a line per image, in order, and that the species have the order of the JSON file."""
+    lines = (folder / "submission.csv").read_text().splitlines()
+    wanted = (folder / "sample_submission.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == [line.split(",")[0] for line in wanted]
+    assert {line.split(",")[1] for line in lines[1:]} <= {"boxer", "collie"}
+    store = open_store(folder / "species.store")
+    assert [str(one) for one in store.classes] == ["Lynx lynx", "Apis mellifera", "Aix"]
+    assert {sample.source: sample.label for sample in store.samples} == {f"train/{n}.jpg": n % 2 for n in range(4)}
+
+
+CHECKS: dict[str, Callable[[Path], None]] = {"csv": check_csv}
+
+
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
     """Serve a folder, and yield the URL of the server."""
@@ -211,6 +248,8 @@ def test_recipe_works_as_written(name: str, tmp_path: Path, monkeypatch: pytest.
                 assert_lists(block.text, tmp_path)
             else:
                 assert_shown(block.text, output)
+    if check := CHECKS.get(name):
+        check(tmp_path)
     if "loss" in names:
         assert torch.isfinite(names["loss"])  # type: ignore[arg-type]
 
