@@ -109,6 +109,7 @@ def write_ages(folder: Path) -> None:
 def write_labels(folder: Path) -> None:
     write_table_of(folder, "words.csv", "image,labels", "train", "sky sea", "people")
     write_table_of(folder, "train.csv", "image,sky,sea,people", "train", "1,1,0", "0,0,1")
+    np.save(folder / "scores.npy", np.zeros(COUNT, np.float32))
 
 
 def write_unlabeled(folder: Path) -> None:
@@ -150,13 +151,6 @@ def write_arrays(folder: Path) -> None:
     write_databases(folder / "lsun")
 
 
-def write_scores(folder: Path) -> None:
-    row = '3,"[1, 2]",cat'
-    write_table_of(folder, "train.csv", "image,score,token_ids,label", "train", row, row)
-    printed("build", "list", "train.csv", "train.store", cwd=folder)
-    np.save(folder / "scores.npy", np.zeros(COUNT, np.float32))
-
-
 def write_bucket(folder: Path) -> None:
     """Write the files that a server serves instead of a bucket; tests/remote builds from S3."""
     write_folders(folder / "bucket")
@@ -164,7 +158,6 @@ def write_bucket(folder: Path) -> None:
 
 WRITERS: dict[str, Callable[[Path], None]] = {
     "buckets": write_bucket,
-    "columns": write_scores,
     "csv": write_kaggle,
     "dataset-object": write_arrays,
     "folders": write_splits,
@@ -179,7 +172,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 
 
 def check_csv(folder: Path) -> None:
-    """Check that the submission has a line per image, in order, and that the species have the order of the JSON file."""
+    """Check that the submission has a line per image, in order, and the classes of the JSON file."""
     lines = (folder / "submission.csv").read_text().splitlines()
     wanted = (folder / "sample_submission.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == [line.split(",")[0] for line in wanted]
