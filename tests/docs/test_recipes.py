@@ -1,4 +1,6 @@
-"""Each recipe in docs/how-to/data works as written, with files as it shows them: its commands, checks and training.
+"""Each recipe works as written, with files as it shows them: its commands, checks and training.
+
+The recipes are docs/how-to/data and the page of buckets.
 
 A text block before the first command lists files. Later ones show lines that the commands above them print. Python
 blocks that begin with "# NAME.py" are files, and the others are run, for a single epoch.
@@ -37,7 +39,8 @@ __all__ = ["one_thread"]  # a fixture
 
 pytestmark = pytest.mark.long
 
-PAGES = {page.stem: page for page in sorted((ROOT / "docs/how-to/data").glob("*.md")) if any(blocks(page))}
+RECIPES = [ROOT / "docs/how-to/object-stores.md", *sorted((ROOT / "docs/how-to/data").glob("*.md"))]
+PAGES = {page.stem: page for page in RECIPES if any(blocks(page))}
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 COUNT = 40
 CLASSES = ("cat", "dog")
@@ -157,13 +160,13 @@ def write_bucket(folder: Path) -> None:
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {
-    "buckets": write_bucket,
     "csv": write_kaggle,
     "dataset-object": write_arrays,
     "folders": write_splits,
     "hugging-face": write_parquet,
     "multi-label": write_labels,
     "no-labels": write_unlabeled,
+    "object-stores": write_bucket,
     "phone-photos": write_phone,
     "regression": write_ages,
     "webdataset": write_tars,
