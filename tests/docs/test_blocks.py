@@ -183,6 +183,20 @@ def test_blocks_of_page_run(name: str) -> None:
         gc.collect()
 
 
+def test_masks_with_other_names_move_to_the_names_of_their_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "docs/how-to/segmentation.md"
+    [block] = [block for block in PYTHON[name] if "mask_*" in block.text]
+    for file in ("photos/img_001.tif", "photos/mask_001.png", "photos/a/img_2.tif", "photos/a/mask_2.png"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    run_block(block, PAGES[name], {})
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
+    assert files == {"photos/img_001.tif", "masks/img_001.png", "photos/a/img_2.tif", "masks/a/img_2.png"}
+
+
 def test_languages_of_blocks_are_known() -> None:
     """Python blocks with another language (py, pycon) would not be run, and command lines would not be parsed."""
     languages = {block.language for page in WRITTEN for block in blocks(page)}
