@@ -39,7 +39,7 @@ ONE_EPOCH = (
 )
 # These do not support the newest Python, or `make test` does not install them.
 TRANSFORMS = ("torchvision", "albumentations", "kornia")
-OPTIONAL = ("accelerate", "pytorch_lightning", "ray", "dask.distributed", *TRANSFORMS, "timm", "transformers")
+OPTIONAL = ("accelerate", "pytorch_lightning", *TRANSFORMS, "timm", "transformers")
 ON_THE_CPU = (('"cuda"', '"cpu"'), (".cuda()", ".cpu()"), ('"nccl"', '"gloo"'))
 SMALL_MODELS = (
     ('"resnet50"', '"test_resnet"'),
