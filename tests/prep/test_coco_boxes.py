@@ -98,7 +98,7 @@ def test_crowds_and_objects_of_unknown_images_are_skipped_and_counted(annotated:
     assert [entry.digested for entry in source.scan().entries] == [("0.0,0.0,0.5,0.5",)]
     assert source.listing().warnings == [
         f"objects with iscrowd or ignore, skipped: 3 (first train/{NAMES[0]}.jpg)",
-        "objects of images that the file does not list, skipped: 2 (first image_id 7)",
+        "skipped objects whose images are not listed: 2 (first image_id 7)",
         f"images without a usable box, skipped: 2 (first train/{FISH}/{NAMES[1]}.JPEG)",
         "object names that became new classes: 2 (first dog, toothbrush)",
     ]

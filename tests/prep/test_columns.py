@@ -226,8 +226,8 @@ def test_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> None:
 
 def test_unsupported_parquet_columns_are_reported(tmp_path: Path) -> None:
     for column, message in (
-        (pa.array(["a", "b"]), "--column x: has type string; expected integers, floats or booleans, or lists of"),
-        (pa.array([[[1]], [[2]]]), "--column x: has type list<"),
+        (pa.array(["a", "b"]), "column x has type string; expected integers, floats or booleans, or lists of"),
+        (pa.array([[[1]], [[2]]]), "column x has type list<"),
         (pa.array([1, None]), "a.parquet: row 1: column 'x': found nothing, expected a number, like the first row"),
         (pa.array([[1, 2], [1]]), "a.parquet: row 1: column 'x': found [1], expected a list of 2 numbers"),
         (pa.array([float("nan"), 1.0]), "a.parquet: row 0: column 'x': found nan"),

@@ -540,7 +540,7 @@ def test_members_that_cannot_be_rows_have_a_reason(tmp_path: Path) -> None:
     source = open_imagenet(write(tmp_path, {"x.zip": bytes(data)}))
     entries = {(entry.text.rpartition("/")[2], entry.problem) for entry in source.scan().entries}
     assert entries == {
-        ("0.JPEG", "twice in the zip: the later one counts"),
+        ("0.JPEG", "occurs twice in the zip; the later one is used"),
         ("0.JPEG", ""),
         ("1.JPEG", "compressed by method 12 (bzip2), expected stored or deflated"),
         ("2.JPEG", "empty file"),

@@ -166,7 +166,7 @@ def test_key_ends_at_first_dot_of_base_name(tmp_path: Path) -> None:
     ]
     entries = list(open_webdataset(shard(tmp_path, files)).scan().entries)
     found = [(entry.name[8:], entry.label, entry.problem) for entry in entries]
-    twice = "twice in the tar: the later one counts"
+    twice = "occurs twice in the tar; the later one is used"
     assert found == [(b"v1.0/k.jpg", 0, twice), (b"v1.1/k.jpg", 1, ""), (b"v1.0/k.jpg", 2, "")]
 
 

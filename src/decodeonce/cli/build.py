@@ -109,7 +109,7 @@ class BuildOptions:
     filter: Annotated[Filter, option("Filter for resizing; bilinear is torchvision's default.")] = Recipe.filter
     pixels: Annotated[
         PixelsName,
-        option("Form of the stored images: rgb, or yuv420 in half the bytes, with colors at half resolution."),
+        option("How pixels are stored: rgb, or yuv420 in half the bytes, with colors at half resolution."),
     ] = Recipe.pixels
     container: Annotated[
         ContainerName,
@@ -136,7 +136,7 @@ class BuildOptions:
     levels: Annotated[
         str | None,
         option(
-            "Scale images of 12 or 16 bits, so that LOW becomes black and HIGH white, such as 0:4095 for "
+            "Scale 12- and 16-bit images, so that LOW becomes black and HIGH white, such as 0:4095 for "
             "X-rays; auto: the lowest and highest value of each image. (default: keep the upper 8 bits)",
             "LOW:HIGH",
         ),

@@ -45,7 +45,7 @@ def convert(
     ] = None,
     pixels: Annotated[
         PixelsName | None,
-        option("Form of the stored images: rgb, or yuv420 in half the bytes. (default: that of IN)"),
+        option("How pixels are stored: rgb, or yuv420 in half the bytes. (default: that of IN)"),
     ] = None,
     names: ClassOption = None,
     match: MatchOption = None,

@@ -100,7 +100,7 @@ def _unread(data: bytes) -> str:
     """Return why a file is not read that begins like none of the formats that are read."""
     if data[4:8] == b"ftyp" and len(data) >= 12:
         kind = "HEIC" if data[8:12] in HEIC_BRANDS else f"HEIF or video of the brand {data[8:12]!r}"
-        return f"{kind}, which is not read: convert it to JPEG, for example with heif-convert"
+        return f"{kind}, which is not supported: convert it to JPEG, for example with heif-convert"
     return _by_start(data, UNREAD) or f"not an image: begins with {data[:8]!r}"
 
 

@@ -74,7 +74,7 @@ def clean_name(name: bytes) -> bytes:
 def sort_members(members: Iterable[Member], archive: str) -> list[Member]:
     """Sort members like a walk of the unpacked tree. All but the last member of the same name get a problem."""
     found = sorted(members, key=lambda member: member.name.split(b"/"))
-    twice = f"twice in the {archive}: the later one counts"
+    twice = f"occurs twice in the {archive}; the later one is used"
     earlier = [this._replace(problem=twice) if this.name == next_.name else this for this, next_ in pairwise(found)]
     return [*earlier, *found[-1:]]
 

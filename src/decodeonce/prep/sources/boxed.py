@@ -426,7 +426,7 @@ class CocoAnnotations:
         except ValueError as error:
             raise BuildError(f"{file}: {error}; {expected}") from None
         for unknown, left in objects.items():
-            note("objects of images that the file does not list, skipped", f"image_id {unknown!r}", len(left))
+            note("skipped objects whose images are not listed", f"image_id {unknown!r}", len(left))
 
     def read(self, name: bytes) -> Annotation:
         """Return the annotation of the image `name`, or NOT_ANNOTATED."""

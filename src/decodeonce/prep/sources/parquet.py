@@ -433,7 +433,7 @@ def _check_numbers(path: str, schema: Arrow, name: str) -> None:
     kind = str(getattr(fields[0].type, "value_type", fields[0].type))
     if kind not in NUMBERS:
         text = "; for text, store token ids" if kind in TEXT else ""
-        raise BuildError(f"{path}: --column {name}: has type {fields[0].type}; {EXPECTED_NUMBERS}{text}")
+        raise BuildError(f"{path}: column {name} has type {fields[0].type}; {EXPECTED_NUMBERS}{text}")
 
 
 def _describe_columns(schema: Arrow) -> str:

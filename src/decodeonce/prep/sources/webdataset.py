@@ -223,7 +223,7 @@ class WebdatasetSource(LabeledSource):
         last = {sample.member.name: place for place, sample in enumerate(found)}
         for place, sample in enumerate(found):
             if last[sample.member.name] != place and not sample.member.problem:
-                problem = "twice in the tar: the later one counts"
+                problem = "occurs twice in the tar; the later one is used"
                 found[place] = sample._replace(member=sample.member._replace(problem=problem), paired=())
         return found
 
