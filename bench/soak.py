@@ -168,7 +168,7 @@ def stream(path: Path, seconds: float, batch_size: int) -> dict[str, int]:
 
 
 def table(processes: dict[str, UsageOverTime]) -> str:
-    """Return the table for docs/reference/benchmarks.md."""
+    """Return the table for bench/README.md."""
     lines = ["| process | | second tenth | last tenth | highest |", "|---|---|---|---|---|"]
     for name, samples in processes.items():
         highest = Usage(*map(max, zip(*(usage for _, usage in samples), strict=True)))

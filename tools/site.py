@@ -11,7 +11,12 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 
 # Pages outside docs/, where code hosts look for them, and the pages of docs/ that include them.
-INCLUDED = {"CHANGELOG": "contribute/changes", "CONTRIBUTING": "contribute/contributing", "README": "index"}
+INCLUDED = {
+    "CHANGELOG": "contribute/changes",
+    "CONTRIBUTING": "contribute/contributing",
+    "README": "index",
+    "bench/README": "contribute/measurements",
+}
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -25,9 +30,10 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 def rebase_included_links(app: Sphinx, path: Path, page: str, content: list[str]) -> None:
     """Make relative links in ../CHANGELOG.md and the other included pages relative to the including page."""
-    if path.parent == Path(".."):
+    if path.parts[0] == "..":
         up = "../" * (app.env.docname.count("/") + 1)  # MyST passes only the last part of the name as `page`
-        content[0] = re.sub(r"\]\((?![a-z]+:|#)", f"]({up}", content[0])
+        folder = "".join(f"{part}/" for part in path.parent.parts[1:])
+        content[0] = re.sub(r"\]\((?![a-z]+:|#)", f"]({up}{folder}", content[0])
 
 
 def link_to_including_pages(app: Sphinx, doctree: nodes.document) -> None:
@@ -38,8 +44,8 @@ def link_to_including_pages(app: Sphinx, doctree: nodes.document) -> None:
     root = Path(app.srcdir).parent
     for link in doctree.findall(addnodes.pending_xref):
         name = link.get("reftarget", "")
-        if link.get("refdomain") == "doc" and Path(name).parent == root:
-            link["reftarget"] = INCLUDED.get(Path(name).name, name)
+        if link.get("refdomain") == "doc" and Path(name).is_relative_to(root):
+            link["reftarget"] = INCLUDED.get(str(Path(name).relative_to(root)), name)
 
 
 def mark_flags(app: Sphinx, doctree: nodes.document) -> None:

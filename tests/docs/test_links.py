@@ -7,7 +7,7 @@ import pytest
 
 from tests.docs.pages import ROOT, name_of, prose
 
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "bench" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)")
 # The code host makes the badge, so its address is relative to the host's page of README.md.
 BADGE = "../../actions/workflows/"
