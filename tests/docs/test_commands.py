@@ -76,8 +76,8 @@ def parse(words: Sequence[str]) -> None:
 def disable(command: Any) -> None:
     for param in command.params:
         param.callback = None  # the callback of --install-completion would install files
-    for member in command_reference.members(command).values():
-        disable(member)
+    for name in command_reference.members(command):
+        disable(command.resolve_command(typer.Context(command), [name])[1])
     if not hasattr(command, "commands"):
         command.invoke = parse_inner_command
 

@@ -292,7 +292,7 @@ def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Com
             """Return the command; that of another package has only a summary, because its module is not imported."""
             from decodeonce.prep.sources.plugins import package_of, plugins
 
-            if name not in self.lazy and name in plugins():  # finding them takes time
+            if name not in {*self.lazy, *self.commands} and name in plugins():  # finding them takes time
                 return make_command(lambda: None, cls, help=f"Added by the package {package_of(plugins()[name][0])}.")
             return super().get_command(ctx, name)
 
@@ -302,10 +302,11 @@ def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Com
 
             found: Any = super().resolve_command(ctx, args)
             name, command, words = found
-            if name in self.lazy or command is None or ctx.resilient_parsing:
+            if name in self.commands or command is None or ctx.resilient_parsing:
                 return found
             with plugin_errors(name):
-                return name, _kind_command(name, run, cls), words
+                self.commands[name] = _kind_command(name, run, cls)
+            return name, self.commands[name], words
 
         def unknown_text(self, ctx: Click, args: list[str]) -> str:
             if kind := likely_kind(Path(args[0])):
