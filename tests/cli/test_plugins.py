@@ -65,9 +65,11 @@ def test_broken_package_breaks_only_its_command(tmp_path: Path) -> None:
 
 def test_package_that_ends_its_process_affects_only_its_kind(tmp_path: Path) -> None:
     write_package(tmp_path, "leaving", {"leaving": "leaving:REGISTERED"}, "import os\nos._exit(0)")
-    listed = prep_process("build", "--help", PYTHONPATH=f"{tmp_path}:{os.environ['PYTHONPATH']}", COLUMNS="9999")
+    listed = prep_process(
+        "build", "--help", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", COLUMNS="9999"
+    )
     assert (listed.returncode, "Added by the package leaving." in listed.stdout) == (0, True), listed
-    used = prep_process("build", "leaving", "SRC", "OUT", PYTHONPATH=f"{tmp_path}:{os.environ['PYTHONPATH']}")
+    used = prep_process("build", "leaving", "SRC", "OUT", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     expected = "the process that runs leaving:REGISTERED ended early (exit status 0); find out why with: python -c"
     assert_fails(used, 1, expected)
 

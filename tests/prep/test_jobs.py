@@ -232,7 +232,7 @@ def test_status_and_logs_tell_how_jobs_ended(tmp_path: Path, monkeypatch: pytest
     assert printed.startswith("state  ended\n")
     assert "plan 7: failed: prep: error: src: " in printed
     assert "array 8: ended without a message: slurmstepd: error: *** JOB 8 CANCELLED DUE TO TIME LIMIT ***; " in printed
-    assert "finish 9: failed: prep: error: OUT: no plan here" in printed
+    assert "finish 9: failed: prep: error: OUT: no such folder" in printed
     shown = prep("logs", "OUT", "--lines", 1, cwd=tmp_path).stdout.splitlines()
     assert (len(shown), shown[0], shown[3]) == (6, f"==> {jobs}/plan-7.log <==", "")
     assert_fails(prep("logs", "elsewhere", cwd=tmp_path), 1, "elsewhere.jobs: this build was not submitted with")

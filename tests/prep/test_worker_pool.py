@@ -170,7 +170,7 @@ def main(arguments: list[str]) -> int:
 @pytest.mark.parametrize(
     ("number", "error", "text"),
     [
-        (signal.SIGSEGV, BuildError, r"a process crashed \(exit status -11\); see the messages above"),
+        (signal.SIGSEGV, BuildError, r"a process crashed \(signal 11, SIGSEGV\); see the messages above"),
         (signal.SIGKILL, Stopped, r"a process was killed \(SIGKILL\); run .* more memory or fewer workers"),
     ],
     ids=["crash", "kill"],

@@ -121,10 +121,11 @@ def test_store_h5_has_every_class_name_in_valid_utf8() -> None:
 def test_code_on_format_page_reads_store(store: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_text()
     code, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert code.count('"train.store"') == code.count("row = 3\n") == 1
+    given = 'pathlib.Path("train.store"), 3\n'
+    assert code.count(given) == 1
     for row in range(ROWS):
         names: dict[str, Any] = {}
-        exec(code.replace('"train.store"', repr(str(store))).replace("row = 3\n", f"row = {row}\n"), names)
+        exec(code.replace(given, f"pathlib.Path({str(store)!r}), {row}\n"), names)
         np.testing.assert_array_equal(names["image"], IMAGES[row])
         assert names["label"] == LABELS[row]
 

@@ -469,6 +469,7 @@ def list_archives(root: Path, files: tuple[SourceFile, ...]) -> ArchiveListing:
             base, split = member.base_name, _SPLIT_FOLDER.search(member.name)
             folder = _CLASS_FOLDER.search(member.name)
             name = name_text(folder[1] or folder[2]) if folder else ""
+            is_data = b"Annotations/" not in member.name  # Kaggle's boxes have the folders of the classes
             if base.endswith(b".cls") and not is_zip:
                 advice = f"run: prep build webdataset {quoted(Path(holder.path))} OUT"
                 raise BuildError(f"{holder.path}: WebDataset, because it contains {name_text(base)!r}; {advice}")
@@ -480,7 +481,7 @@ def list_archives(root: Path, files: tuple[SourceFile, ...]) -> ArchiveListing:
                 if member.problem or name in listing.splits.get(own, {}):
                     found = member.problem or "twice in the tar"
                     raise BuildError(f"{holder.path}: {name}.tar: {found}; download it again")
-            elif not (name or is_image_name(base)) or (is_zip and not split and not folder):
+            elif not (is_image_name(base) or (name and is_data)) or (is_zip and not split and not folder):
                 continue
             elif name:
                 own = by_name
