@@ -187,6 +187,11 @@ def test_tiny_staged_and_foreign_stores_have_a_page(tmp_path: Path) -> None:
     assert "The store is a staged part: it holds rows 4..5 of 9." in text
     assert "checksum of all 2" in text
     assert ("Rows held here" in text, "Rows held here" in outline(foreign).text) == (True, False)
+    facts = {"height": 8, "width": 9, "levels": None, "map": "", "shard_size": 2 << 30, "shuffle_seed": None}
+    resign(foreign, lambda content: content.update(recipe=facts))
+    flags = outline(foreign).text
+    assert re.search(r"--shard-size\s*2GiB\s*--shuffle-seed\s*none\s*--size\s*8x9", flags), flags[:200]
+    assert "--levels" not in flags
 
 
 @pytest.mark.long

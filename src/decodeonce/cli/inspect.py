@@ -74,9 +74,9 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
 
 def _for_people(facts: Json) -> Json:
     """Return the facts of `prep info` as text: the recipe as flags of `prep build`, and only what applies."""
-    from decodeonce.prep.recipe import as_flags
+    from decodeonce.prep.recipe import given_flags
 
-    recipe = {flag: value for flag, value in as_flags(facts["recipe"]).items() if value is not None and value != ""}
+    recipe = given_flags(facts["recipe"])
     decoders = recipe.pop("decoders", None)
     first, held, source = facts["first_row"], facts["held_rows"], dict(facts["source"])
     source.pop("digest", None)

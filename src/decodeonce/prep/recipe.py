@@ -215,6 +215,11 @@ def as_flags(recipe: Mapping[str, object]) -> dict[str, object]:
     return {f"--{_FLAGS.get(key, key)}".replace("_", "-") if key in named else key: facts[key] for key in facts}
 
 
+def given_flags(recipe: Mapping[str, object]) -> dict[str, object]:
+    """Return `as_flags` for people: without flags that have no value."""
+    return {flag: value for flag, value in as_flags(recipe).items() if value is not None and value != ""}
+
+
 def differences(wanted: Mapping[str, object], planned: Mapping[str, object], *, of: str = "plan") -> list[str]:
     """List how a recipe differs from that of a plan or store, such as "--filter is box, the plan says bilinear"."""
     wanted, planned, found = as_flags(wanted), as_flags(planned), []

@@ -24,6 +24,7 @@ from decodeonce.cli.report import charts
 from decodeonce.cli.rows import CheckedRows, KeptBoxes, box_columns, evenly_spaced
 from decodeonce.errors import StoreError
 from decodeonce.formatting import counted, size_text
+from decodeonce.prep.recipe import given_flags
 from decodeonce.store import Reject, Store
 from decodeonce.store.manifest import rows_text
 from decodeonce.store.table import read_rejects
@@ -226,6 +227,7 @@ def page(content: PageContent) -> bytes:
         rows=rows,
         store=content.store,
         manifest=manifest,
+        recipe=given_flags(manifest.recipe),
         classes=classes,
         median_rows=None if content.counts is None else np.median(content.counts),
         enlarged=None if is_enlarged is None else int(is_enlarged.sum()),
