@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT, blocks
+from tools.charts import CHARTS
 
 SIZES = ROOT / "docs" / "how-to" / "size-and-fit.md"
 IMAGES = ROOT / "docs" / "images"
@@ -72,6 +73,11 @@ def test_terminal_shows_the_lines_of_commands_as_they_are_now() -> None:
     tutorial = (ROOT / "docs" / "start" / "tutorial.md").read_text()
     for line in re.findall(r"^train\.store: 1.*; see rejects\.tsv$|^train\.store: .* intact$", tutorial, re.MULTILINE):
         assert line in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_charts_are_up_to_date(name: str) -> None:
+    assert (IMAGES / name).read_text() == CHARTS[name](), "run: python -m tools.charts"
 
 
 def test_pictures_load_nothing() -> None:
