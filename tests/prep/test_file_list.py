@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import unicodedata
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import BuildError
+from decodeonce.prep.building.plan import checked_listing
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.classes import ClassList, read_class_list
 from decodeonce.prep.sources.file_list import ListSource, find_layout, open_list, path_below
@@ -169,10 +171,33 @@ def test_files_in_several_folders_are_counted_and_the_command_joins_them(tmp_pat
     assert problems[0].endswith(f", then pass --root {tmp_path}/all")
     joined = open_list(named, root=tmp_path / "all")
     assert [entry.problem for entry in joined.scan().entries] == [""] * 9
+    both = [entry.problem for entry in open_list(named).scan().entries]
+    assert both[0].endswith("; a part_1/0.jpg and all/0.jpg exist; write the right folder into each path of the list")
+    shutil.rmtree(tmp_path / "all")
     write_list(tmp_path / "8.jpg", "image")
     some = [entry.problem for entry in open_list(named).scan().entries]
     assert f"in 3 folders: {tmp_path}/a part_1 (6), {tmp_path}/a part_2 (2), {tmp_path} (1), but" in some[0]
     assert some[0].endswith("; write the folder into each path of the list, such as a part_1/...")
+
+
+def test_files_next_to_the_root_or_two_folders_below_are_found(tmp_path: Path) -> None:
+    names = [f"{number}.jpg" for number in range(9)]
+    for number, name in enumerate(names):
+        write_list(tmp_path / ("im ages_1" if number < 6 else "images_2/images") / name, "image")
+    file = write_list(tmp_path / "list.csv", "path,label\nnone.jpg,1\n" + "".join(f"{name},1\n" for name in names))
+    for root in (tmp_path, tmp_path / "im ages_1"):
+        reasons = [entry.problem for entry in open_list(file, root=root).scan().entries]
+        counts = f"files of this list are in 2 folders: {tmp_path}/im ages_1 (6), {tmp_path}/images_2/images (3)"
+        assert counts in reasons[-1], reasons
+        command = reasons[-1].partition("run: ")[2].partition(", then pass")[0]
+        subprocess.run(["bash", "-c", command], check=True)
+        joined = open_list(file, root=tmp_path / "all")
+        assert [entry.problem for entry in joined.scan().entries][1:] == [""] * 9
+        shutil.rmtree(tmp_path / "all")
+    with pytest.raises(
+        BuildError, match=r"all 10 candidates are rejects, first 0.jpg: No such file or directory; im ages_1"
+    ):
+        checked_listing(open_list(file), None)
 
 
 def test_columns_that_are_not_kept_are_named(root: Path) -> None:

@@ -560,13 +560,25 @@ def test_rows_can_be_read_with_numpy_and_h5py(tree: Path, tmp_path: Path) -> Non
     np.testing.assert_array_equal(np.load(tmp_path / "b/images-00000.npy"), rows)
 
 
+def test_folder_of_the_images_is_refused_and_masks_as_jpegs_are_listed(copied: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        BuildError, match=r"mask=.*photos: this is the folder of the images; move the mask images into a"
+    ):
+        paired_source(copied, mask="photos").listing()
+    mask_path(copied, 0).unlink()
+    Image.fromarray(mask_of(*SIZES[0], 0)).save(mask_path(copied, 0).with_suffix(".jpg"))
+    out = build_in_process(paired_source(copied), tmp_path / "out", RECIPE)
+    listed = {one.source: one.reason for one in read_rejects(out / "rejects.tsv")}
+    assert "mask: JPEG, which changes values" in listed["n00000000/0.x.JPEG"]
+    assert not any("mask: JPEG" in reason for source, reason in listed.items() if source != "n00000000/0.x.JPEG")
+
+
 def test_column_cannot_have_the_name_of_a_mask(tree: Path, tmp_path: Path) -> None:
     store = build_in_process(paired_source(tree), tmp_path / "out", RECIPE)
     with pytest.raises(StoreError, match=r"'mask' is already a mask or second image .*; choose another name$"):
         add_column(store, "mask", np.zeros(len(SIZES)))
     assert prep("info", store).stdout.count("mask") == 2  # in "paired" and in the recipe
-    add_column(store, "images", np.zeros(len(SIZES)))
-    assert open_store(store).columns["images"].shape == (len(SIZES),)  # columns may have this name
+    add_column(store, "score", np.zeros(len(SIZES)))
     resign(store, lambda facts: facts["columns"][0].update(name="mask"))
     with pytest.raises(StoreError, match="'mask' names more than one array"):
         open_store(store)

@@ -277,6 +277,13 @@ def test_other_separators_without_a_header_are_named(root: Path, table: str) -> 
         assert (failed.returncode, found in failed.stderr) == (1, True), failed.stderr
 
 
+def test_list_in_another_encoding_is_named(root: Path) -> None:
+    (root / "photos/ü.jpg").write_bytes(jpeg(30, 20))
+    (root / "table.csv").write_bytes("path,label\n0000.jpg,1\nü.jpg,0\n".encode("latin-1"))
+    [_, entry] = open_list(root / "table.csv", root=root / "photos").scan().entries
+    assert entry.problem.endswith("the path is not UTF-8; convert the list, for example with: iconv -f LATIN1 -t UTF-8")
+
+
 def test_column_that_is_kept_can_be_the_label_too(root: Path) -> None:
     table = "path,label\n0000.jpg,1\n0001.jpg,0\n"
     assert build_list(root, table, "--column", "label").returncode == 0
@@ -290,3 +297,37 @@ def test_class_names_may_be_numbers_with_a_point(root: Path) -> None:
     table = "path,label\n0000.jpg,1.0\n0001.jpg,2.0\n"
     assert build_list(root, table, "--classes", root / "classes.txt").returncode == 0
     assert open_store(root / "out").labels.tolist() == [0, 1]
+
+
+def test_class_list_of_numbers_names_the_labels_or_is_refused(root: Path) -> None:
+    labels = ["2", "10", "0", "1"]
+    table = "path,label\n" + "".join(f"{number:04}.jpg,{label}\n" for number, label in enumerate(labels))
+    (root / "classes.txt").write_text("0\n1\n10\n2\n")  # sorted as text
+    assert build_list(root, table, "--classes", root / "classes.txt", "--shuffle-seed", "none").returncode == 0
+    store = open_store(root / "out")
+    assert [store.classes[label].name for label in store.labels.tolist()] == labels
+    (root / "classes.txt").write_text("1\n2\n10\n")
+    message = (
+        "line 4: label 0 is not in the class list, but label 2 is, as class 1; list all labels there, or write class"
+    )
+    with pytest.raises(BuildError, match=message):
+        open_list(root / "table.csv", root=root / "photos", classes=["1", "2", "10"]).listing()
+    (root / "table.csv").write_text(table.replace(",10", ",3"))
+    numbered = open_list(root / "table.csv", root=root / "photos", classes=["0", "1", "2", "3"]).listing()
+    assert numbered.records["label"].tolist() == [2, 3, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["rows", "images"])
+def test_column_with_the_name_of_a_part_of_a_batch_is_refused(root: Path, name: str) -> None:
+    failed = build_list(root, f"path,{name}\n0000.jpg,1\n", "--column", name, "--no-labels")
+    assert_fails(failed, 1, f"column name '{name}': batch['{name}'] is something else in training")
+
+
+def test_classes_that_may_be_wrong_are_named(root: Path) -> None:
+    table = "path,label\n0000.jpg,nv\n0001.jpg,NV\n0002.jpg,mel\nnone.jpg,bcc\n"
+    done = build_list(root, table, "--max-bad", 1)
+    assert (done.returncode, "the classes 'NV' and 'nv' differ only in case" in done.stderr) == (0, True), done.stderr
+    assert "3 rows in 3 of 4 classes" in done.stdout
+    failed = build_list(root, "path,label\n0000.jpg,0\n0001.jpg,1\n0002.jpg,0 1\n")
+    advice = "if '0 1' is several labels, see docs/how-to/data/multi-label.md; otherwise correct it"
+    assert (failed.returncode, advice in failed.stderr) == (1, True), failed.stderr

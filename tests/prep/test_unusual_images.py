@@ -427,6 +427,17 @@ def test_planes_that_pillow_decodes_wrong_are_rejected(order: str, channels: int
         decode(random_tiff(channels, order=order, planes=True, **tags))
 
 
+def test_bands_that_are_not_declared_as_rgb_are_named() -> None:
+    message = r"broken TIFF: unknown pixel mode: its bands are declared as .*; keep three, .*-co PHOTOMETRIC=RGB IN OUT"
+    for channels, tags in (
+        (4, {"bits": 16, "_338": (0, 0, 0)}),
+        (4, {"_338": (0, 0, 0)}),
+        (3, {"bits": 16, "_338": (0, 0)}),
+    ):
+        with pytest.raises(Undecodable, match=message):
+            decode(random_tiff(channels, _262=(1,), **tags), "x.tif")  # as GDAL writes bands without a meaning
+
+
 def test_thumbnails_of_other_raw_files_are_rejected() -> None:
     assert_rejected(random_tiff(3, order=">", _254=(5,)), "raw-thumbnail")  # also a transparency mask
     assert_rejected(random_tiff(3, _255=(2,)), "raw-thumbnail")  # as TIFF 5 marks it

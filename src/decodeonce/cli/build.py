@@ -443,6 +443,9 @@ def say_dry_run(request: BuildRequest) -> None:
 
 
 def _say_finished(out: Path, manifest: Manifest, speed: str = "") -> None:
+    import numpy as np
+
+    from decodeonce.store import open_store
     from decodeonce.store.table import read_rejects
 
     found = Counter((reject.action, reject.reason) for reject in read_rejects(BuildPaths(out).rejects))
@@ -450,7 +453,9 @@ def _say_finished(out: Path, manifest: Manifest, speed: str = "") -> None:
     for (action, _), count in found.items():
         listed[action] += count
     size, classes = size_text(sum(shard.bytes for shard in manifest.shards)), len(manifest.classes)
-    rows = f"{counted(manifest.count, 'row')} in {counted(classes, 'class', 'classes')}"
+    used = np.count_nonzero(np.bincount(open_store(out).labels))  # a class may have lost all its images
+    some = f"{used} of " if used < classes else ""
+    rows = f"{counted(manifest.count, 'row')} in {some}{counted(classes, 'class', 'classes')}"
     if listed:
         say(f"{out}: {rejects_text(listed, manifest.count)}; see rejects.tsv")
     kept = {reason: count for (action, reason), count in found.items() if action == "kept"}
@@ -492,7 +497,8 @@ def work(
         pool.work(out, how, progress)
     if BuildPaths(out).manifest.exists():
         return say_built(out)
-    say(f"{out}: task {share.task} of {share.tasks} is done; after all tasks, run: prep finish {quoted(out)}")
+    more = "" if max_bad == DEFAULT_MAX_BAD else f" --max-bad {max_bad}"
+    say(f"{out}: task {share.task} of {share.tasks} is done; after all tasks, run: prep finish {quoted(out)}{more}")
 
 
 def _share(task: int | None, tasks: int | None) -> Task:

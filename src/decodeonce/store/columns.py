@@ -45,6 +45,7 @@ from decodeonce.store.sharing import LOCK, locked, on_network
 from decodeonce.store.writer import write_array
 
 RESERVED = {"labels", "checksums", *BOX_COLUMNS}  # written by builds
+OF_BATCHES = {"images", "rows"}  # batch["rows"] is not a column
 COPIED_AT_ONCE = 1 << 22  # bytes
 
 
@@ -58,6 +59,8 @@ def column_file(name: str) -> str:
         raise ValueError("column name '': expected at least one character")
     if name in RESERVED:
         raise ValueError(f"column name {name!r}: a build writes {', '.join(sorted(RESERVED))}; choose another name")
+    if name in OF_BATCHES:
+        raise ValueError(f"column name {name!r}: batch[{name!r}] is something else in training; choose another name")
     return file
 
 

@@ -132,7 +132,7 @@ def checked_listing(source: Source, expect: int | None = None) -> Listing:
     if expect is not None:
         check_expected(source, listing.candidates, len(listing.classes), expect)
     if not len(listing):
-        rejects = listing.rejects
+        rejects = sorted(listing.rejects, key=lambda one: ";" not in one.reason)  # first those with a likely cause
         tried = f"; all {listing.candidates} candidates are rejects, first {rejects[0]}" if rejects else ""
         raise BuildError(f"{source.root}: no images found{tried}; read as {source.found}")
     return listing
@@ -265,6 +265,11 @@ class Plan:
             found = (
                 f"{rejects} of {counted(self.candidates, 'image')} {'is a reject' if rejects == 1 else 'are rejects'}"
             )
+            if done and rejects - len(self.rejects) >= done:
+                raise BuildError(
+                    f"none of the {done:,} images that were decoded can be stored, for example {first}; correct this "
+                    f"first; list them with `prep status {quoted(self.paths.root)}`"
+                )
             enough, rate = rejects, ""
             if done < self.count:
                 expected = self.expected_rejects(rejects, done)

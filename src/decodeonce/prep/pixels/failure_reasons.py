@@ -28,6 +28,7 @@ BAD_CONTENT = (
     Image.DecompressionBombError,
 )
 INTERLEAVE = "save it with interleaved channels, for example with tiffcp -p contig"
+THREE_BANDS = "gdal_translate -b 1 -b 2 -b 3 -co PHOTOMETRIC=RGB IN OUT"
 BIG_TIFF = (b"II+\0", b"MM\0+")
 # Formats by their first bytes. A file that begins like this may still be broken.
 SIGNATURES = {
@@ -128,6 +129,8 @@ def _complaint(error: Exception) -> str:
     cause = error.__cause__ or error  # Image.OPEN makes a SyntaxError of a KeyError
     if isinstance(cause, KeyError) and isinstance(tag := cause.args[0], int):
         return f"the tag {TiffTags.lookup(tag).name} ({tag}) is missing"
+    if str(error) == "unknown pixel mode":
+        return f"{error}: its bands are declared as something else than RGB; keep three, for example with {THREE_BANDS}"
     if isinstance(cause, IndexError):  # Pillow 13 for separate planes and a band of no declared meaning
         return f"{cause}; if other programs read it, {INTERLEAVE}"
     return str(error) or type(error).__name__

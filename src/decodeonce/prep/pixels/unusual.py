@@ -278,7 +278,8 @@ def _converted(image: Image.Image, levels: str | None, lower_bytes: Callable[[],
         values, depth = _eight_bits(image, lower_bytes(), deep, levels)
         rgb = Image.fromarray(values)
     else:
-        depth = _depth(deep, 8 + _greatest(image).bit_length()) if deep else ""  # Pillow itself kept the upper bytes
+        used = deep if has_planes else 8 + _greatest(image).bit_length()  # --levels does not scale planes
+        depth = _depth(deep, used) if deep else ""  # Pillow itself kept the upper bytes
         rgb = image.convert("RGB")
     color = "transparent color" if is_transparent else ""
     return DecodedImage(rgb, *image.size, format_, joined(kind, color, depth, dropped))
@@ -299,7 +300,8 @@ def _values(image: Image.Image) -> DecodedImage:
         advice = "save it with 8 bits per pixel or as a palette"
         raise Undecodable(f"levels of gray that do not go up to 255, which Pillow scales to 0..255; {advice}")
     values = Image.fromarray(np.asarray(image).astype(np.uint8))
-    return DecodedImage(values, *image.size, str(image.format), _dropped_bands(image))
+    lossy = "JPEG, which changes values" if image.format == "JPEG" else ""
+    return DecodedImage(values, *image.size, str(image.format), joined(lossy, _dropped_bands(image)))
 
 
 def _dropped_bands(image: Image.Image) -> str:

@@ -81,6 +81,15 @@ def unused_classes(names: Sequence[str], used: Collection[int]) -> list[str]:
     return [f"{len(unused)} of {len(names)} classes have no images (first {first}, {names[first]!r})"]
 
 
+def alike_classes(names: Sequence[str]) -> list[str]:
+    """Return a warning if two classes have names that differ only in case."""
+    first: dict[str, str] = {}
+    for name in names:
+        if (other := first.setdefault(name.casefold(), name)) != name:
+            return [f"the classes {other!r} and {name!r} differ only in case"]
+    return []
+
+
 def check_unlabeled(no_labels: bool, **given: object) -> None:
     """Raise BuildError if labels are ignored, although one of these arguments describes them."""
     for name, value in given.items():

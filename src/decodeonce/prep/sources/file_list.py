@@ -35,7 +35,7 @@ LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "t
 EXPECTED = "expected a list of images"
 MISSING = os.strerror(errno.ENOENT)
 LOOKED_AT = 4096  # a binary file has a zero in its first bytes
-MOST_ENTRIES, MOST_FOLDERS = 1000, 16  # looked at to find out why a file is missing
+MOST_ENTRIES, MOST_FOLDERS = 1000, 64  # looked at to find out why a file is missing
 MOST_SEARCHES = 100  # missing files that are searched for there: a search takes hundreds of calls of stat
 MOST_LOOKED_UP = 20_000  # of a longer list, some lines are looked up to count the files in each folder
 MAX_LINE = 1 << 20  # characters of a line; a path has at most 4096
@@ -67,6 +67,7 @@ class ListSource(LabeledSource):
     """
 
     kind = "list"
+    are_texts = True
     links: Links
 
     def __init__(  # noqa: PLR0913 - the settings that a plan records
@@ -145,7 +146,7 @@ class ListSource(LabeledSource):
             if not (self.root / name_text(name)).is_file():
                 advice = f"if this line is a header, pass --image-column {quoted(line.path)}"
                 advice += f" --label-column {quoted(line.label)}" if line.label else ""
-                advice = self._cause_of_missing(name_text(name), _subfolders(self.root)) or advice
+                advice = self._cause_of_missing(name_text(name), _nearby_folders(self.root)) or advice
                 where = f"{self.file}: line {line.number}: {line.path!r}"
                 raise BuildError(f"{where}: no such file; {advice}; otherwise correct or remove the line")
 
@@ -200,7 +201,7 @@ class ListSource(LabeledSource):
         """Return the entry, with the likely cause if its file is missing. Each search of subfolders takes one item."""
         if entry.problem != MISSING:
             return entry
-        folders = [] if next(searches, None) is None else _subfolders(self.root)
+        folders = [] if next(searches, None) is None else _nearby_folders(self.root)
         cause = self._cause_of_missing(name_text(entry.name), folders)
         return replace(entry, problem=f"{MISSING}; {cause}") if cause else entry
 
@@ -219,16 +220,23 @@ class ListSource(LabeledSource):
             unicodedata.normalize(form, name): f"in another Unicode form ({form}) exists" for form in ("NFC", "NFD")
         }
         stem, end = os.path.splitext(name)
-        others |= {stem + other: f"with the suffix {other} exists" for other in (end.upper(), end.lower())}
+        if end:
+            others = {stem + other: f"with the suffix {other} exists" for other in IMAGE_SUFFIXES} | others
+            others |= {stem + other: f"with the suffix {other} exists" for other in (end.upper(), end.lower())}
         others.pop(name, None)
         for other, cause in others.items():
             if self._exists("", other):
                 return f"a file of this name {cause}"
-        for folder in folders:
-            for other in (name, *suffixes):
-                if self._exists(folder, other):
-                    suffix = suffixes[other] if other in suffixes and other != name else ""
-                    return f"{folder}/{other} exists; {self._advice_on_root(folder, folders, suffix)}"
+        for other in (name, *suffixes):
+            found = [folder for folder in folders if self._exists(folder, other)]
+            if below := [folder for folder in found if not folder.startswith("..")]:
+                found = below
+            if found[1:]:
+                advice = "write the right folder into each path of the list"
+                return f"{found[0]}/{other} and {found[1]}/{other} exist; {advice}"
+            if found:
+                suffix = suffixes[other] if other in suffixes and other != name else ""
+                return f"{found[0]}/{other} exists; {self._advice_on_root(found[0], folders, suffix)}"
         return ""
 
     def _exists(self, folder: str, name: str) -> bool:
@@ -243,15 +251,20 @@ class ListSource(LabeledSource):
                 self._places.update(islice((place for place in ("", *folders) if self._exists(place, text)), 1))
         more = f" --suffix {suffix}" if suffix else ""
         if len(self._places) < 2:
-            return f"pass --root {quoted(self.root / folder)}{more}"
-        places = [self.root / place for place in self._places]
+            return f"pass --root {quoted(self._place(folder))}{more}"
+        places = [self._place(place) for place in self._places]
         found = ", ".join(f"{place} ({count:,})" for place, count in zip(places, self._places.values(), strict=True))
-        advice = f"write the folder into each path of the list, such as {folder}/..."
-        if "" not in self._places:
-            together = quoted(self.root / "all")
+        advice, is_beside = [], any(place.startswith("..") for place in self._places)
+        if not is_beside:
+            advice.append(f"write the folder into each path of the list, such as {folder}/...")
+        if is_beside or "" not in self._places:
+            together = quoted(self._place("../all" if is_beside else "all"))
             parts = " ".join(quoted(f"{place}/.") for place in places)
-            advice += f", or run: mkdir {together} && cp -rl {parts} {together}, then pass --root {together}{more}"
-        return f"files of this list are in {len(places)} folders: {found}, but --root takes one; {advice}"
+            advice.append(f"run: mkdir {together} && cp -rl {parts} {together}, then pass --root {together}{more}")
+        return f"files of this list are in {len(places)} folders: {found}, but --root takes one; {', or '.join(advice)}"
+
+    def _place(self, folder: str) -> Path:
+        return Path(os.path.normpath(self.root / folder))
 
     def _label(self, line: ListLine, name: bytes) -> str:
         if line.label is not None:
@@ -274,6 +287,8 @@ def _oddity(name: str) -> str:
         return f"the path {'ends' if name == name.lstrip() else 'begins'} with a blank"
     if name[0] in "\"'" and name[-1] == name[0]:
         return "the path is in quotation marks, which only a CSV file may have"
+    if "\udc80" <= max(name) <= "\udcff":  # bytes that are no UTF-8
+        return "the path is not UTF-8; convert the list, for example with: iconv -f LATIN1 -t UTF-8"
     if "\\" in name:
         return "the path has backslashes, expected slashes"
     if found := [separator for separator in ";|" if separator in name]:
@@ -281,12 +296,17 @@ def _oddity(name: str) -> str:
     return ""
 
 
-def _subfolders(root: Path) -> list[str]:
-    """Return the names of the first folders in `root`; none if they cannot be listed, or behind a URL."""
-    with suppress(OSError):
-        found = islice(os.scandir(root), MOST_ENTRIES)
-        return sorted(item.name for item in found if item.is_dir())[:MOST_FOLDERS]
-    return []
+def _nearby_folders(root: Path) -> list[str]:
+    """Return the paths of folders in `root`, in those, and next to `root`; none if they cannot be listed."""
+
+    def folders_in(folder: Path) -> list[str]:
+        with suppress(OSError):  # also for a folder behind a URL
+            return sorted(item.name for item in islice(os.scandir(folder), MOST_ENTRIES) if item.is_dir())
+        return []
+
+    near = [*folders_in(root), *(f"../{name}" for name in folders_in(root.parent) if name != root.name)][:MOST_FOLDERS]
+    below = [f"{one}/{two}" for one in near for two in folders_in(root / one)]
+    return sorted([*near, *below], key=lambda path: (path.startswith(".."), path.count("/")))[:MOST_FOLDERS]
 
 
 def path_below(root: str, path: str) -> str | None:

@@ -19,6 +19,7 @@ from decodeonce.prep.sources.classes import (
     UNLABELED,
     ClassList,
     NoLabels,
+    alike_classes,
     check_classes,
     check_unlabeled,
     unused_classes,
@@ -122,7 +123,14 @@ class FolderSource(Source):
             others = self._by_suffix.warnings("; --suffix reads them")
             outside = [] if self.no_labels else outside_classes(self.root, self._listed, self.links)
             odd = [*self._odd, *odd_names(self.root, self._names, self.links)] if self._is_guess else []
-            return [*unused_classes(self._names, used), *others, *self._listed.warnings(), *outside, *odd]
+            return [
+                *unused_classes(self._names, used),
+                *alike_classes(self._names),
+                *others,
+                *self._listed.warnings(),
+                *outside,
+                *odd,
+            ]
 
         return Scan(noted(), tuple(map(ImageClass, self._names)), warnings)
 

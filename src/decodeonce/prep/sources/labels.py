@@ -6,16 +6,25 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.listing import Entry, NumberColumn, Scan, Value, name_bytes
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.classes import UNLABELED, ClassList, check_no_duplicates, check_unlabeled, unused_classes
+from decodeonce.prep.sources.classes import (
+    UNLABELED,
+    ClassList,
+    alike_classes,
+    check_no_duplicates,
+    check_unlabeled,
+    unused_classes,
+)
 from decodeonce.store.columns import column_file
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 
 MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
+MULTI_LABEL = "docs/how-to/data/multi-label.md"
 NEGATIVE = "label {}, expected 0 or more"
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
@@ -38,6 +47,8 @@ class LabeledSource(Source):
     Raises:
         BuildError: If there are both `classes` and `no_labels`, or a name of a column is invalid.
     """
+
+    are_texts: ClassVar = False  # whether a label is a text, which may be a name that looks like a number
 
     def __init__(
         self, root: Path, classes: Sequence[str] | None, column: Sequence[str] | None, *, no_labels: bool = False
@@ -65,7 +76,7 @@ class LabeledSource(Source):
 
     def _warnings(self, samples: int) -> list[str]:
         names, used = self._names or [], {number for number in self._numbers.values() if number >= 0}
-        warnings = unused_classes(names, used)
+        warnings = [*unused_classes(names, used), *alike_classes(names)]
         if self._keeps_labels and self.no_labels:
             warnings.append("the labels are numbers to predict, which the column keeps; all images get the label 0")
         if self._given is None and samples and len(used) > max(samples // 2, 1):
@@ -74,7 +85,7 @@ class LabeledSource(Source):
             what = (
                 f"labels such as {several!r:.80} look like several labels of one image, and each is a class of its own"
             )
-            warnings.append(f"{what}; if so, see docs/how-to/data/multi-label.md")
+            warnings.append(f"{what}; if so, see {MULTI_LABEL}")
         return warnings
 
     def _learn(self, seen: Mapping[str, object], *, numbered: bool = True) -> None:
@@ -95,7 +106,8 @@ class LabeledSource(Source):
         """
         if self.no_labels:
             return
-        given = self._given is not None and set(seen) <= set(self._given) and any("." in label for label in seen)
+        by_name = self.are_texts or any("." in label for label in seen)
+        given = self._given is not None and set(seen) <= set(self._given) and by_name
         texts = [label for label in seen if given or not numbered or not _WHOLE.fullmatch(label)]
         if not texts:
             self._learn_numbers({label: int(label.partition(".")[0]) for label in seen}, seen)
@@ -106,7 +118,8 @@ class LabeledSource(Source):
         if self._given is None and all(label.startswith("[") for label in seen):
             raise BuildError(
                 f"{seen[texts[0]]}: label {texts[0]!r:.80} is a list; to predict several labels for each image, pass "
-                "--no-labels and keep them with --column NAME, in a column that is not called labels"
+                "--no-labels and keep them with --column NAME, in a column that is not called labels; if they are "
+                f"words, see {MULTI_LABEL} first"
             )
         if numbered and self._given is None and _are_fractions(seen):
             raise BuildError(
@@ -114,9 +127,11 @@ class LabeledSource(Source):
                 "and keep them with --column NAME; to classify them, list all as class names with --classes FILE"
             )
         if numbered and self._given is None and len(texts) < len(seen):
+            several = _several_labels(list(seen))
+            advice = f"if {several!r:.80} is several labels, see {MULTI_LABEL}; otherwise " if several else ""
             raise BuildError(
                 f"{seen[texts[0]]}: label {texts[0]!r:.80} is not a whole number, but {len(seen) - len(texts)} of "
-                f"{len(seen)} different labels are; correct it, or list all class names with --classes FILE"
+                f"{len(seen)} different labels are; {advice}correct it, or list all class names with --classes FILE"
             )
         check_no_duplicates(self._given or ())
         names = sorted(seen, key=name_bytes) if self._given is None else list(self._given)
@@ -127,8 +142,21 @@ class LabeledSource(Source):
                 raise BuildError(f"{where}: class {label!r} is not in {origin}; add it there, or omit --classes")
         self._names, self._numbers = names, {label: numbers[label] for label in seen}
 
+    def _refuse_other_numbers(self, given: Sequence[str], seen: Mapping[str, object]) -> None:
+        """Raise BuildError if labels are numbers, and some of them are the names of classes with other numbers."""
+        numbers = {name: str(number) for number, name in enumerate(given)}
+        if others := [label for label in seen if numbers.get(label, label) != label]:
+            missing = next(label for label in seen if label not in numbers)
+            origin = ClassList(given).origin
+            raise BuildError(
+                f"{seen[missing]}: label {missing} is not in {origin}, but label {others[0]} is, as class "
+                f"{numbers[others[0]]}; list all labels there, or write class names that are no numbers"
+            )
+
     def _learn_numbers(self, numbers: dict[str, int], seen: Mapping[str, object]) -> None:
         self._numbers = numbers
+        if self.are_texts and self._given is not None:
+            self._refuse_other_numbers(self._given, seen)
         largest = max(numbers, key=numbers.__getitem__, default="")
         count = MAX_NUMBERS if self._given is None else len(self._given)
         if (last := numbers.get(largest, -1)) >= count:

@@ -88,6 +88,9 @@ class PairedSource(SourceWrapper):
         for name, folder in self._folders.items():
             if not os.path.isdir(folder):
                 raise BuildError(f"{folder}: no such folder; expected {name} images, named like those in {self.root}")
+            if os.path.realpath(folder) == os.path.realpath(self.root):
+                advice = f"move the {name} images into a folder of their own"
+                raise BuildError(f"--paired {name}={folder}: this is the folder of the images; {advice}")
 
     def _with_files(self, entry: Entry) -> Entry:
         """Return the entry with the ending, size and time of each file, or with the problem of a missing one."""

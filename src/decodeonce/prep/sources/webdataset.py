@@ -73,6 +73,7 @@ class WebdatasetSource(LabeledSource):
     """
 
     kind = "webdataset"
+    are_texts = True
     files: SourceFiles
 
     def __init__(  # noqa: PLR0913 - the settings that a plan records
