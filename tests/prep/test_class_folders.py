@@ -62,7 +62,7 @@ def test_folders_of_systems_and_tools_hold_no_samples(tmp_path: Path) -> None:
     [warning] = warned(root)
     assert warning.startswith("7 folders left out, because no class has such a name ('#recycle', '$RECYCLE.BIN', ")
     assert len(list(FolderSource(root, no_labels=True).scan().entries)) == 3
-    with pytest.raises(BuildError, match="the class list contains '@eaDir'; expected the name of a folder in"):
+    with pytest.raises(BuildError, match="the class list contains '@eaDir', which is no class; remove it there, and"):
         FolderSource(root, classes=["$5", "@eaDir", "@home", "a"]).scan()
 
 
@@ -104,13 +104,17 @@ def test_val_with_other_classes_than_train_causes_a_warning(tmp_path: Path, val:
     folders(tmp_path / train, "a/1.jpg", "b/1.jpg", "c/1.jpg")
     [warning] = warned(folders(tmp_path / val, "a/1.jpg", "c/1.jpg"))
     assert warning.startswith(
-        f"classes differ from those of {tmp_path}/{train}: 2 instead of 3 (first difference: b), so labels"
+        f"compared with {tmp_path}/{train}, this lacks 1 class (first b), so labels differ; pass the"
     )
     subprocess.run(["bash", "-c", commands_in(warning)], cwd=tmp_path, check=True)
     classes = (tmp_path / "classes.txt").read_text().splitlines()
     assert [entry.label for entry in FolderSource(tmp_path / val, classes=classes).scan().entries] == [0, 2]
     assert warned(folders(tmp_path / val, "b/1.jpg")) == []
     assert warned(tmp_path / train) == []
+    [warning] = warned(folders(tmp_path / val, "d/1.jpg", "e/1.jpg"))
+    assert f"compared with {tmp_path}/{train}, this has 2 more (first d), so labels differ" in warning
+    files = FolderSource(tmp_path / val, classes=["README.txt", "a", "b", "c", "d", "e"]).listing().warnings
+    assert any("this has 3 more (first README.txt)" in text for text in files)
 
 
 def commands_in(warning: str) -> str:

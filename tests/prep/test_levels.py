@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from decodeonce.cli.output import advice_on
 from decodeonce.prep.listing import Entry, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Recipe, gray_range
@@ -74,7 +75,12 @@ def test_levels_scale_color(kind: str, levels: str | None) -> None:
     row = Decoder(Recipe(height=64, width=64, levels=levels)).row(data, Entry(b"x", 0, len(data), 0))
     expected = scaled(COLORS[..., :3], low, high) if levels else (COLORS[..., :3] >> 8).astype(np.uint8)
     np.testing.assert_array_equal(np.frombuffer(row.pixels, np.uint8).reshape(64, 64, 3), expected)
-    assert row.unusual == (unusual if levels else unusual.replace("16 bit", "16 bit, values of 12 bits"))
+    # Most of the values, 0 to 4095, are above 1500.
+    depth = {None: "16 bit, values of 12 bits", "500:1500": "16 bit, most values are above --levels"}
+    assert row.unusual == unusual.replace("16 bit", depth.get(levels, "16 bit"))
+    if levels == "500:1500":
+        [line] = advice_on({row.unusual: 2}, levels)
+        assert line == "2 images were stored mostly white, because most of the values are above --levels 500:1500"
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,9 @@ def advice_on(kept: Mapping[str, int], levels: object) -> Iterator[str]:
             f"{counted(count, 'image')} {_was(count)} stored dark: the values have at most {bits} "
             f"bits; --levels 0:{(1 << bits) - 1} scales all images equally, and --levels auto each image by itself"
         )
+    if white := sum(count for reason, count in kept.items() if "above --levels" in reason):
+        found = f"{counted(white, 'image')} {_was(white)} stored mostly white"
+        yield f"{found}, because most of the values are above --levels {levels}"
     if levels is not None and not any(re.search(r"\b1[26] bit", reason) for reason in kept):
         yield f"--levels {levels} scaled none of the stored images, because none has 12 or 16 bits"
 

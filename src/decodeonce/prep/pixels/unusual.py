@@ -54,6 +54,7 @@ TURNS = {
 TURNS_BACK = {6: 8, 8: 6}  # what undoes a turn; each of the others undoes itself
 END_MARKER = b"\xff\xd9"
 ORIENTATION = 0x0112
+MOSTLY_WHITE = "most values are above --levels"
 UNUSED_BITS = 2  # An image that does not use so many upper bits is dark.
 CR2_START = b"\x10\0\0\0CR\2\0"  # of Canon's RAW files, after the four bytes of TIFF
 # Tags of TIFF, and their values.
@@ -305,12 +306,14 @@ def _values(image: Image.Image) -> DecodedImage:
 
 
 def _dropped_bands(image: Image.Image) -> str:
-    """Return as text which bands of a TIFF Pillow drops in addition to alpha; "" for none."""
-    kept, bands = len(image.getbands()), getattr(image, "tag_v2", {}).get(SAMPLES, 1)
+    """Return as text which bands of a TIFF Pillow drops in addition to alpha, and whether it has more pages."""
+    tags = getattr(image, "tag_v2", None)
+    pages = "several pages, the first is kept" if getattr(tags, "next", 0) else ""
+    kept, bands = len(image.getbands()), (tags or {}).get(SAMPLES, 1)
     if bands <= kept:
-        return ""
+        return pages
     which = f"last {bands - kept} are" if bands - kept > 1 else f"{bands}{'nd' if bands == 2 else 'th'} is"
-    return f"{bands} bands, the {which} dropped"
+    return joined(f"{bands} bands, the {which} dropped", pages)
 
 
 def _greatest(image: Image.Image) -> int:
@@ -353,7 +356,10 @@ def _eight_bits(
         most = max(most, int(values.max()))
         eight = values >> (bits - 8) if levels is None else ((values - low) * 510 + (high - low)) // (2 * (high - low))
         scaled[top : top + lines] = eight.clip(0, 255)
-    return scaled, _depth(bits, max(most, 1).bit_length()) if levels is None else f"{bits} bit"
+    if levels is None:
+        return scaled, _depth(bits, max(most, 1).bit_length())
+    is_white = most > high and np.count_nonzero(scaled == 255) > scaled.size // 2
+    return scaled, f"{bits} bit, {MOSTLY_WHITE}" if is_white else f"{bits} bit"
 
 
 def _least_and_most(parts: Iterable[tuple[int, NDArray[np.int64]]]) -> tuple[int, int]:

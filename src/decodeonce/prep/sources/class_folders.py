@@ -104,14 +104,24 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
         if label := next((label for label, name in enumerate(names) if name != by_value[label]), None):
             found = f"class names are sorted as text: label {label} is class {quoted(names[label])}"
             yield f"{found}; to sort them by number, {_pass_classes(root, 'sort -V')}"
-    if not is_url(root) and (train := _train_next_to(Path(absolute(root)))):
-        others = list[str]()
+
+
+def unlike_train(root: Path, names: Sequence[str]) -> list[str]:
+    """Return a warning if the classes of val or test, found or given, are not those of the train next to it."""
+    train = None if is_url(root) else _train_next_to(Path(absolute(root)))
+    others = list[str]()
+    if train is not None:
         with suppress(BuildError):  # it may be unreadable, and is not needed
             others = list_top(train).folders
-        if others and (different := sorted({*others} ^ {*names}, key=name_bytes)):
-            found = f"classes differ from those of {train}: {len(names)} instead of {len(others)}"
-            found += f" (first difference: {quoted(different[0])}), so labels differ"
-            yield f"{found}; to use its labels, {_pass_classes(train, 'LC_ALL=C sort')}"
+    if not others or {*others} == {*names}:
+        return []
+    lacks, more = (sorted({*a} - {*b}, key=name_bytes) for a, b in ((others, names), (names, others)))
+    found = [f"lacks {counted(len(lacks), 'class', 'classes')} (first {quoted(lacks[0])})"] if lacks else []
+    found += [f"has {len(more)} more (first {quoted(more[0])})"] if more else []
+    advice = (
+        f"pass the --classes of the build of train; if it had none, {_pass_classes(train or root, 'LC_ALL=C sort')}"
+    )
+    return [f"compared with {train}, this {' and '.join(found)}, so labels differ; {advice}"]
 
 
 def _pass_classes(root: Path, sort: str) -> str:

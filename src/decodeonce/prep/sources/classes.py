@@ -66,10 +66,13 @@ def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> No
     check_no_duplicates(names)
     outside = [name for name in names if not name or NO_SAMPLES.fullmatch(name_bytes(name)) or {*name} & {*"/\0"}]
     if outside:
-        raise BuildError(f"{origin} contains {outside[0]!r}; expected the name of a folder in {top}")
+        raise BuildError(
+            f"{origin} contains {outside[0]!r}, which is no class; remove it there, and build again with it"
+        )
     unlisted = sorted(set(present) - set(names))
     if unlisted:
-        raise BuildError(f"{top / unlisted[0]}: this class folder is not in {origin}; add it there")
+        advice = "add it at the end, and build all stores that use this list again"
+        raise BuildError(f"{top / unlisted[0]}: this class folder is not in {origin}; {advice}")
 
 
 def unused_classes(names: Sequence[str], used: Collection[int]) -> list[str]:
@@ -82,11 +85,11 @@ def unused_classes(names: Sequence[str], used: Collection[int]) -> list[str]:
 
 
 def alike_classes(names: Sequence[str]) -> list[str]:
-    """Return a warning if two classes have names that differ only in case."""
+    """Return a warning if two classes have names that differ only in case, or in blanks around them."""
     first: dict[str, str] = {}
     for name in names:
-        if (other := first.setdefault(name.casefold(), name)) != name:
-            return [f"the classes {other!r} and {name!r} differ only in case"]
+        if (other := first.setdefault(name.casefold().strip(), name)) != name:
+            return [f"the classes {other!r} and {name!r} differ only in case or blanks"]
     return []
 
 

@@ -14,7 +14,14 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
 from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.class_folders import Top, check_no_splits, list_top, odd_names, outside_classes
+from decodeonce.prep.sources.class_folders import (
+    Top,
+    check_no_splits,
+    list_top,
+    odd_names,
+    outside_classes,
+    unlike_train,
+)
 from decodeonce.prep.sources.classes import (
     UNLABELED,
     ClassList,
@@ -123,14 +130,8 @@ class FolderSource(Source):
             others = self._by_suffix.warnings("; --suffix reads them")
             outside = [] if self.no_labels else outside_classes(self.root, self._listed, self.links)
             odd = [*self._odd, *odd_names(self.root, self._names, self.links)] if self._is_guess else []
-            return [
-                *unused_classes(self._names, used),
-                *alike_classes(self._names),
-                *others,
-                *self._listed.warnings(),
-                *outside,
-                *odd,
-            ]
+            odd += [] if self.no_labels else [*alike_classes(self._names), *unlike_train(self.root, self._names)]
+            return [*unused_classes(self._names, used), *others, *self._listed.warnings(), *outside, *odd]
 
         return Scan(noted(), tuple(map(ImageClass, self._names)), warnings)
 

@@ -125,7 +125,11 @@ class WebdatasetSource(LabeledSource):
         else:
             with closing(self._samples(0, self._naming)) as found:
                 label_from = next((sample.label_from for sample in found if sample.label), "")
-            none = "no labels in the first shard; name their files with --label-suffix, or pass --no-labels"
+            none = (
+                "no labels in the first shard; a label is the text of a .cls file, or in a .json file the value of "
+                f"{', '.join(LABEL_KEYS)}; name files of another suffix with --label-suffix, pass --no-labels, or read "
+                "other keys with a dataset of your own (docs/how-to/data/dataset-object.md)"
+            )
             labels = f"labels from {label_from}" if label_from else none
         return f"{self.files.describe('shard')}, {labels}"
 
