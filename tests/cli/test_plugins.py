@@ -70,7 +70,7 @@ def test_package_that_ends_its_process_affects_only_its_kind(tmp_path: Path) -> 
     )
     assert (listed.returncode, "Added by the package leaving." in listed.stdout) == (0, True), listed
     used = prep_process("build", "leaving", "SRC", "OUT", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    expected = "the process that runs leaving:REGISTERED ended early (exit status 0); find out why with: python -c"
+    expected = "the process that runs leaving:REGISTERED ended early (exit status 0); find out why in Python:"
     assert_fails(used, 1, expected)
 
 

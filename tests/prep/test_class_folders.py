@@ -148,3 +148,16 @@ def test_file_of_labels_is_named_with_the_command_that_reads_it(tmp_path: Path) 
     ) as raised:
         FolderSource(images)
     assert f"run `prep build list {table} OUT` instead" in str(raised.value)
+
+
+def test_folders_that_only_look_like_those_of_tools_or_splits_are_classes(tmp_path: Path) -> None:
+    source = FolderSource(folders(tmp_path, "recycle/1.jpg", "Recycler/1.jpg", "$RECYCLE.BIN/1.jpg", "RECYCLER/1.jpg"))
+    assert [one.name for one in source.listing().classes] == ["Recycler", "recycle"]
+    assert warned(folders(tmp_path / "covid", "test_neg/1.jpg", "test_pos/1.jpg")) == []
+
+
+def test_command_that_lists_classes_leaves_out_what_is_no_class(tmp_path: Path) -> None:
+    folders(tmp_path / "train", "a/1.jpg", "b/1.jpg", "@eaDir/1.jpg", "#recycle/1.jpg")
+    [warning] = [text for text in warned(folders(tmp_path / "val", "b/1.jpg")) if "compared" in text]
+    subprocess.run(["bash", "-c", commands_in(warning)], cwd=tmp_path, check=True)
+    assert (tmp_path / "classes.txt").read_text().splitlines() == ["a", "b"]

@@ -230,6 +230,28 @@ def test_unusable_src_is_an_error(tmp_path: Path, contents: Files, src: str, spl
         list(open_imagenet(tmp_path / src, split=split).scan().entries)
 
 
+def test_other_archives_and_images_next_to_class_folders_are_no_forms_of_it(tmp_path: Path) -> None:
+    other = zip_bytes({f"n0144076{digit}/{digit}.JPEG": PICS[0].data for digit in range(2)})
+    extra = {
+        "old.zip": other,
+        "train.tar.gz": tar_bytes(TREE, "w:gz"),
+        "features_train.tar": tar_bytes({"a.npy": b"1"}),
+    }
+    write(tmp_path / "top", TREE | extra)
+    assert by_stem(labels(open_imagenet(tmp_path / "top"))) == TRAIN
+    write(tmp_path / "both", train_tree() | {"train/montage_n01440764.jpg": PICS[0].data})
+    assert by_stem(labels(open_imagenet(tmp_path / "both"))) == TRAIN
+    write(
+        tmp_path / "val",
+        {f"val/{name}": data for name, data in VAL_TREE.items()} | {"train.tar.gz": extra["train.tar.gz"]},
+    )
+    assert by_stem(labels(open_imagenet(tmp_path / "val", split="val"))) == by_stem(EXPECTED)
+    both = {f"{split}/{name}": data for split in ("train", "val") for name, data in forms.class_tars(PICS).items()}
+    write(tmp_path / "tars", {"all.tar": tar_bytes(both)})
+    for split in ("train", "val"):
+        assert by_stem(labels(open_imagenet(tmp_path / "tars/all.tar", split=split))) == TRAIN
+
+
 def test_half_unpacked_class_tars_are_an_error(tmp_path: Path) -> None:
     packed = {f"train/{name}": data for name, data in forms.class_tars(PICS).items()}
     write(tmp_path, packed | train_tree([pic for pic in PICS if pic.wnid == "n01440764"]))

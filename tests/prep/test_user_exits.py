@@ -79,7 +79,7 @@ ENDS = {
 @pytest.mark.parametrize("code", ENDS)
 def test_module_that_ends_its_process_is_named(tmp_path: Path, where: str, code: str) -> None:
     done = build(tmp_path, **{where: code})
-    assert_fails(done, 1, f"mine:images {ENDS[code]}", "; find out why with: python -c 'import mine'\n")
+    assert_fails(done, 1, f"mine:images {ENDS[code]}", "; find out why in Python: import mine, and call images\n")
     assert not (tmp_path / "out").exists()
 
 
@@ -92,7 +92,7 @@ def test_map_that_ends_each_worker_at_its_import_is_named(tmp_path: Path, code: 
     prep_process("plan", "imagenet", "src", "out", "--size", 8, "--map", "maps:same", cwd=tmp_path)
     done = prep_process("work", "out", "--workers", 1, cwd=tmp_path, ENDS="1")
     assert (done.returncode, f"prep: error: the process that runs maps:same {ENDS[code]}" in done.stderr) == (1, True)
-    assert done.stderr.endswith("; find out why with: python -c 'import maps'\n")
+    assert done.stderr.endswith("; find out why in Python: import maps, and call same\n")
 
 
 def test_module_that_closes_files_is_named(tmp_path: Path) -> None:

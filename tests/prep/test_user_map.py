@@ -105,7 +105,7 @@ def test_images_left_out_by_map_are_listed_but_not_rejected(module: Path, src: P
 
 
 def test_exception_of_map_is_the_reject_reason(module: Path, src: Path, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="3 of 3 images are rejects"):
+    with pytest.raises(BuildError, match="none of the 3 images that were decoded can be stored"):
         build_with_map(src, tmp_path / "out", "raising")
     with pytest.raises(BuildError, match="every image was rejected or left out"):
         build_with_map(src, tmp_path / "out2", "raising", max_bad="100%")

@@ -156,7 +156,7 @@ def _first_worker(arguments: list[str]) -> AbstractContextManager[None]:
 
     The imports take 0.2 to 0.3 s in each process. A worker that is not used, such as after a usage error, is killed.
     """
-    if arguments[:1] not in (["build"], ["convert"]) or {"--help", "-h", "--dry-run"} & {*arguments}:
+    if arguments[:1] not in (["build"], ["convert"]) or {"dataset", "--help", "-h", "--dry-run"} & {*arguments}:
         return nullcontext()
     from decodeonce.prep.processes.child import BLOCK_WORKER, started_early
 

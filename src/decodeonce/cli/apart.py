@@ -32,15 +32,16 @@ def _fork() -> mmap.mmap:
     """Return in the child only, with the memory that it shares with the parent: code of the user may close a pipe."""
     outcome = mmap.mmap(-1, mmap.PAGESIZE)
     child.end_early()  # only the process that started a worker can wait for it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a launcher ignored it, there would be no exit status
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, LAST_BLOCKS})
     if pid := os.fork():
         child.alive.add(pid)
-        handler = signal.signal(LAST_BLOCKS, lambda number, frame: os.kill(pid, number))
+        signal.signal(LAST_BLOCKS, lambda number, frame: os.kill(pid, number))
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        signal.signal(LAST_BLOCKS, handler)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # until waitpid, the number stays that of the child
+        signal.signal(LAST_BLOCKS, signal.SIG_IGN)
         child.alive.discard(pid)
-        _end_like(status, outcome)
+        _end_like(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), outcome)
     ctypes.CDLL(None).prctl(child.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for number in STOPPING:  # they reach both processes, or the parent, which kills its child and prints the message
         signal.signal(number, signal.SIG_DFL)

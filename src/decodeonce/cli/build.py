@@ -322,11 +322,12 @@ def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Com
 def likely_kind(src: Path) -> str:
     """Return the kind that reads a path, by its suffix or, for a folder, by some names in it; "" if there is none."""
     kinds = {".tar": "webdataset", ".parquet": "parquet"}
-    if src.is_file():
+    try:
+        names = [entry.name for entry in islice(os.scandir(src), 100)]
+    except NotADirectoryError:
         return {**kinds, ".csv": "list", ".tsv": "list", ".txt": "list"}.get(src.suffix, "")
-    if not src.is_dir():
+    except OSError:
         return ""
-    names = [entry.name for entry in islice(os.scandir(src), 100)]
     if any(name.startswith("ILSVRC2012_") for name in names):
         return "imagenet"
     return next((kind for suffix, kind in kinds.items() if any(name.endswith(suffix) for name in names)), "folder")

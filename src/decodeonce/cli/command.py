@@ -138,7 +138,8 @@ class Command(_Summarized, TyperCommand):
         """Parse as click does, and attach the context to every error, so that the message names the right --help."""
         given = bool(args)
         try:
-            self._refuse_repeated_paths(ctx, args)
+            if not ctx.resilient_parsing:  # which completes a line
+                self._refuse_repeated_paths(ctx, args)
             return super().parse_args(ctx, args)
         except USAGE_ERROR as error:
             error.ctx = error.ctx or ctx

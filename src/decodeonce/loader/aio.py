@@ -69,9 +69,11 @@ class ForkGuard:
         os.register_at_fork(before=self._postpone, after_in_parent=self._deliver, after_in_child=self._restore)
 
     def _postpone(self) -> None:
-        if threading.current_thread() is threading.main_thread():  # the only one that handles signals
-            self._postponed, self._handler = False, signal.getsignal(signal.SIGINT)
-            if callable(self._handler):
+        is_main = threading.current_thread() is threading.main_thread()  # the only thread that handles signals
+        if is_main and self._handler is None:  # not a fork within a fork
+            self._postponed, handler = False, signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                self._handler = handler
                 signal.signal(signal.SIGINT, self._note)
 
     def _note(self, number: int, frame: object) -> None:

@@ -81,7 +81,7 @@ def reason(data: bytes, error: Exception) -> str:
     """Return why these bytes could not be decoded, given the exception of the last decoder."""
     if isinstance(error, Image.DecompressionBombError):
         return f"decompression bomb: {str(error).partition(',')[0]}"
-    found, complaint = _format(data), _complaint(error)
+    found, complaint = _format(data), _complaint(error, _format(data))
     if not found:
         return _unread(data)
     if found == "WEBP" and not features.check("webp"):
@@ -124,12 +124,12 @@ def _format(data: bytes) -> str:
     return "WEBP" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else _by_start(data, SIGNATURES)
 
 
-def _complaint(error: Exception) -> str:
+def _complaint(error: Exception, found: str) -> str:
     """Return the text of an exception; for a tag that a TIFF lacks, the KeyError has only its number."""
-    cause = error.__cause__ or error  # Image.OPEN makes a SyntaxError of a KeyError
+    cause = (error.__cause__ or error) if found == "TIFF" else None  # Image.OPEN makes a SyntaxError of a KeyError
     if isinstance(cause, KeyError) and isinstance(tag := cause.args[0], int):
         return f"the tag {TiffTags.lookup(tag).name} ({tag}) is missing"
-    if str(error) == "unknown pixel mode":
+    if cause and str(error) == "unknown pixel mode":
         return f"{error}: its bands are declared as something else than RGB; keep three, for example with {THREE_BANDS}"
     if isinstance(cause, IndexError):  # Pillow 13 for separate planes and a band of no declared meaning
         return f"{cause}; if other programs read it, {INTERLEAVE}"
@@ -147,7 +147,7 @@ def _header_complaint(data: bytes, found: str) -> str:
             warnings.simplefilter("ignore")
             Image.OPEN[found][0](io.BytesIO(data), "")
     except BAD_CONTENT as error:
-        return _complaint(error)
+        return _complaint(error, found)
     return "its header cannot be read"
 
 

@@ -216,9 +216,9 @@ def how_ended(status: int) -> str:
 
 def user_death(names: Iterable[str], status: int) -> BuildError | Stopped:
     """Return the error for a process that imported these functions or classes of the user, `module:name`."""
-    modules = ", ".join(dict.fromkeys(name.partition(":")[0] for name in names))
+    modules, functions = (", ".join(dict.fromkeys(name.partition(":")[part] for name in names)) for part in (0, 2))
     what = f"the process that runs {', '.join(names)}"
-    return death(what, status, f"find out why with: python -c 'import {modules}'")
+    return death(what, status, f"find out why in Python: import {modules}, and call {functions}")
 
 
 def kill_children() -> None:

@@ -15,16 +15,17 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.host import usable_cores
+from decodeonce.prep import user_code
 from decodeonce.prep.convert.rows import StoreRows, converted, shape_text
 from decodeonce.prep.listing import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.pixels.user_map import LoadedMap
 from decodeonce.prep.recipe import Filter, Recipe, check_choice
 from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
 from decodeonce.prep.sources import SOURCES, find_opener, find_registered
 from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED, Source
 from decodeonce.prep.sources.files import system_of
 from decodeonce.prep.sources.paired import open_with_paired
+from decodeonce.prep.sources.plugins import plugins
 from decodeonce.remote import as_path, scheme_of, source_text
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import Paired
@@ -44,6 +45,7 @@ def open_rows(manifest: Manifest, source: str, paired: Mapping[str, str]) -> Fro
 
     Raises BuildError or StoreError if no row of the store can come from it.
     """
+    _before_imports(manifest)
     source = source_text(source)
     path = as_path(source)
     if system_of(path).is_file(path / "store.json"):
@@ -51,6 +53,14 @@ def open_rows(manifest: Manifest, source: str, paired: Mapping[str, str]) -> Fro
             raise BuildError(f"{source}: a remote store; run `prep stage {source} COPY`, then pass --from COPY")
         return FromStore(manifest, path)
     return FromImages(manifest, source, paired)
+
+
+def _before_imports(manifest: Manifest) -> None:
+    """Let a command continue in a process of its own before SRC is opened: a URL starts threads, which do not fork."""
+    if isinstance(of_map := manifest.recipe.get("map"), dict):
+        user_code.before_import(str(of_map.get("function")))
+    if (kind := manifest.source.get("kind")) in plugins():
+        find_registered(kind)
 
 
 class _Decoders(threading.local):
@@ -76,8 +86,6 @@ class FromImages:
             elif "unpacked_from" in recipe:
                 why = f"unpacked from {recipe['unpacked_from']}"
             raise BuildError(f"{src}: the rows were {why}; pass as --from a store that has them") from None
-        if self._recipe.map:
-            LoadedMap(self._recipe.map)  # a command imports it in a new process, which a thread cannot start
         self._decoders = _Decoders(self._recipe, [cls.name for cls in manifest.classes])
 
     def rows(self, wanted: Sequence[Sample], is_right: IsRight) -> Iterator[tuple[Sample, PixelsOrReason]]:

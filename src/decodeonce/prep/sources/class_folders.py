@@ -73,7 +73,7 @@ def check_no_splits(root: Path, names: Sequence[str], links: Links) -> list[str]
             contents = f"{splits[order[0]][0]} contains {counted(len(first), 'folder')} (first {quoted(first[0])})"
             error = f"{root}: contains splits instead of classes ({', '.join(found)}): {contents}"
             raise BuildError(f"{error}; {'; '.join(commands)}; if these are classes, pass --splits-as-classes")
-        if len(found) > 1:
+        if len(splits) > 1:
             return [f"classes have the names of splits ({', '.join(found)}); if they are splits, {'; '.join(commands)}"]
     return []
 
@@ -127,7 +127,9 @@ def unlike_train(root: Path, names: Sequence[str]) -> list[str]:
 def _pass_classes(root: Path, sort: str) -> str:
     if is_url(root):
         return "pass --classes FILE, with one class name per line"
-    listed = f"(cd {quoted(root)} && ls -d -- */) | tr -d / | {sort} > classes.txt"
+    junk = "".join(f" -e {quoted(name)}" for name in list_top(root).left_out if not name.startswith("."))
+    only = f" | grep -vxF{junk}" if junk else ""
+    listed = f"(cd {quoted(root)} && ls -d -- */) | tr -d /{only} | {sort} > classes.txt"
     return f"run: {listed}, and pass --classes classes.txt"
 
 
@@ -153,6 +155,7 @@ def outside_classes(root: Path, top: Top, links: Links) -> list[str]:
         folder = root / top.folders[0]
         files += [folder / name for name in list_top(folder).files]
     tables = [file for file in files if file.suffix.lower() in (".csv", ".tsv", ".txt", ".json", ".jsonl")]
+    tables.sort(key=lambda file: file.suffix.lower() not in (".csv", ".tsv"))
     for table in tables[:MOST_TABLES]:
         if advice := _advice_on_table(table, folder):
             return [*warnings, f"{table.name} is not read; if it has the labels, {advice}"]

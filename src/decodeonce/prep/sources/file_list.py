@@ -37,7 +37,7 @@ MISSING = os.strerror(errno.ENOENT)
 LOOKED_AT = 4096  # a binary file has a zero in its first bytes
 MOST_ENTRIES, MOST_FOLDERS = 1000, 64  # looked at to find out why a file is missing
 MOST_SEARCHES = 100  # missing files that are searched for there: a search takes hundreds of calls of stat
-MOST_LOOKED_UP = 20_000  # of a longer list, some lines are looked up to count the files in each folder
+MOST_LOOKED_UP = 1000  # of a longer list, some lines are looked up to count the files in each folder
 MAX_LINE = 1 << 20  # characters of a line; a path has at most 4096
 
 
@@ -92,6 +92,7 @@ class ListSource(LabeledSource):
         self._slashes = slashes
         self._notes = Notes()
         self._places = Counter[str]()  # the number of files by subfolder of the root, if some are missing in it
+        self._are_distinct = True  # whether none of these files is in two of the folders
 
     @property
     def top(self) -> Path:
@@ -113,7 +114,7 @@ class ListSource(LabeledSource):
 
     def scan(self) -> Scan:
         """Return every sample, in the order of the list."""
-        self._notes, self._places = Notes(), Counter()
+        self._notes, self._places, self._are_distinct = Notes(), Counter(), True
         self._learn_classes()
         searches = iter(range(MOST_SEARCHES))
         found = map(partial(self._with_cause, searches), stat_entries(self.root, self._listed(), self.links))
@@ -246,21 +247,26 @@ class ListSource(LabeledSource):
         """Return how to read the files that are in a subfolder; some may be in others, or not in any."""
         if not self._places:
             step = 1 + sum(1 for _ in self._lines()) // MOST_LOOKED_UP
-            for _, name in islice(self._lines(), 0, None, step):
-                text = name_text(name) + suffix
-                self._places.update(islice((place for place in ("", *folders) if self._exists(place, text)), 1))
+            names = [name_text(name) + suffix for _, name in islice(self._lines(), 0, None, step)]
+            for name in names:
+                self._places.update(islice((place for place in ("", *folders) if self._exists(place, name)), 1))
+            self._places[folder] += folder not in self._places  # the lines that were looked up may lack it
+            held = (sum(self._exists(place, name) for place in self._places) for name in names)
+            self._are_distinct = max(held, default=0) < 2
         more = f" --suffix {suffix}" if suffix else ""
         if len(self._places) < 2:
             return f"pass --root {quoted(self._place(folder))}{more}"
         places = [self._place(place) for place in self._places]
         found = ", ".join(f"{place} ({count:,})" for place, count in zip(places, self._places.values(), strict=True))
-        advice, is_beside = [], any(place.startswith("..") for place in self._places)
+        advice = list[str]()
+        is_beside = any(place.startswith("..") for place in self._places)
         if not is_beside:
             advice.append(f"write the folder into each path of the list, such as {folder}/...")
-        if is_beside or "" not in self._places:
+        if self._are_distinct and (is_beside or "" not in self._places):
             together = quoted(self._place("../all" if is_beside else "all"))
             parts = " ".join(quoted(f"{place}/.") for place in places)
             advice.append(f"run: mkdir {together} && cp -rl {parts} {together}, then pass --root {together}{more}")
+        advice = advice or ["copy them into one folder, under names that differ, and correct the list"]
         return f"files of this list are in {len(places)} folders: {found}, but --root takes one; {', or '.join(advice)}"
 
     def _place(self, folder: str) -> Path:

@@ -42,8 +42,8 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".ti
 SUFFIXES = tuple(map(str.encode, IMAGE_SUFFIXES))
 # Folders of systems and tools. In them are deleted images, thumbnails and copies, but no samples.
 NO_SAMPLES = re.compile(
-    rb"\..*|__MACOSX|__pycache__|lost\+found|System Volume Information|\$?RECYCLER?(\.BIN)?|@eaDir|@Recycle|@__thumb"
-    rb"|@Recently-Snapshot|#recycle|#snapshot|~snapshot",
+    rb"\..*|__MACOSX|__pycache__|lost\+found|System Volume Information|\$RECYCLE\.BIN|(?-i:RECYCLER)|@eaDir|@Recycle"
+    rb"|@__thumb|@Recently-Snapshot|#recycle|#snapshot|~snapshot",
     re.IGNORECASE | re.DOTALL,
 )
 MAX_FILE_BYTES = 1 << 30  # an image is read whole; a larger file is probably an archive or a film

@@ -37,6 +37,7 @@ from decodeonce.store import disk
 
 OPEN_FILES = 64
 GZIP_MAGIC = b"\x1f\x8b"
+BZIP2_BLOCK = b"1AY&SY"  # follows "BZh" and a digit; a text may begin with BZh
 COMPRESSED = {GZIP_MAGIC: "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 CHUNK = 1 << 20
 # Bytes per request for the headers in an object: a header with the label next to it, or those of many images.
@@ -231,7 +232,7 @@ def refuse_stand_ins(holder: Holder) -> None:
     if begin == LFS_POINTER:
         raise BuildError(f"{holder.path}: {IS_LFS_POINTER}")
     for magic, name in COMPRESSED.items():
-        if begin.startswith(magic):
+        if begin.startswith(magic) and (name != "bzip2" or begin[4:10] == BZIP2_BLOCK):
             file = quoted(holder.path) if os.path.isfile(holder.path) else "FILE"  # it may be in a tar
             advice = f"unpack it first: {name} -dc {file} > NEW"  # gunzip and others refuse names without their suffix
             raise BuildError(f"{holder.path}: compressed with {name}, so it cannot be read at an offset; {advice}")

@@ -110,6 +110,8 @@ def _find(root: Path, split: str, links: Links) -> ImagenetSplit:
             return ImagenetSplit(root, kind=FOLDERS, split=one, folder=one, follow_links=links.follow)
     own = "val" if os.path.basename(os.path.realpath(root)) in VAL_NAMES else "train"
     form = next(_forms_of(root, "", own, links), None)
+    for one in SPLITS if split == "auto" else (split,):  # listing a compressed tar fails with advice
+        form = form or next(_in_tars(root, "", one, links, compressed=True), None)
     if form is None or split not in ("auto", form.split):
         raise _unrecognized(root, split)
     return form
@@ -135,6 +137,8 @@ def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
             yield ImagenetSplit(root, kind=kind, split=split, files=[file])
         return
     yield from _unpacked_or_tar(root, split, links)
+    if system.is_folder(root) and any(map(WNID.fullmatch, list_top(root).folders)):
+        return  # SRC itself is a folder of class folders, and archives next to them are something else
     for folder in ("", "data"):
         yield from _in_tars(root, folder, split, links)
     if system.is_folder(root):
@@ -151,12 +155,17 @@ def _unpacked_or_tar(root: Path, split: str, links: Links) -> Iterator[ImagenetS
             yield ImagenetSplit(root, kind=TARS, split=split, files=[source_file(root, name, links)])
 
 
-def _in_tars(root: Path, folder: str, split: str, links: Links) -> Iterator[ImagenetSplit]:
-    """Yield the tars of a split that have other names than ILSVRC2012's, such as train.tar or train_images_0.tar."""
+def _in_tars(root: Path, folder: str, split: str, links: Links, *, compressed: bool = False) -> Iterator[ImagenetSplit]:
+    """Yield the tars of a split that have other names than ILSVRC2012's, such as train.tar or train_images_0.tar.
+
+    If all of them are `compressed`, they are only yielded if that is requested: the images may be elsewhere, too.
+    """
     if system_of(root).is_folder(root / folder):
         named = re.compile(rf"(?!ILSVRC2012_|\.)(.*[._-])?{split}(idation)?([._-].*)?\.tar(\.gz)?")
         names = list(filter(named.fullmatch, list_top(root / folder).files))
         names = [name for name in names if not name.endswith(".gz") or name.removesuffix(".gz") not in names]
+        if not compressed and all(name.endswith(".gz") for name in names):
+            return
         if files := [source_file(root, os.path.join(folder, name), links) for name in names]:
             yield ImagenetSplit(root, kind=TARS, split=split, files=files)
 
@@ -182,7 +191,8 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
     if classes:
         # A class tar without a folder next to class folders: its class would be missing.
         packed = [name for name in names if (match := _CLASS_TAR.fullmatch(name)) and match[1] not in classes]
-        if others := images or packed:
+        unsorted = [name for name in images if name.startswith(VAL_PREFIX) or re.match(r"n\d{8}_\d", name)]
+        if others := unsorted or packed:
             raise BuildError(
                 f"{top}: {len(others)} images or class tars (first {others[0]}) are next to {len(classes)} class "
                 "folders; if sorting or unpacking them was interrupted, finish it; otherwise move them away"
@@ -477,7 +487,7 @@ def list_archives(root: Path, files: tuple[SourceFile, ...]) -> ArchiveListing:
                 listing.lists[base.decode()] = (unit, member)
                 continue
             if not is_zip and base.endswith(b".tar"):
-                own, name = "train", name_text(base.removesuffix(b".tar"))
+                own, name = split[1].decode() if split else "train", name_text(base.removesuffix(b".tar"))
                 if member.problem or name in listing.splits.get(own, {}):
                     found = member.problem or "twice in the tar"
                     raise BuildError(f"{holder.path}: {name}.tar: {found}; download it again")

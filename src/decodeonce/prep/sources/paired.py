@@ -35,7 +35,7 @@ class PairedSource(SourceWrapper):
         BuildError: If `folders` is empty or has a URL. Listing raises it if a folder does not exist.
 
     Example:
-        >>> source = PairedSource(open_imagenet("imagenet", split="val"), {"target:rgb": Path("imagenet")})
+        >>> source = PairedSource(open_imagenet("imagenet", split="val"), {"target:rgb": Path("targets")})
         >>> build(source, Path("pairs.store"), Recipe(height=64, width=64)).count
         16
         >>> open_store("pairs.store").paired["target"].shape
