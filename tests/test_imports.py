@@ -18,7 +18,10 @@ SUBPACKAGES = {
     "prep.sources": {"prep.listing", "prep.recipe", "prep.pixels", "prep.user_code"},
     "prep.building": {"prep.listing", "prep.recipe", "prep.paths", "prep.pixels", "prep.sources", "prep.processes"},
     "prep.convert": {"prep.listing", "prep.recipe", "prep.pixels", "prep.sources", "prep.building"},
-    "prep.repair": {"prep.listing", "prep.recipe", "prep.pixels", "prep.sources", "prep.convert"},
+    "prep.repair": {
+        *("prep.listing", "prep.recipe", "prep.pixels", "prep.sources", "prep.convert"),
+        "prep.user_code",
+    },
 }
 PARTS = {
     "store": {"errors", "lazy", "formatting", "host", "remote"},

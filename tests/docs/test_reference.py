@@ -58,7 +58,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder.mkdir(parents=True)
             for number in range(images):
                 (folder / f"{wnid}_{number}.JPEG").write_bytes(jpeg(300, 280, seed=number))
-    shutil.copytree(root / "imagenet", root / "targets")
     val = sorted((root / "imagenet/val").glob("*/*.JPEG"))
     for image in val:
         (root / "annotations" / f"{image.stem}.xml").write_text(xml(("dog", (10, 20, 90, 70))))

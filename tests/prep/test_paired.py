@@ -561,9 +561,7 @@ def test_rows_can_be_read_with_numpy_and_h5py(tree: Path, tmp_path: Path) -> Non
 
 
 def test_folder_of_the_images_is_refused_and_masks_as_jpegs_are_listed(copied: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        BuildError, match=r"mask=.*photos: this is the folder of the images; move the mask images into a"
-    ):
+    with pytest.raises(BuildError, match=r"mask=.*photos: this is the folder of the images; move the masks into a"):
         paired_source(copied, mask="photos").listing()
     mask_path(copied, 0).unlink()
     Image.fromarray(mask_of(*SIZES[0], 0)).save(mask_path(copied, 0).with_suffix(".jpg"))

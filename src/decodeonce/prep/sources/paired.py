@@ -35,7 +35,7 @@ class PairedSource(SourceWrapper):
         BuildError: If `folders` is empty or has a URL. Listing raises it if a folder does not exist.
 
     Example:
-        >>> source = PairedSource(open_imagenet("imagenet", split="val"), {"target:rgb": Path("targets")})
+        >>> source = PairedSource(open_imagenet("imagenet", split="val"), {"target:rgb": Path("imagenet")})
         >>> build(source, Path("pairs.store"), Recipe(height=64, width=64)).count
         16
         >>> open_store("pairs.store").paired["target"].shape
@@ -85,11 +85,12 @@ class PairedSource(SourceWrapper):
         return [*super().read(entry), *others]
 
     def _check_folders(self) -> None:
+        masks = {one.name for one in self._own if one.channels == 1}
         for name, folder in self._folders.items():
             if not os.path.isdir(folder):
                 raise BuildError(f"{folder}: no such folder; expected {name} images, named like those in {self.root}")
-            if os.path.realpath(folder) == os.path.realpath(self.root):
-                advice = f"move the {name} images into a folder of their own"
+            if name in masks and os.path.realpath(folder) == os.path.realpath(self.root):
+                advice = "move the masks into a folder of their own"
                 raise BuildError(f"--paired {name}={folder}: this is the folder of the images; {advice}")
 
     def _with_files(self, entry: Entry) -> Entry:
