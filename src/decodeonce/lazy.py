@@ -30,10 +30,6 @@ def lazy_imports(
         return getattr(import_module(homes[name]), name)
 
     def public_names() -> list[str]:
-        return sorted({*filter(_is_dunder, vars(sys.modules[package])), *homes, *modules})
+        return sorted({*(name for name in vars(sys.modules[package]) if name[:2] == "__"), *homes, *modules})
 
     return import_name, public_names
-
-
-def _is_dunder(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")

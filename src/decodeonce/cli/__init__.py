@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
@@ -48,7 +49,7 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # unused here, and its threads spin for 30 ms
     code: int | None = EXIT_FAILED
     try:
-        user_code.before_import = _before_import
+        user_code.before_import = lambda name: import_module("decodeonce.cli.apart").before_import(name)
         code = _run()
     finally:
         # Python restores the default handlers when it exits, and a late signal would then change the exit code.
@@ -63,13 +64,6 @@ def main() -> None:
     _limit_exit_time(code or 0)
     gc.freeze()  # otherwise Python scans all imported objects again before it exits: 50 ms
     sys.exit(code)
-
-
-def _before_import(name: str) -> None:
-    """Continue in a child process, because code of the user may end its process."""
-    from decodeonce.cli import apart
-
-    apart.before_import(name)
 
 
 def _set_outcome(code: int) -> None:
