@@ -238,7 +238,8 @@ def test_example_package_adds_a_source_to_the_installed_wheel(built: Built, tmp_
     prep = python.with_name("prep")
     assert "lmdb" not in run(prep, "build", "--help", cwd=tmp_path)
     install(python, built.tree / "examples" / "lmdb_source")
-    assert "Read LMDB databases of images" in " ".join(run(prep, "build", "--help", cwd=tmp_path).split())
+    assert re.search(r"lmdb +Added by the package decodeonce.lmdb", run(prep, "build", "--help", cwd=tmp_path))
+    assert "Read LMDB databases of images" in " ".join(run(prep, "build", "lmdb", "--help", cwd=tmp_path).split())
 
 
 @pytest.mark.release
