@@ -332,9 +332,18 @@ UNCOMPRESSED_TIFF = {
 }
 
 
+def need_warning_of_color_profiles() -> None:
+    """Skip the test if this simplejpeg, such as 1.7, does not notice a damaged color profile."""
+    with suppress(ValueError):
+        simplejpeg.decode_jpeg(KEPT["broken-icc"].make(), "RGB")
+        pytest.skip("this simplejpeg does not notice a damaged color profile")
+
+
 @pytest.mark.parametrize("id_", KEPT)
 def test_image_becomes_a_row(id_: str) -> None:
     case = KEPT[id_]
+    if id_ == "broken-icc":
+        need_warning_of_color_profiles()
     if id_ not in UNCOMPRESSED_TIFF:
         need_format(id_)
     data = case.make()
@@ -601,6 +610,7 @@ def test_orientation_of_any_type_is_applied_as_pillow_does(kind: int, value: byt
 
 
 def test_damaged_color_profile_is_no_damage_of_pixels() -> None:
+    need_warning_of_color_profiles()
     whole = jpeg(50, 60, icc_profile=bytes(100_000))
     for old, new in ((b"\0\1\2", b"\0\7\2"), (b"\0\2\2", b"\0\0\2"), (b"\0\1\2", b"\0\2\2")):
         data = whole.replace(b"ICC_PROFILE" + old, b"ICC_PROFILE" + new)
