@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 Bar = Any  # a bar of tqdm, which is imported only for a bar
 # For tqdm, with and without a known total.
-BAR = "{percentage:3.0f}%|{bar}| {n:,}/{total:,} [{elapsed}<{remaining},{rate_noinv_fmt}{postfix}]"
-COUNT = "{n:,}{unit} [{elapsed},{rate_noinv_fmt}{postfix}]"
+BAR = "{percentage:3.0f}%|{bar}| {n:,}/{total:,} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
+COUNT = "{n:,}{unit} [{elapsed}, {rate_noinv_fmt}{postfix}]"
 PROGRESS_SECONDS, LOG_SECONDS = 15.0, 30.0  # between lines of progress, and between events of --log
 
 
