@@ -311,7 +311,7 @@ def _list_below(url: str) -> list[tuple[str, ObjectFacts | None]]:
     by_path: dict[str, Any] = {}
     for item in chain.from_iterable(system.list(path)):
         if item["path"] in by_path:
-            advice = "the server may repeat its pages without end; report it to whoever runs the server"
+            advice = "the server may repeat its pages without end; report this to its administrator"
             raise BuildError(f"{url}: the list has {item['path']!r} twice, expected each object once; {advice}")
         by_path[item["path"]] = item
     listed = list(by_path.values())

@@ -6,7 +6,6 @@ it, and exits with its code or raises how it ended. A fork prints, locks and par
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import signal
@@ -42,7 +41,7 @@ def _fork() -> mmap.mmap:
         signal.signal(LAST_BLOCKS, signal.SIG_IGN)
         child.alive.discard(pid)
         _end_like(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), outcome)
-    ctypes.CDLL(None).prctl(child.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    child.die_with_parent()
     for number in STOPPING:  # they reach both processes, or the parent, which kills its child and prints the message
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)

@@ -45,7 +45,7 @@ from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.recipe import BoxOrigin, BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
 from decodeonce.prep.sources import KINDS, find_opener
-from decodeonce.store.layout import ContainerName, PixelsName
+from decodeonce.store.layout import ContainerName, PixelsName, StorePaths
 
 if TYPE_CHECKING:
     from decodeonce.prep.building.pool import Progress, WorkSettings
@@ -446,7 +446,6 @@ def say_dry_run(request: BuildRequest) -> None:
 def _say_finished(out: Path, manifest: Manifest, speed: str = "") -> None:
     import numpy as np
 
-    from decodeonce.store import open_store
     from decodeonce.store.table import read_rejects
 
     found = Counter((reject.action, reject.reason) for reject in read_rejects(BuildPaths(out).rejects))
@@ -454,7 +453,7 @@ def _say_finished(out: Path, manifest: Manifest, speed: str = "") -> None:
     for (action, _), count in found.items():
         listed[action] += count
     size, classes = size_text(sum(shard.bytes for shard in manifest.shards)), len(manifest.classes)
-    used = np.count_nonzero(np.bincount(open_store(out).labels))  # a class may have lost all its images
+    used = np.count_nonzero(np.bincount(np.load(StorePaths(out).labels)))  # a class may have lost all its images
     some = f"{used} of " if used < classes else ""
     rows = f"{counted(manifest.count, 'row')} in {some}{counted(classes, 'class', 'classes')}"
     if listed:

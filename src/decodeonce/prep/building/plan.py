@@ -262,14 +262,14 @@ class Plan:
         """
         allowed = allowed_rejects(max_bad, self.candidates)
         if rejects > allowed:
-            found = (
-                f"{rejects} of {counted(self.candidates, 'image')} {'is a reject' if rejects == 1 else 'are rejects'}"
-            )
             if done and rejects - len(self.rejects) >= done:
                 raise BuildError(
                     f"none of the {done:,} images that were decoded can be stored, for example {first}; correct this "
                     f"first; list them with `prep status {quoted(self.paths.root)}`"
                 )
+            found = (
+                f"{rejects} of {counted(self.candidates, 'image')} {'is a reject' if rejects == 1 else 'are rejects'}"
+            )
             enough, rate = rejects, ""
             if done < self.count:
                 expected = self.expected_rejects(rejects, done)

@@ -81,7 +81,8 @@ def reason(data: bytes, error: Exception) -> str:
     """Return why these bytes could not be decoded, given the exception of the last decoder."""
     if isinstance(error, Image.DecompressionBombError):
         return f"decompression bomb: {str(error).partition(',')[0]}"
-    found, complaint = _format(data), _complaint(error, _format(data))
+    found = _format(data)
+    complaint = _complaint(error, found)
     if not found:
         return _unread(data)
     if found == "WEBP" and not features.check("webp"):

@@ -221,6 +221,11 @@ def user_death(names: Iterable[str], status: int) -> BuildError | Stopped:
     return death(what, status, f"find out why in Python: import {modules}, and call {functions}")
 
 
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def kill_children() -> None:
     """Kill and reap every child; for a signal handler that then ends this process."""
     for pid in list(alive):
@@ -240,9 +245,8 @@ class Parent:
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        # The kernel kills this process when the thread that started it ends. A closed socket ends a worker only at its
-        # next message, which a worker that hangs never sends.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        # A closed socket ends a worker only at its next message, which a worker that hangs never sends.
+        die_with_parent()
         with suppress(OSError):  # standard error may be closed
             os.dup2(2, 1)  # keeps a library's output out of the parent's standard output
         fd, page = map(int, arguments)

@@ -19,9 +19,12 @@ from decodeonce.remote import absolute, is_url
 
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val"}
 SPLITS |= {"test": "test", "testing": "test"}
+_WORDS = sorted(SPLITS, reverse=True)  # the longest of those that begin alike is first
 # The name of a split, such as val2017, train.X1 or seg_test, in three parts: "seg_", "test" and "".
-_SPLIT = re.compile(rf"(|.*?[._ -])({'|'.join(sorted(SPLITS, reverse=True))})((?![a-z]).*)", re.IGNORECASE | re.DOTALL)
-_HELD_OUT = re.compile(r"(?<![a-z])(val(id(ation)?)?|dev|test(ing)?)(?![a-z])", re.IGNORECASE)
+_SPLIT = re.compile(rf"(|.*?[._ -])({'|'.join(_WORDS)})((?![a-z]).*)", re.IGNORECASE | re.DOTALL)
+_HELD_OUT = re.compile(
+    rf"(?<![a-z])({'|'.join(word for word in _WORDS if SPLITS[word] != 'train')})(?![a-z])", re.IGNORECASE
+)
 _PARTS = re.compile(r"(jpeg)?images?|imgs?|photos?|pictures?|masks?|labels?|annotations?|targets?|data", re.IGNORECASE)
 _IMAGE_NAME = re.compile(rb"\w(" + b"|".join(map(re.escape, SUFFIXES)) + rb")\b", re.IGNORECASE)
 MOST_TABLES, LOOKED_AT = 16, 4096  # text files, and bytes of each, that may list images

@@ -137,13 +137,15 @@ def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
             yield ImagenetSplit(root, kind=kind, split=split, files=[file])
         return
     yield from _unpacked_or_tar(root, split, links)
-    if system.is_folder(root) and any(map(WNID.fullmatch, list_top(root).folders)):
+    if not system.is_folder(root):
+        return
+    top = list_top(root)
+    if any(map(WNID.fullmatch, top.folders)):
         return  # SRC itself is a folder of class folders, and archives next to them are something else
     for folder in ("", "data"):
         yield from _in_tars(root, folder, split, links)
-    if system.is_folder(root):
-        names = [name for name in list_top(root).files if name.endswith(".zip") and system.is_file(root / name)]
-        yield from _in_zips(root, split, [source_file(root, name, links) for name in names])
+    names = [name for name in top.files if name.endswith(".zip") and system.is_file(root / name)]
+    yield from _in_zips(root, split, [source_file(root, name, links) for name in names])
 
 
 def _unpacked_or_tar(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
