@@ -1,4 +1,7 @@
-"""Draw charts of docs/images from tables of the pages: `python -m tools.charts`. A test fails if one is out of date."""
+"""Draw charts of docs/images, mostly from tables of the pages: `python -m tools.charts`.
+
+A test fails if one is out of date.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,16 @@ import math
 import re
 from pathlib import Path
 
+from decodeonce.loader.readers import kept_share
 from tools.svg import document, label
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, IMAGES = ROOT / "docs", ROOT / "docs" / "images"
 WIDTH, LEFT, LINE = 720, 275, 24  # of the charts, of the names in them, and between two lines, in pixels
+NARROW = 440  # width of drawings whose words are readable on a phone
+ARROW = (
+    ".line { stroke: #8c959f; stroke-width: 2; fill: none } .box { fill: #8c959f; fill-opacity: 0.16; stroke: #8c959f }"
+)
 
 
 def rows(page: str, heading: str) -> list[list[str]]:
@@ -65,7 +73,75 @@ def sizes() -> str:
     )
 
 
-CHARTS = {"loaders.svg": loaders, "sizes.svg": sizes}
+def kept() -> str:
+    """Draw the share of the rows that the direct reader keeps, for several sizes of the available memory."""
+    left, room = 66, 170
+    body = [
+        label(16, 30, "Available memory, as a share of the store", "text head"),
+        label(16, 54, "The colored part of the rows stays in memory.", "soft"),
+        label(16, 75, "If the disk is the limit, it makes epochs so much faster:", "soft"),
+    ]
+    y = 90
+    for percent in (25, 50, 75, 100, 125):
+        share = kept_share(100, percent)
+        width = room * share
+        body.append(label(left - 10, y + 16, f"{percent}%", text_anchor="end"))
+        body.append(f'<rect class="other" x="{left}" y="{y}" width="{room}" height="22" rx="2"/>')
+        body.append(f'<rect class="ours" x="{left}" y="{y}" width="{width:g}" height="22" rx="2"/>')
+        body.append(
+            label(
+                left + room + 10,
+                y + 16,
+                f"{share:.0%}, {1 / (1 - share):.3g} times" if share < 1 else "100%, without reads",
+            )
+        )
+        y += 32
+    table = {row[0]: row[1:] for row in rows("reference/benchmarks.md", "4.5 GB, 1.41 times the memory")}
+    [fast] = [row[2] for name, row in table.items() if "chosen by" in name]
+    body.append(label(16, y + 18, "Measured, third epoch", "text head"))
+    slow = table["all rows past the page cache"][2]
+    body.append(label(16, y + 40, f"{slow} GB/s with no row in memory, {fast} with 47%"))
+    return document(NARROW, y + 56, "Share of the rows that stay in memory, by available memory", body)
+
+
+def jobs() -> str:
+    """Draw the jobs of a build on a cluster: what starts after what, and what to do if one is killed."""
+    left, width, middle = 16, 176, 104
+    found = [
+        ("plan", "1 process", ["Killed or failed:", "run submit.sh again."], "if it succeeded"),
+        (
+            "array",
+            "--tasks 16",
+            ["Killed: the next round or", "submit.sh decodes what is", "left. Blocks are kept."],
+            "on Slurm, only if a task failed",
+        ),
+        ("array, round 2", "--rounds 2", ["Only unfinished blocks", "are decoded."], "when all have ended"),
+        ("finish", "1 process", ["Killed, or blocks are left:", "run submit.sh again."], "if it succeeded"),
+        ("train", "--then FILE", ["The examples resume from", "their last checkpoint."], ""),
+    ]
+    body, y = [label(left, 30, "Each job waits for the one above it", "text head")], 48
+    for name, flag, words, after in found:
+        if "array" in name:
+            body.append(f'<rect class="box" x="{left}" y="{y}" width="{width}" height="78" rx="6"/>')
+            for number in range(4):
+                body.append(
+                    f'<rect class="ours" x="{left + 14 + 39 * number}" y="{y + 54}" width="30" height="14" rx="2"/>'
+                )
+        else:
+            body.append(f'<rect class="box" x="{left}" y="{y}" width="{width}" height="54" rx="6"/>')
+        body.append(label(middle, y + 22, name, "text head", text_anchor="middle"))
+        body.append(label(middle, y + 42, flag, "soft mono small", text_anchor="middle"))
+        for number, line in enumerate(words):
+            body.append(label(left + width + 18, y + 21 + 20 * number, line))
+        y += 78 if "array" in name else 54
+        if after:
+            body.append(f'<path class="line" d="M{middle} {y + 2}v28m-6 -8l6 8 6 -8"/>')
+            body.append(label(middle + 16, y + 21, after, "soft"))
+            y += 32
+    return document(NARROW, y + 16, "The jobs of a build, and what to do if one of them is killed", body, ARROW)
+
+
+CHARTS = {"loaders.svg": loaders, "sizes.svg": sizes, "kept.svg": kept, "jobs.svg": jobs}
 
 
 def main() -> None:
