@@ -51,7 +51,7 @@ from decodeonce.formatting import without_secrets
 PAUSES = (0.0, 0.05, 1.0, 2.0, 4.0, 8.0)
 RETRIES = 6  # of a request for a part of a list, before `attempt` lists all again
 CONNECTIONS = 64  # listings at once
-MOST_LEVELS = 100  # of folders of a web server below each other
+MOST_LEVELS = 100  # of nested folders of a web server
 SECONDS, STEP = 60, 1 << 26  # the longest that a request may take, and the bytes for which it may take as long again
 SCHEMES = ("s3", "gs", "az", "hf", "http", "https")
 PACKAGES = {"s3": "obstore botocore", "hf": "huggingface_hub"}  # others: obstore
@@ -291,7 +291,7 @@ def _walk(url: str, level: int = 0) -> Iterator[tuple[str, ObjectFacts | None]]:
     """Yield the objects below a folder: their paths in it, and their facts if listing tells them."""
     if level > MOST_LEVELS:
         advice = "the page of a folder may link to the folder itself; download the images, then pass their folder"
-        raise BuildError(f"{url[:200]}...: more than {MOST_LEVELS} folders below each other; {advice}")
+        raise BuildError(f"{url[:200]}...: folders nested more than {MOST_LEVELS} deep; {advice}")
     if scheme_of(url) not in WEB:
         yield from attempt(url, partial(_list_below, url))
         return

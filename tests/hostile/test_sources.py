@@ -305,14 +305,14 @@ ARCHIVES: list[tuple[dict[str, bytes], str]] = [  # the files of SRC, and the er
     ({"x.zip": zip_bytes(ZIPPED)}, ""),
     (
         {"x.zip": zip_bytes({f"{TRAIN}/../../../evil.JPEG": IMAGE})},
-        r"the class list contains '\.\.', which is no class",
+        r"the class list contains '\.\.', which is not a class",
     ),
     (
         {
             "ILSVRC2012_img_val.tar": tar_bytes({f"/../{FIRST}": IMAGE}),
             "LOC_val_solution.csv": f"{Path(FIRST).stem},../../n1 1\n".encode(),
         },
-        "the class list contains '../../n1', which is no class",
+        "the class list contains '../../n1', which is not a class",
     ),
     ({"list.txt": b"../" * 9 + b"etc/passwd\tx\n"}, "passwd' is not below .*src; pass a folder"),
 ]

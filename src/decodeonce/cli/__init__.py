@@ -30,7 +30,7 @@ _started = time.monotonic()
 PROGRAMS = ("prep", "decodeonce")  # the package installs the command under both names
 LAST_BLOCKS = signal.SIGUSR1  # jobs ask their batch system to send it some time before the time limit
 quiet = False  # whether --quiet is given
-outcome: mmap.mmap | None = None  # for the parent of a child that runs code of the user (apart.py)
+outcome: mmap.mmap | None = None  # for the parent of a child that runs user code (apart.py)
 # Its records are the name of an event and its facts, for --log FILE. A user's code cannot find and configure it.
 events = logging.Logger("decodeonce.events")
 events.propagate = False
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _set_outcome(code: int) -> None:
-    """Tell the parent of a child that runs code of the user that the command has completed with this exit code."""
+    """Tell the parent of a child that runs user code that the command has completed with this exit code."""
     if outcome is not None:
         outcome[:2] = bytes((True, code))
 

@@ -1,4 +1,4 @@
-"""Run code of the user, such as a dataset, in a child process of the command, because it may end its process.
+"""Run user code, such as a dataset, in a child process of the command, because it may end its process.
 
 Just before the first import of such code, the command forks. The child completes the command. This process waits for
 it, and exits with its code or raises how it ended. A fork prints, locks and parses nothing a second time.
@@ -28,7 +28,7 @@ def before_import(name: str) -> None:
 
 
 def _fork() -> mmap.mmap:
-    """Return in the child only, with the memory that it shares with the parent: code of the user may close a pipe."""
+    """Return in the child only, with the memory that it shares with the parent: user code may close a pipe."""
     outcome = mmap.mmap(-1, mmap.PAGESIZE)
     child.end_early()  # only the process that started a worker can wait for it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a launcher ignored it, there would be no exit status

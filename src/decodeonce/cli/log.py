@@ -20,7 +20,7 @@ class JsonLines(logging.FileHandler):
     """Appends events to a file. If that fails, it warns once, and the command continues without a log."""
 
     last_message: object = ""
-    pid = os.getpid()  # of the command, and not of the child that runs code of the user
+    pid = os.getpid()  # of the command, and not of the child that runs user code
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of an event, whose name and facts are those of the record.

@@ -1,4 +1,4 @@
-"""Import and call code of the user, such as a dataset or a map, so that it changes nothing here."""
+"""Import and call user code, such as a dataset or a map, so that it changes nothing here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def before_import(name: str) -> None:
 
 
 class ClosedFiles(BuildError):
-    """Code of the user closed files that it did not open."""
+    """User code closed files that it did not open."""
 
 
 def import_function(name: str, flag: str, folder: Path) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ def _own_folder_kept(owner: str) -> Iterator[None]:
         yield
     finally:
         if not all(map(_is_open, kept)):  # a file of a store could get the number of the standard output
-            raise ClosedFiles("code of the user closed files of this process; let it close only files that it opened")
+            raise ClosedFiles("user code closed files of this process; let it close only files that it opened")
         if moved is not None:
             os.close(moved[0])
         _moved[owner] = os.open(".", os.O_PATH | os.O_CLOEXEC), here

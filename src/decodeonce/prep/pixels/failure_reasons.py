@@ -42,13 +42,13 @@ SIGNATURES = {
     **dict.fromkeys((b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), "PPM"),
 }
 UNREAD = {
-    b"\0\0\0\x0cjP  ": "JPEG 2000, which is not read",
-    b"\xff\x4f\xff\x51": "JPEG 2000, which is not read",
-    b"\xff\x0a": "JPEG XL, which is not read",
-    b"\0\0\0\x0cJXL ": "JPEG XL, which is not read",
-    b"8BPS": "Photoshop, which is not read",
-    b"%PDF": "PDF, which is not read",
-    b"<svg": "SVG, which is not read",
+    b"\0\0\0\x0cjP  ": "JPEG 2000, which is not supported",
+    b"\xff\x4f\xff\x51": "JPEG 2000, which is not supported",
+    b"\xff\x0a": "JPEG XL, which is not supported",
+    b"\0\0\0\x0cJXL ": "JPEG XL, which is not supported",
+    b"8BPS": "Photoshop, which is not supported",
+    b"%PDF": "PDF, which is not supported",
+    b"<svg": "SVG, which is not supported",
     b"version https://git-lfs": "a Git LFS pointer instead of the image, run: git lfs pull",
 }
 HEIC_BRANDS = (b"heic", b"heix", b"mif1", b"msf1")

@@ -400,7 +400,7 @@ def ignored_rotation(data: bytes, *, apply: bool) -> str:
     """Return as text the EXIF orientation of an image that is not applied; "" for none."""
     stored = _stored_orientation(data)
     if isinstance(stored, (str, bytes, tuple)):
-        return f"EXIF rotation {stored[:8]!r}, which is no number, not applied"
+        return f"EXIF rotation {stored[:8]!r}, which is not a number, not applied"
     turn = _turn(stored)
     return f"EXIF rotation {turn}, not applied" if turn != 1 and not apply else ""
 

@@ -95,7 +95,7 @@ class FromImages:
             left.setdefault(name_bytes(sample.source), []).append(sample)
         problems: dict[bytes, str] = {}
         images = self._read(left, problems)
-        threads = 1 if self._recipe.map else usable_cores()  # a map is code of the user, which need not be thread-safe
+        threads = 1 if self._recipe.map else usable_cores()  # a map is user code, which need not be thread-safe
 
         def decode(found: tuple[Sample, list[bytes]]) -> tuple[Sample, PixelsOrReason]:
             return found[0], self._decode(*found, is_right)

@@ -67,7 +67,7 @@ def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> No
     outside = [name for name in names if not name or NO_SAMPLES.fullmatch(name_bytes(name)) or {*name} & {*"/\0"}]
     if outside:
         raise BuildError(
-            f"{origin} contains {outside[0]!r}, which is no class; remove it there, and build again with it"
+            f"{origin} contains {outside[0]!r}, which is not a class; remove it there, and build again with it"
         )
     unlisted = sorted(set(present) - set(names))
     if unlisted:

@@ -137,7 +137,7 @@ class FolderSource(Source):
 
 
 class BySuffix:
-    """Leaves out files that are no images by their suffix, such as Thumbs.db or notes.txt, and counts them."""
+    """Leaves out files whose suffix shows that they are not images, such as Thumbs.db or notes.txt, and counts them."""
 
     def __init__(self, more: Sequence[str] = ()) -> None:
         self._suffixes = READ_SUFFIXES | {name_bytes(suffix.lower()) for suffix in more}

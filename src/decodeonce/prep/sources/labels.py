@@ -150,7 +150,7 @@ class LabeledSource(Source):
             origin = ClassList(given).origin
             raise BuildError(
                 f"{seen[missing]}: label {missing} is not in {origin}, but label {others[0]} is, as class "
-                f"{numbers[others[0]]}; list all labels there, or write class names that are no numbers"
+                f"{numbers[others[0]]}; list all labels there, or write class names that are not numbers"
             )
 
     def _learn_numbers(self, numbers: dict[str, int], seen: Mapping[str, object]) -> None:
