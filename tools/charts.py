@@ -79,7 +79,7 @@ def kept() -> str:
     body = [
         label(16, 30, "Available memory, as a share of the store", "text head"),
         label(16, 54, "The colored part of the rows stays in memory.", "soft"),
-        label(16, 75, "If the disk is the limit, it makes epochs so much faster:", "soft"),
+        label(16, 75, "If the disk is the limit, this speeds epochs up by:", "soft"),
     ]
     y = 90
     for percent in (25, 50, 75, 100, 125):
