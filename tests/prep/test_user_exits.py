@@ -96,7 +96,7 @@ def test_map_that_ends_each_worker_at_its_import_is_named(tmp_path: Path, code: 
 
 
 def test_module_that_closes_files_is_named(tmp_path: Path) -> None:
-    assert_fails(build(tmp_path, at_import="os.closerange(3, 1000)"), 1, "importing mine raised ClosedFiles: code of")
+    assert_fails(build(tmp_path, at_import="os.closerange(3, 1000)"), 1, "importing mine raised ClosedFiles: user code")
 
 
 def test_exit_code_is_that_of_the_command_whatever_a_dataset_does_at_exit(tmp_path: Path) -> None:
