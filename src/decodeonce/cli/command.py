@@ -204,7 +204,7 @@ class LoggedCommand(Command):
             with redirect_stdout(sys.stderr) if cli.results else nullcontext():  # also what code of the user prints
                 return super().invoke(ctx)
         except BrokenPipeError:  # click would end the command as if it were complete
-            cli.drop_output(sys.stdout)
+            cli.drop_output(cli.results or sys.stdout)
             what = "the program that read the output has ended; completed work is kept"
             raise Stopped(f"{what}; run the same command again to resume") from None
 
