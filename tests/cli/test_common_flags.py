@@ -125,7 +125,7 @@ def test_help_has_headings_and_arguments_without_types() -> None:
         *("root", "column", "image-column", "label-column", "suffix", "no-labels"),
         *("classes", "follow-links", "expect"),
     ]
-    assert flags["Options"] == ["quiet", "log", "help"]  # every flag of a build has a heading
+    assert flags["Options"] == ["quiet", "log", "json", "help"]  # every flag of a build has a heading
     assert shown.startswith("Usage: prep build list [OPTIONS] SRC OUT\n")
     assert "\n  SRC  Source " in shown
     assert parts[-1].splitlines()[1:] == [f"  {line}" for line in examples("build list")]

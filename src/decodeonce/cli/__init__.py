@@ -30,6 +30,7 @@ _started = time.monotonic()
 PROGRAMS = ("prep", "decodeonce")  # the package installs the command under both names
 LAST_BLOCKS = signal.SIGUSR1  # jobs ask their batch system to send it some time before the time limit
 quiet = False  # whether --quiet is given
+results: TextIO | None = None  # with --json, the standard output, which is only for the JSON object of the result
 outcome: mmap.mmap | None = None  # for the parent of a child that runs user code (apart.py)
 # Its records are the name of an event and its facts, for --log FILE. A user's code cannot find and configure it.
 events = logging.Logger("decodeonce.events")

@@ -42,6 +42,9 @@ def _fork() -> mmap.mmap:
         child.alive.discard(pid)
         _end_like(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), outcome)
     child.die_with_parent()
+    if cli.results:  # what libraries and programs print goes to standard error, as what Python prints
+        cli.results = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
     for number in STOPPING:  # they reach both processes, or the parent, which kills its child and prints the message
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 import typer
 
 import decodeonce
-from decodeonce.cli.command import Click, Command, Group, LoggedCommand, make_command
+from decodeonce.cli.command import Click, Command, Group, LoggedCommand, ResultCommand, make_command
 from decodeonce.cli.output import say
 
 # The commands below the headings of the help: for each its module in this package, and its function or group.
@@ -49,6 +49,7 @@ COMMANDS = {
     },
 }
 WITHOUT_LOG = {"status", "logs", "info", "ls", "doctor"}  # commands without --quiet and --log
+WITH_RESULT = {"finish", "convert", "stage", "verify", "repair"}  # commands with these flags and --json
 
 
 def _print_version(ctx: typer.Context, wanted: bool) -> None:
@@ -70,7 +71,8 @@ def _make(name: str, module: str, attribute: str) -> Click:
     command = getattr(import_module(f"decodeonce.cli.{module}"), attribute)
     if isinstance(command, typer.Typer):
         return typer.main.get_command(command)
-    return make_command(command, Command if name in WITHOUT_LOG else LoggedCommand)
+    logged = ResultCommand if name in WITH_RESULT else LoggedCommand
+    return make_command(command, Command if name in WITHOUT_LOG else logged)
 
 
 class Prep(Group):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,13 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin
 
 import typer
 
+from decodeonce import cli
 from decodeonce.cli.command import (
     Click,
     Command,
     DryRun,
     Group,
-    LoggedCommand,
     Out,
+    ResultCommand,
     Workers,
     make_command,
     new_app,
@@ -39,18 +39,17 @@ from decodeonce.cli.command import (
     usage_errors,
     with_options,
 )
-from decodeonce.cli.output import advice_on, build_progress, rejects_text, say
+from decodeonce.cli.output import advice_on, build_progress, built_facts, print_result, rejects_text, say
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.recipe import BoxOrigin, BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
 from decodeonce.prep.sources import KINDS, find_opener
-from decodeonce.store.layout import ContainerName, PixelsName, StorePaths
+from decodeonce.store.layout import ContainerName, Json, PixelsName
 
 if TYPE_CHECKING:
     from decodeonce.prep.building.pool import Progress, WorkSettings
     from decodeonce.prep.sources.base import Source
-    from decodeonce.store import Manifest
 
 Src = Annotated[
     str, typer.Argument(metavar="SRC", help="Source of the images: a folder, a file or a pattern, depending on KIND.")
@@ -277,7 +276,7 @@ class BuildOptions:
         return None
 
 
-def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Command] = LoggedCommand) -> typer.Typer:
+def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Command] = ResultCommand) -> typer.Typer:
     """Return a group with a command for each kind of source, created on first use, that opens SRC and calls `run`."""
 
     class Kinds(Group):
@@ -373,11 +372,12 @@ def run_build(request: BuildRequest) -> None:
             decoded = now.new_rows
             show(now)
 
-        manifest = build(request.source, request.out, request.recipe, request.how, progress, request.expect)
-    if was_finished:
-        return say_built(request.out)
+        build(request.source, request.out, request.recipe, request.how, progress, request.expect)
     seconds = time.monotonic() - start
-    _say_finished(request.out, manifest, f" in {duration_text(seconds)}, {decoded / seconds:,.0f} images/s")
+    run = {"seconds": round(seconds, 3), "decoded_images": decoded}
+    if was_finished:
+        return say_built(request.out, **run)
+    _say_finished(request.out, f" in {duration_text(seconds)}, {decoded / seconds:,.0f} images/s", **run)
 
 
 def run_plan(request: BuildRequest) -> None:
@@ -393,18 +393,23 @@ def run_plan(request: BuildRequest) -> None:
     plan = plan_unless_built(request.source, request.out, request.recipe, request.expect)
     if plan is None:
         return say_built(request.out)
-    found = f"{counted(plan.candidates, 'image')} found{in_classes(len(plan.classes))}"
-    planned = f"{counted(plan.count, 'row')} in {counted(len(plan.blocks), 'block')}"
+    images, classes, rows, blocks = plan.candidates, len(plan.classes), plan.count, len(plan.blocks)
+    found = f"{counted(images, 'image')} found{in_classes(classes)}"
+    planned = f"{counted(rows, 'row')} in {counted(blocks, 'block')}"
     say(f"{request.out}: {found}, {planned} planned; next: prep work {quoted(request.out)}")
+    facts = {"images": images, "classes": classes, "rows": rows, "blocks": blocks}
+    print_result({"out": str(request.out), "already_finished": False, **facts})
 
 
 build = kinds_app(run_build, "Build a store from images: plan, decode and finish in one command.")
 plan = kinds_app(run_plan, "Plan a build: list the images, assign rows and reserve space.")
 
 
-def say_built(out: Path) -> None:
-    """Print that the build is finished, for example if a job was submitted twice."""
+def say_built(out: Path, **run: object) -> None:
+    """Print that the build is finished, for example if a job was submitted twice. `run`: more facts for --json."""
     say(f"{out}: already finished, nothing to do")
+    if cli.results:  # otherwise no file of the store is read
+        print_result(built_facts(out, already_finished=True, **run))
 
 
 def say_found(request: BuildRequest) -> None:
@@ -439,29 +444,24 @@ def say_dry_run(request: BuildRequest) -> None:
 
     if is_built(request.source, request.out, request.recipe, request.expect):
         return say_built(request.out)
-    for line in dry_run(request.source, request.out, request.recipe, request.how.max_bad, request.expect):
+    facts: Json = {"out": str(request.out), "already_finished": False}
+    for line, more in dry_run(request.source, request.out, request.recipe, request.how.max_bad, request.expect):
         say(line)
+        facts |= more
+    print_result(facts)
 
 
-def _say_finished(out: Path, manifest: Manifest, speed: str = "") -> None:
-    import numpy as np
-
-    from decodeonce.store.table import read_rejects
-
-    found = Counter((reject.action, reject.reason) for reject in read_rejects(BuildPaths(out).rejects))
-    listed = Counter[str]()
-    for (action, _), count in found.items():
-        listed[action] += count
-    size, classes = size_text(sum(shard.bytes for shard in manifest.shards)), len(manifest.classes)
-    used = np.count_nonzero(np.bincount(np.load(StorePaths(out).labels)))  # a class may have lost all its images
+def _say_finished(out: Path, speed: str = "", **run: object) -> None:
+    facts = built_facts(out, already_finished=False, **run)
+    used, classes = facts["used_classes"], facts["classes"]
     some = f"{used} of " if used < classes else ""
-    rows = f"{counted(manifest.count, 'row')} in {some}{counted(classes, 'class', 'classes')}"
-    if listed:
-        say(f"{out}: {rejects_text(listed, manifest.count)}; see rejects.tsv")
-    kept = {reason: count for (action, reason), count in found.items() if action == "kept"}
-    for line in advice_on(kept, manifest.recipe.get("levels")):
+    rows = f"{counted(facts['rows'], 'row')} in {some}{counted(classes, 'class', 'classes')}"
+    if any(facts["rejects"].values()):
+        say(f"{out}: {rejects_text(facts['rejects'], facts['rows'])}; see rejects.tsv")
+    for line in advice_on(facts["kept"], facts["recipe"].get("levels")):
         say(f"{out}: {line}")
-    say(f"{out}: {rows}, {size}, written{speed}; next: prep info {quoted(out)}")
+    say(f"{out}: {rows}, {size_text(facts['bytes'])}, written{speed}; next: prep info {quoted(out)}")
+    print_result(facts)
 
 
 def work(
@@ -520,7 +520,7 @@ def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
     with usage_errors():
         WorkSettings(max_bad=max_bad)
     was_finished = BuildPaths(out).manifest.exists()
-    manifest = finish_build(out, max_bad)  # this also completes a finish that was killed
+    finish_build(out, max_bad)  # this also completes a finish that was killed
     if was_finished:
         return say_built(out)
-    _say_finished(out, manifest)
+    _say_finished(out)

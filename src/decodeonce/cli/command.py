@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import fields
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -199,12 +199,25 @@ class LoggedCommand(Command):
             from decodeonce.cli.log import begin
 
             begin(file)
+        cli.results = sys.stdout if ctx.params.pop("as_json", False) else None
         try:
-            return super().invoke(ctx)
+            with redirect_stdout(sys.stderr) if cli.results else nullcontext():  # also what code of the user prints
+                return super().invoke(ctx)
         except BrokenPipeError:  # click would end the command as if it were complete
-            cli.drop_output(sys.stdout)
+            cli.drop_output(cli.results or sys.stdout)
             what = "the program that read the output has ended; completed work is kept"
             raise Stopped(f"{what}; run the same command again to resume") from None
+
+
+class ResultCommand(LoggedCommand):
+    """A logged command with --json.
+
+    Its function does not take it: `output.print_result` obeys it, and everything else is printed to standard error.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.params += make_command(_json, Command).params
 
 
 def _quiet_and_log(
@@ -283,7 +296,11 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="Store to create, or to
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Finished store.")]
 Workers = Annotated[int | None, option("Run N workers at the same time. (default: usable cores)", "N", min=1)]
 DryRun = Annotated[bool, option("Print what would be written, and write nothing to OUT.", flag="--dry-run")]
-JsonFlag = Annotated[bool, option("Print one JSON object instead of text.", flag="--json")]
+JsonFlag = Annotated[bool, option("Print one JSON object; text goes to standard error.", flag="--json")]
+
+
+def _json(as_json: JsonFlag = False) -> None:
+    """Define the flag of every `ResultCommand`."""
 
 
 def _class_names(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from decodeonce.cli.command import (
     selection,
     usage_errors,
 )
-from decodeonce.cli.output import build_progress, say
+from decodeonce.cli.output import build_progress, built_facts, print_result, say
 from decodeonce.formatting import counted
 from decodeonce.prep.recipe import Filter, Sort
 from decodeonce.store.layout import ContainerName, PixelsName, StorePaths
@@ -83,19 +84,22 @@ def convert(
         )
         made_of, recipe = open_conversion(stores, out, conversion)
     if dry_run:
-        from decodeonce.cli.dryrun import planned_text
+        from decodeonce.cli.dryrun import planned_store
 
         classes = len(made_of.inputs[0].manifest.classes)
-        planned = planned_text(made_of, recipe, sum(1 for _ in made_of.selected_rows()), classes)
-        return say(f"{planned}; nothing was written")
-    was_finished = StorePaths(out).manifest.exists()
+        planned, facts = planned_store(made_of, recipe, sum(1 for _ in made_of.selected_rows()), classes)
+        say(f"{planned}; nothing was written")
+        return print_result({"out": str(out), "already_finished": False, **facts})
+    was_finished, start = StorePaths(out).manifest.exists(), time.monotonic()
     with build_progress() as progress:
         manifest = convert_stores(stores, out, conversion, workers=workers, progress=progress)
+    seconds = round(time.monotonic() - start, 3)
     if was_finished:
-        return say_built(out)
+        return say_built(out, seconds=seconds)
     height, width, channels = manifest.shape
     say(
         f"{out}: {counted(manifest.count, 'row')} of {height}x{width}x{channels} written in "
         f"{counted(len(manifest.shards), f'{manifest.container} shard')}, "
         f"{counted(len(manifest.classes), 'class', 'classes')}"
     )
+    print_result(built_facts(out, already_finished=False, seconds=seconds))

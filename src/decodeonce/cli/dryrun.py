@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decodeonce.cli.output import advice_on, both_sizes_text
+from decodeonce.cli.output import advice_on, bytes_as, bytes_as_text
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import counted, size_text
 from decodeonce.host import limited_memory
@@ -43,46 +43,52 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source
 from decodeonce.remote import QUERY, take_over
 from decodeonce.store import Reject
+from decodeonce.store.layout import Json
 
 IMAGES = 32  # to look at
 UNITS = 4  # to read some of the images from, because a read unit is read as a whole
 
 
-def dry_run(source: Source, out: Path, recipe: Recipe, max_bad: str, expect: int | None) -> Iterator[str]:
-    """Yield the lines to print. Raises the errors of a build, lack of space last."""
+def dry_run(source: Source, out: Path, recipe: Recipe, max_bad: str, expect: int | None) -> Iterator[tuple[str, Json]]:
+    """Yield the lines to print, each with its facts for --json. Raises the errors of a build, lack of space last."""
     paths = BuildPaths(out)
     check_output_dir(paths, source)
     listing = checked_listing(source, expect)
     plan = Plan(paths, plan_content(source, listing, recipe, decoder_versions(recipe.container)))
     if started := paths.plan.exists():
         check_matches_plan(read_plan(paths), listing, plan.content)
-    planned = planned_text(source, recipe, len(listing), len(listing.classes))
-    yield f"{planned}; {counted(len(listing.rejects), 'file')} rejected; nothing was written"
+    planned, facts = planned_store(source, recipe, len(listing), len(listing.classes))
+    rejected = len(listing.rejects)
+    facts |= {"rejected_files": rejected, "unfinished_build": started}
+    yield f"{planned}; {counted(rejected, 'file')} rejected; nothing was written", facts
     needed = space_needed(plan)
-    rows = needed.rows * recipe.row_bytes
-    more = size_text(needed.bytes - rows)
-    yield f"space: {size_text(rows)} for rows, up to {more} for other data; up to {needed.files} files"
+    other = needed.bytes - facts["bytes"]
+    space = f"space: {size_text(facts['bytes'])} for rows, up to {size_text(other)} for other data"
+    yield f"{space}; up to {needed.files} files", {"other_bytes": other, "files": needed.files}
     yield from _sample_lines(source, plan, listing, max_bad)
     if started:  # its space is already reserved
-        yield f"{out}: an unfinished build is here; the same command without --dry-run resumes it"
+        yield f"{out}: an unfinished build is here; the same command without --dry-run resumes it", {}
         return
     storage = find_storage(out)
-    yield from [*describe_storage(storage), *stripe_advice(out, storage)]
+    found = {"storage": {**asdict(storage), "place": str(storage.place)}}
+    yield from ((line, found) for line in [*describe_storage(storage), *stripe_advice(out, storage)])
     check_free_space(out, storage, needed)
 
 
-def planned_text(source: Source, recipe: Recipe, rows: int, classes: int) -> str:
-    """Describe the store that `rows` rows of a source would become."""
+def planned_store(source: Source, recipe: Recipe, rows: int, classes: int) -> tuple[str, Json]:
+    """Describe the store that `rows` rows of a source would become, as text and as facts."""
     row_bytes = recipe.row_bytes
     blocks = Blocks.of(rows, row_bytes, recipe.shard_size, source.block_rows(rows, row_bytes))
-    return (
+    sizes = bytes_as(rows * row_bytes, rows, recipe.pixels, recipe.shape)
+    text = (
         f"{counted(rows, 'row')} of {recipe.height}x{recipe.width}x3{in_classes(classes)}, "
-        f"{both_sizes_text(rows * row_bytes, rows, recipe.pixels, recipe.shape)} in "
-        f"{counted(blocks.shards, f'{recipe.container} shard')}"
+        f"{bytes_as_text(sizes)} in {counted(blocks.shards, f'{recipe.container} shard')}"
     )
+    facts = {"rows": rows, "shape": recipe.shape, "classes": classes, "pixels": recipe.pixels, "shards": blocks.shards}
+    return text, {**facts, "container": recipe.container, "bytes": rows * row_bytes, "bytes_as": sizes}
 
 
-def _sample_lines(source: Source, plan: Plan, listing: Listing, max_bad: str) -> Iterator[str]:
+def _sample_lines(source: Source, plan: Plan, listing: Listing, max_bad: str) -> Iterator[tuple[str, Json]]:
     """Yield what a sample of the images shows, and a warning if the build would fail because of too many rejects.
 
     Raises:
@@ -95,16 +101,20 @@ def _sample_lines(source: Source, plan: Plan, listing: Listing, max_bad: str) ->
         tried = counted(len(sample), "image was", "images were")
         raise BuildError(f"{source.root}: {tried} tried and none can be decoded, for example {rejects[0]}")
     bad = f"{len(rejects)} of them cannot be decoded, first {rejects[0]}" if rejects else "all of them can be decoded"
-    yield f"sample: {len(sample)} of {counted(len(listing), 'image')} read; {bad}"
-    for line in advice_on(Counter(one.reason for one in found if one.action == "kept"), plan.recipe.levels):
-        yield f"in this sample, {line}"
+    kept = Counter(one.reason for one in found if one.action == "kept")
     allowed = allowed_rejects(max_bad, listing.candidates)
     expected = len(listing.rejects) + round(len(rejects) / len(sample) * len(listing))
+    facts: Json = {"sample": {"images": len(sample), "rejected": len(rejects), "kept": kept}}
+    facts |= {"images": listing.candidates, "expected_rejects": expected, "allowed_rejects": allowed}
+    yield f"sample: {len(sample)} of {counted(len(listing), 'image')} read; {bad}", facts
+    for line in advice_on(kept, plan.recipe.levels):
+        yield f"in this sample, {line}", {}
     if expected > allowed:
         yield (
             f"this build would probably fail: about {expected} of {listing.candidates} images would be rejected, but "
             f"--max-bad {max_bad} allows {allowed}; repair or remove them, or pass "
-            f"--max-bad {enough_rejects(expected, listing.candidates)}"
+            f"--max-bad {enough_rejects(expected, listing.candidates)}",
+            {},
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -17,13 +17,14 @@ import decodeonce
 from decodeonce.cli import printable
 from decodeonce.cli.command import ClassOption, JsonFlag, MatchOption, RowsOption, StoreArgument, option, selected_lines
 from decodeonce.cli.output import (
-    both_sizes_text,
+    bytes_as_text,
     check_out,
     count_bar,
-    print_json,
+    print_result,
     rejects_text,
     say,
     show_facts,
+    store_facts,
     write_out,
 )
 from decodeonce.errors import BuildError, StoreError
@@ -42,32 +43,25 @@ if TYPE_CHECKING:
 
 def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
     """Print facts about a store: counts, shape, shards, rows per class, rejects, statistics, recipe."""
+    from decodeonce.store.checks import check_file
+
     opened = decodeonce.open_store(store)
-    manifest, rejects = opened.manifest, _rejects(opened)
+    manifest, rejects = opened.manifest, opened.paths.rejects
+    check_file(rejects, manifest.files[rejects.name])
     facts: Json = {
         "store": str(store),
-        "rows": manifest.count,
         "staged_part": len(opened.rows) < manifest.count,
         "first_row": opened.rows.start,
         "held_rows": len(opened.rows),
-        "shape": list(manifest.shape),
-        "dtype": manifest.dtype,
-        "pixels": manifest.pixels,
-        "container": manifest.container,
-        "shards": len(manifest.shards),
-        "bytes": sum(shard.bytes for shard in manifest.shards),
-        "classes": len(manifest.classes),
+        **store_facts(opened),
         "rows_per_class": _rows_per_class(opened),
-        "rejects": rejects,
         "columns": [column.name for column in manifest.columns],
         **({"paired": [one.text for one in manifest.paired]} if manifest.paired else {}),
         **({} if manifest.box_classes is None else {"box_classes": len(manifest.box_classes)}),
         "pixel_mean": list(manifest.pixel_mean),
         "pixel_std": list(manifest.pixel_std),
-        "recipe": manifest.recipe,
         "source": manifest.source,
         "decoder_crashes": manifest.decoder_crashes,
-        "digest": manifest.digest,
     }
     show_facts(facts if as_json else _for_people(facts), as_json=as_json)
 
@@ -85,7 +79,7 @@ def _for_people(facts: Json) -> Json:
         "store": facts["store"],
         "rows": f"{facts['rows']:,} of {'x'.join(map(str, facts['shape']))} {facts['dtype']}",
         "staged_part": f"rows {first:,} to {first + held - 1:,}" if facts["staged_part"] else None,
-        "size": f"{_size_text(facts)} in {counted(facts['shards'], facts['container'] + ' shard')}",
+        "size": f"{bytes_as_text(facts['bytes_as'])} in {counted(facts['shards'], facts['container'] + ' shard')}",
         "classes": f"{facts['classes']:,}",
         "rows_per_class": _per_class_text(facts["rows_per_class"]),
         "rejects": rejects_text(facts["rejects"], facts["rows"]),
@@ -101,10 +95,6 @@ def _for_people(facts: Json) -> Json:
         "digest": facts["digest"],
     }
     return {name: value for name, value in shown.items() if value is not None}
-
-
-def _size_text(facts: Json) -> str:
-    return both_sizes_text(facts["bytes"], facts["rows"], facts["pixels"], tuple(facts["shape"]))
 
 
 def _rows_per_class(store: Store) -> Json:
@@ -123,15 +113,6 @@ def _per_class_text(found: Json) -> str:
         return f"{most['rows']:,} in each"
     names = [f"{one['name']} {one['description'].partition(',')[0]}".rstrip() for one in (least, most)]
     return f"smallest {least['rows']:,} ({names[0]}), median {median:,g}, largest {most['rows']:,} ({names[1]})"
-
-
-def _rejects(store: Store) -> Json:
-    """Count the lines of rejects.tsv by action."""
-    from decodeonce.store.checks import check_file
-    from decodeonce.store.table import read_rejects
-
-    check_file(store.paths.rejects, store.manifest.files[store.paths.rejects.name])
-    return {"rejected": 0, "left out": 0, "kept": 0, **Counter(one.action for one in read_rejects(store.paths.rejects))}
 
 
 def status(
@@ -237,20 +218,17 @@ def _say_first(most: int, lines: list[str], what: str) -> None:
         say(f"  and {len(lines) - most} more{what}; --json lists all of them")
 
 
-def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
+def verify(store: StoreArgument) -> None:
     """Read a whole store and compare it with its checksums. The exit code is 0 if it is intact, and 1 if not."""
     from decodeonce.store import verify_store
     from decodeonce.store.verify import ranges_text
 
     with count_bar("rows") as update:
         report = verify_store(store, threads=usable_cores(), progress=update)
-    if as_json:
-        names = ("ok", "rows", "bad_rows", "unknown_rows", "bad_files")
-        print_json({name: getattr(report, name) for name in names})
-    elif report.ok:
-        say(f"{store}: {counted(report.rows, 'row')} intact")
+    names = ("ok", "rows", "bad_rows", "unknown_rows", "bad_files")
+    print_result({name: getattr(report, name) for name in names})
     if report.ok:
-        return
+        return say(f"{store}: {counted(report.rows, 'row')} intact")
     for problem in report.problems:
         say(f"prep: error: {problem}{'' if report.rows else '; no row was checked'}", err=True)
     rows = {"damaged": report.bad_rows, "cannot be checked, because checksums.npy is damaged": report.unknown_rows}

@@ -1,7 +1,8 @@
 """Print messages, tables, JSON and progress, and write output files.
 
 Progress is a tqdm bar on a terminal, otherwise a line every 15 s on standard error. With `--quiet`, which
-`LoggedCommand` adds to a command, only errors, warnings and JSON are printed.
+`LoggedCommand` adds to a command, only errors, warnings and JSON are printed. With `--json`, which `ResultCommand`
+adds, the result is a JSON object, and all text goes to standard error.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -20,10 +22,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+import decodeonce
 from decodeonce import cli
 from decodeonce.cli import fitted
 from decodeonce.formatting import counted, size_text, without_secrets
-from decodeonce.store.layout import PixelsName, image_bytes
+from decodeonce.store.layout import Json, PixelsName, image_bytes
 
 if TYPE_CHECKING:
     from decodeonce.prep.building.pool import Progress
@@ -46,14 +49,20 @@ def say(text: str, *, err: bool = False) -> None:
             typer.echo(fitted(text, stream), err=err)
 
 
-def both_sizes_text(nbytes: int, rows: int, pixels: PixelsName, shape: tuple[int, int, int]) -> str:
-    """Format the bytes of a store whose `rows` hold images as `pixels` says, and what the other choice would take."""
+def bytes_as(nbytes: int, rows: int, pixels: PixelsName, shape: tuple[int, int, int]) -> dict[str, int]:
+    """Return the bytes of a store whose `rows` hold images as `pixels` says, and what the other choice would take."""
     other: PixelsName = "yuv420" if pixels == "rgb" else "rgb"
     try:
         saved = rows * (image_bytes(pixels, shape) - image_bytes(other, shape))
     except ValueError:  # images of this size cannot be stored like that
-        return size_text(nbytes)
-    return f"{size_text(nbytes)} ({size_text(nbytes - saved)} as {other})"
+        return {pixels: nbytes}
+    return {pixels: nbytes, other: nbytes - saved}
+
+
+def bytes_as_text(found: Mapping[str, int]) -> str:
+    """Format what `bytes_as` returns: "252.15 GB (126.08 GB as yuv420)"."""
+    nbytes, *others = found.values()
+    return size_text(nbytes) + "".join(f" ({size_text(more)} as {[*found][1]})" for more in others)
 
 
 class _Warnings(logging.Handler):
@@ -67,9 +76,50 @@ class _Warnings(logging.Handler):
 logging.getLogger("decodeonce").addHandler(_Warnings())
 
 
-def print_json(data: Mapping[str, object]) -> None:
-    """Print one JSON object, with --quiet, too."""
-    typer.echo(json.dumps(data))
+def print_json(data: Mapping[str, object], stream: TextIO | None = None) -> None:
+    """Print one JSON object, with --quiet, too. Default: to standard output."""
+    typer.echo(json.dumps(data), file=stream)
+
+
+def print_result(facts: Mapping[str, object]) -> None:
+    """Print the facts about what a command did if --json asks for them. Their text is printed with `say`."""
+    if cli.results:
+        print_json(facts, cli.results)
+
+
+def store_facts(store: Store) -> Json:
+    """Return what `prep info --json` and the commands that write a store print; `kept` counts images by reason."""
+    import numpy as np
+
+    from decodeonce.store.table import read_rejects
+
+    manifest = store.manifest
+    found = Counter((one.action, one.reason) for one in read_rejects(store.paths.rejects))
+    listed = Counter({"rejected": 0, "left out": 0, "kept": 0})
+    for (action, _), count in found.items():
+        listed[action] += count
+    nbytes = sum(shard.bytes for shard in manifest.shards)
+    return {
+        "rows": manifest.count,
+        "shape": list(manifest.shape),
+        "dtype": manifest.dtype,
+        "pixels": manifest.pixels,
+        "container": manifest.container,
+        "shards": len(manifest.shards),
+        "bytes": nbytes,
+        "bytes_as": bytes_as(nbytes, manifest.count, manifest.pixels, manifest.shape),
+        "classes": len(manifest.classes),
+        "used_classes": int(np.count_nonzero(np.bincount(store.labels))),  # a class may have lost all its images
+        "rejects": listed,
+        "kept": {reason: count for (action, reason), count in found.items() if action == "kept"},
+        "recipe": manifest.recipe,
+        "digest": manifest.digest,
+    }
+
+
+def built_facts(out: Path, *, already_finished: bool, **more: object) -> Json:
+    """Return the facts about a store that a command has built, or found."""
+    return {"out": str(out), "already_finished": already_finished, **store_facts(decodeonce.open_store(out)), **more}
 
 
 def show_facts(facts: Mapping[str, object], *, as_json: bool) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from decodeonce.cli.command import StoreArgument, option, parse_paired
-from decodeonce.cli.output import count_bar, say
+from decodeonce.cli.output import count_bar, print_result, say
 from decodeonce.formatting import counted
 
 FromOption = Annotated[
@@ -36,6 +37,7 @@ def repair(store: StoreArgument, source: FromOption = None, paired: PairedOption
 
     with count_bar("rows") as update:
         done = repair_store(store, source, paired=parse_paired(paired or []), progress=update)
+    print_result({"ok": done.ok, **asdict(done)})
     if done.rows:  # otherwise it is not a store, or its manifest cannot be read
         rows = [counted(done.repaired_rows, "row")] if done.repaired_rows else []
         repaired, intact = ", ".join([*rows, *done.repaired_files]), f"{counted(done.rows, 'row')} intact"

@@ -10,7 +10,7 @@ import typer
 
 import decodeonce
 from decodeonce.cli.command import option
-from decodeonce.cli.output import count_bar, say
+from decodeonce.cli.output import count_bar, print_result, say
 from decodeonce.formatting import quoted, size_text
 from decodeonce.launch import check_rank, find_rank
 
@@ -51,12 +51,14 @@ def stage(
     with count_bar("rows", total=len(rows)) as update:
         staged = stage_store(opened, dest, rows=rows, threads=threads, progress=update)
     seconds = max(time.monotonic() - started, 1e-3)
+    size = staged.copied * opened.manifest.row_bytes
+    facts = {"first_row": rows.start, "rows": len(rows), "copied_rows": staged.copied, "copied_bytes": size}
+    print_result({"dest": str(dest), "already_finished": staged.finished, **facts, "seconds": round(seconds, 3)})
     if staged.finished:  # jobs start with this command, so it does not read the rows again
         verify = f"prep verify {quoted(dest)}"
         return say(
             f"{dest}: already staged: names, sizes and headers of its files match; to check its rows, run: {verify}"
         )
-    size = staged.copied * opened.manifest.row_bytes
     there = f"{len(rows) - staged.copied} of {len(rows)} rows were already there"
     speed = f"{size_text(round(size / seconds))}/s"
     say(f"{dest}: done, {size_text(size)} copied in {seconds:.1f} s ({speed}); {there}")

@@ -18,7 +18,7 @@ from decodeonce.cli.build import BuildRequest, kinds_app, say_dry_run, say_found
 from decodeonce.cli.command import (
     Command,
     Group,
-    LoggedCommand,
+    ResultCommand,
     new_app,
     option,
     parse_bytes,
@@ -26,7 +26,7 @@ from decodeonce.cli.command import (
     with_options,
 )
 from decodeonce.cli.examples import examples
-from decodeonce.cli.output import say
+from decodeonce.cli.output import print_result, say
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import quoted
 from decodeonce.prep.jobs.schedulers import SCHEDULERS
@@ -185,10 +185,12 @@ def _write(request: BuildRequest, words: Sequence[str], site: Site, chain: Chain
         say(f"{site.name}: {sentence}")
     jobs = f"plan, array of {chain.tasks} (round 1 of {chain.rounds}) and finish"
     say(f"{script.parent}: wrote scripts for {jobs}; logs will be here, too")
+    ids = _run_submit_script(script) if submit else ""
     if submit:
-        say(f"submitted: {_run_submit_script(script)}; to see its progress, run: prep status {quoted(request.out)}")
+        say(f"submitted: {ids}; to see its progress, run: prep status {quoted(request.out)}")
     else:
         say(f"to submit them, run: bash {quoted(script)}")
+    print_result({"out": str(request.out), "script": str(script), "job_ids": ids.split()})
 
 
 def _commands(request: BuildRequest, words: Sequence[str], chain: Chain) -> list[list[str]]:
@@ -237,7 +239,7 @@ def _run_submit_script(script: Path) -> str:
 for _scheduler in SCHEDULERS:
     app.command(
         _scheduler,
-        cls=LoggedCommand,
+        cls=ResultCommand,
         context_settings={"ignore_unknown_options": True},
         help="Write the jobs of a build into OUT.jobs: plan, array, finish, and a script that submits them.",
     )(_submit_command(_scheduler))
