@@ -27,7 +27,8 @@ import sys
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -35,7 +36,7 @@ from functools import lru_cache, partial
 from html import unescape
 from http.client import HTTPException
 from importlib import import_module
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path, PosixPath
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -50,6 +51,7 @@ from decodeonce.formatting import without_secrets
 # wait for them: at most 128 images are read ahead, which take 0.15 s to decode.
 PAUSES = (0.0, 0.05, 1.0, 2.0, 4.0, 8.0)
 RETRIES = 6  # of a request for a part of a list, before `attempt` lists all again
+PAGE_OBJECTS = 1000  # the most that a server lists per request
 CONNECTIONS = 64  # listings at once
 MOST_LEVELS = 100  # of nested folders of a web server
 SECONDS, STEP = 60, 1 << 26  # the longest that a request may take, and the bytes for which it may take as long again
@@ -272,6 +274,8 @@ def _list(url: str) -> list[tuple[str, bool]]:
     if scheme_of(url) == "hf":
         found = [(item["name"], item["type"] == "directory") for item in system.ls(path, detail=True)]
     else:
+        # obstore follows the pages of a folder by itself, so look for repeated pages in the list of all objects.
+        deque(islice(_distinct(url, system.list(path)), 2 * PAGE_OBJECTS), 0)
         listed = system.list_with_delimiter(path)
         found = [(name, True) for name in listed["common_prefixes"]]
         found += [(item["path"], False) for item in listed["objects"]]
@@ -308,13 +312,7 @@ def _list_below(url: str) -> list[tuple[str, ObjectFacts | None]]:
     if scheme_of(url) == "hf":
         found = system.find(path, detail=True).items()
         return [(name[first:], ObjectFacts(item["size"], _version(item.get("blob_id")))) for name, item in found]
-    by_path: dict[str, Any] = {}
-    for item in chain.from_iterable(system.list(path)):
-        if item["path"] in by_path:
-            advice = "the server may repeat its pages without end; report this to its administrator"
-            raise BuildError(f"{url}: the list has {item['path']!r} twice, expected each object once; {advice}")
-        by_path[item["path"]] = item
-    listed = list(by_path.values())
+    listed = list(_distinct(url, system.list(path)))
     if path and not listed:
         raise FileNotFoundError
     # The marker of a folder, see `_list`, is before the objects in the folder.
@@ -322,6 +320,27 @@ def _list_below(url: str) -> list[tuple[str, ObjectFacts | None]]:
         one["path"] for one, two in pairwise(listed) if not one["size"] and two["path"].startswith(one["path"] + "/")
     }
     return [(item["path"][first:], _facts(item)) for item in listed if item["path"] not in {path, *markers}]
+
+
+def _distinct(url: str, pages: Iterable[Sequence[Any]]) -> Iterator[Any]:
+    """Yield the objects of a list; raise BuildError if one comes again, because the list may then have no end."""
+    found = set[str]()
+    for item in chain.from_iterable(pages):
+        if item["path"] in found:
+            raise _repeats(url, f"the list has {item['path']!r} twice, expected each object once")
+        found.add(item["path"])
+        yield item
+
+
+def _repeats(url: str, what: str) -> BuildError:
+    advice = "the server may repeat its pages without end; report this to its administrator"
+    return BuildError(f"{url}: {what}; {advice}")
+
+
+def _refuse_repeats(answer: Any, **_: object) -> None:
+    """Raise BuildError if a page of a list names itself as the next one, for which huggingface_hub asks without end."""
+    if answer.links.get("next", {}).get("url") == (url := str(answer.request.url)):
+        raise _repeats(url.partition("?")[0], "the list continues with the same page")
 
 
 def find_objects(url: str, suffixes: tuple[str, ...], *, deep: bool) -> list[str]:
@@ -518,7 +537,12 @@ def _opened(url: str, size: int = 0, retries: int = 0) -> tuple[Any, str]:
     """Return what reads a URL, for a request of this many bytes, and the path in it: a store of obstore, or the hub."""
     host, scheme = _host(url), scheme_of(url)
     if scheme == "hf":
-        return _hub(), url.removeprefix("hf://")
+        hub = _hub()
+        session: Any = import_module("huggingface_hub.utils").get_session()  # another one after a fork or a failure
+        hooks = getattr(session, "event_hooks", None) or session.hooks  # the latter before huggingface_hub 1.0
+        if _refuse_repeats not in hooks["response"]:
+            hooks["response"].append(_refuse_repeats)
+        return hub, url.removeprefix("hf://")
     path = url[len(host) :].lstrip("/")
     with _opening:
         query, path = (_query(url), unquote(path)) if scheme in WEB else ("", path)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -13,7 +14,7 @@ from decodeonce.prep.listing import Entry, Row
 from decodeonce.prep.pixels import versions
 from decodeonce.prep.pixels.decode import Decoder, fit_to
 from decodeonce.prep.recipe import Recipe
-from tests.images import encoded, exif, jpeg, reference_row
+from tests.images import encoded, exif, jpeg, make_image, marker_at, reference_row, replaced
 
 
 def decode(data: bytes, name: str = "x.JPEG", **options: Any) -> Row:
@@ -109,6 +110,51 @@ def test_scaled_decode_keeps_twice_the_size_of_rotated_images_and_boxes(turn: in
     assert image.size in ((400, 100), (200, 800))  # upright it is 1600x400 or 400x1600; the row is 96 wide
     width, height = decoder.decode(data, (0.5, 0.5, 0.75, 1.0)).image.size
     assert min(width / 96, height / 32) >= 2
+
+
+@pytest.mark.parametrize("denominator", [2, 4, 8])
+@pytest.mark.parametrize("sampling", ["Gray", "444", "422", "420", "440", "411", "progressive 422", "progressive 420"])
+def test_scaled_decode_shows_no_hidden_pixels(sampling: str, denominator: int) -> None:
+    """Columns and rows that a JPEG hides after the last ones may hold anything; libjpeg-turbo scales them, too."""
+    size = 240 // denominator // 2
+    decoder = Decoder(Recipe(height=size, width=size, scaled_decode=True))
+    width_of_blocks = {"Gray": 8, "444": 8, "440": 8, "411": 32, "422": 16, "420": 16}.get(sampling, 8)
+    height_of_blocks = 16 if sampling in ("420", "440") else 8
+    visible = np.asarray(make_image(256, 256))
+    for hidden in range(1, 16):
+        width, height = 256 - hidden % width_of_blocks, 256 - hidden % height_of_blocks
+        images = []
+        for color in ((0, 255, 0), (255, 0, 255)):
+            whole = np.full_like(visible, color)
+            whole[:height, :width] = visible[:height, :width]
+            image = encode(whole, sampling)
+            frame = marker_at(image, 0xC2 if "progressive" in sampling else 0xC0)
+            image = replaced(image, frame + 5, height.to_bytes(2) + width.to_bytes(2))
+            images.append(np.array(decoder.decode(image).image)[..., :3].astype(int))
+        assert images[0].shape == (-(-height // denominator), -(-width // denominator), 3)
+        assert np.abs(images[0] - images[1]).max() <= 4  # a hidden pixel changes how visible ones are rounded
+
+
+def encode(image: np.ndarray[Any, np.dtype[np.uint8]], sampling: str) -> bytes:
+    if "progressive" in sampling:
+        subsampling = ":".join(sampling[-3:])
+        return encoded(Image.fromarray(image), quality=100, progressive=True, subsampling=subsampling)
+    pixels, colors = (image[..., :1], "GRAY") if sampling == "Gray" else (image, "RGB")
+    data: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), 100, colors, sampling)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "denominator"), [(1000, 800, 8), (999, 804, 4), (999, 800, 2), (990, 795, 1)]
+)
+def test_scaled_decode_takes_means(width: int, height: int, denominator: int) -> None:
+    data = encoded(make_image(width, height).point(lambda value: 64 + value // 2), subsampling="4:4:4")
+    size = 800 // denominator // 2
+    got = np.asarray(Decoder(Recipe(height=size, width=size, scaled_decode=True)).decode(data).image)[..., :3]
+    means = np.asarray(Image.open(io.BytesIO(data)).reduce(denominator)).astype(int)
+    assert got.shape == means.shape
+    whole = np.s_[: height // denominator, : width // denominator]
+    assert np.abs(got - means)[whole].max() <= 3  # rounded before and after the conversion from YCbCr
 
 
 def test_two_pillows_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

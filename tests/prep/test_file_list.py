@@ -134,6 +134,7 @@ def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
     (root / "cat/in").mkdir()
     for name in (composed, decomposed, "cat/in/3.jpg"):
         write_list(root / name, "image")
+    of_floats = "a file of this name without .0 exists; write the ids as whole numbers, in pandas with astype('Int64')"
     for path, cause in (
         ("cat/1.jpg ", "; the path ends with a blank"),
         (" cat/1.jpg", "; the path begins with a blank"),
@@ -145,11 +146,24 @@ def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
         ("cat/1.JPG", "; a file of this name with the suffix .jpg exists"),
         ("cat/1jpg", "; a file of this name with the suffix .jpg exists; pass --suffix .jpg"),
         ("1.jpg", f"; cat/1.jpg exists; pass --root {root}/cat"),
+        ("cat/1.0", f"; {of_floats}"),
+        ("cat/1.0.jpg", f"; {of_floats}"),
         ("in/3", f"; cat/in/3.jpg exists; pass --root {root}/cat --suffix .jpg"),
         ("cat/gone", ""),
     ):
         (entry,) = listed(root, f"{path}\tpug\n").scan().entries
         assert entry.problem == f"No such file or directory{cause}"
+
+
+@pytest.mark.parametrize(
+    ("values", "warned"),
+    [(["train", "TEST"], "TEST, train"), (["val", ""], ""), (["train", "training"], ""), (["left", "test"], "")],
+)
+def test_column_of_several_splits_causes_a_warning(root: Path, values: list[str], warned: str) -> None:
+    file = write_list(root / "all.csv", "path,label,split\ncat/1.jpg,pug,{}\ndog/2.jpg,cat,{}\n".format(*values))
+    found = [text for text in open_list(file).listing().warnings if "all values" in text]
+    splits = f"the store has the rows of all values of column split ({warned}); to build a store for each, see "
+    assert found == ([f"{splits}docs/how-to/data/csv.md#a-column-of-splits"] if warned else [])
 
 
 def test_files_in_several_folders_are_counted_and_the_command_joins_them(tmp_path: Path) -> None:

@@ -125,6 +125,19 @@ def test_missing_or_invalid_named_column_is_an_error(tmp_path: Path) -> None:
             open_parquet(table(tmp_path, {"image": IMAGE_COLUMN, "label": TEXTS}), **named)
 
 
+@pytest.mark.parametrize("values", [[True, False, True], [1.0, 0.0, 1.0]])
+def test_labels_of_another_type_can_be_cast_as_the_error_says(tmp_path: Path, values: list[Any]) -> None:
+    file = table(tmp_path, {"image": IMAGES[:3], "label": values})
+    for named in ("", "label"):
+        with pytest.raises(BuildError, match="if label has class numbers, cast it to int64: ") as caught:
+            open_parquet(file, label_column=named)
+    expression = str(caught.value).split("int64: ")[1].split(" in pyarrow")[0]
+    found = pq.read_table(file)
+    cast = found.set_column(1, "label", eval(expression, {"table": found}))
+    pq.write_table(cast, file)
+    assert [entry.label for entry in open_parquet(file).scan().entries] == [1, 0, 1]
+
+
 @pytest.mark.skipif(not hasattr(pa, "binary_view"), reason="this pyarrow has no view types")
 @pytest.mark.parametrize("inside", [False, True])
 def test_view_types_are_read_like_binary_and_strings(tmp_path: Path, inside: bool) -> None:

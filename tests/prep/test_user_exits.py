@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from decodeonce.prep.user_code import user_code
+from decodeonce.prep.user_code import ClosedFiles, user_code
 from tests.command import assert_fails, prep_process
 from tests.images import jpeg, make_tree
 
@@ -97,6 +97,26 @@ def test_map_that_ends_each_worker_at_its_import_is_named(tmp_path: Path, code: 
 
 def test_module_that_closes_files_is_named(tmp_path: Path) -> None:
     assert_fails(build(tmp_path, at_import="os.closerange(3, 1000)"), 1, "importing mine raised ClosedFiles: user code")
+
+
+def test_code_that_closes_files_changes_neither_the_folder_nor_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> None:
+        with user_code("closing"):
+            os.close(0)
+            os.chdir("/")
+
+    monkeypatch.chdir(tmp_path)
+    saved = os.dup(0)
+    before = os.listdir("/proc/self/fd")
+    try:
+        with pytest.raises(ClosedFiles):
+            run()
+    finally:
+        os.dup2(saved, 0)
+    assert (os.listdir("/proc/self/fd"), os.getcwd()) == (before, str(tmp_path))
+    os.close(saved)
 
 
 def test_exit_code_is_that_of_the_command_whatever_a_dataset_does_at_exit(tmp_path: Path) -> None:

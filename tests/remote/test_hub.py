@@ -27,6 +27,7 @@ class Hub(Handler):
     root: Path
     read: list[int]  # lengths of the ranges
     shift = 0  # by which the ranges that are sent differ
+    has_end = True  # otherwise, the second page of a list is also the next one after it
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
@@ -38,6 +39,8 @@ class Hub(Handler):
             sizes = {one.name: one.stat().st_size for one in self.root.iterdir()}
             items = [{"type": "file", "path": name, "size": size, "oid": "1"} for name, size in sizes.items()]
             data = json.dumps(items).encode()
+            if not self.has_end:
+                headers = {"Link": f'<http://{self.headers["Host"]}{path}?cursor=x>; rel="next"'}
         elif path.startswith(f"{REPO}/resolve/main/") and file.is_file():
             first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
             first, last = first + self.shift, last + self.shift
@@ -91,6 +94,18 @@ def test_another_range_from_a_hub_is_noticed(tmp_path: Path, hub: str, monkeypat
     done = prep_process("build", "webdataset", src, tmp_path / "out", *flags, HF_ENDPOINT=hub, NO_PROXY="*")
     assert done.returncode == 1
     assert f"{src}: the server sent the range 'bytes 1-" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["folder", "webdataset", "parquet"])
+def test_list_of_a_hub_that_repeats_its_page_is_an_error(
+    tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    write_tar(Hub.root / "a.tar", sample("1", jpeg(160, 120, seed=0), cls=0))
+    monkeypatch.setattr(Hub, "has_end", False)
+    src = f"hf:/{REPO}" + {"folder": "", "webdataset": "/a.tar", "parquet": "/*.parquet"}[kind]
+    done = prep_process("build", kind, src, tmp_path / "out", HF_ENDPOINT=hub, NO_PROXY="*")
+    assert done.returncode == 1
+    assert f"/api{REPO}/tree/main: the list continues with the same page; the server may repeat" in done.stderr
 
 
 def test_requests_that_the_library_of_the_hub_has_repeated_are_not_repeated_again(

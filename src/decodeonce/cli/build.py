@@ -150,7 +150,7 @@ class BuildOptions:
     scaled_decode: Annotated[
         bool,
         option(
-            "Decode large JPEGs at a smaller size, such as 1/2 or 3/8. This is faster and gives other pixels.",
+            "Decode large JPEGs at a smaller size, 1/2, 1/4 or 1/8. This is faster and gives other pixels.",
             flag="--scaled-decode",
         ),
     ] = Recipe.scaled_decode

@@ -201,7 +201,7 @@ class LoggedCommand(Command):
             begin(file)
         cli.results = sys.stdout if ctx.params.pop("as_json", False) else None
         try:
-            with redirect_stdout(sys.stderr) if cli.results else nullcontext():  # also what code of the user prints
+            with redirect_stdout(sys.stderr) if cli.results else nullcontext():  # also what user code prints
                 return super().invoke(ctx)
         except BrokenPipeError:  # click would end the command as if it were complete
             cli.drop_output(cli.results or sys.stdout)

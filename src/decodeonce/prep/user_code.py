@@ -108,13 +108,16 @@ def _own_folder_kept(owner: str) -> Iterator[None]:
             os.fchdir(moved[0])
         yield
     finally:
-        if not all(map(_is_open, kept)):  # a file of a store could get the number of the standard output
+        closed = not all(map(_is_open, kept))
+        if not closed:
+            if moved is not None:
+                os.close(moved[0])
+            _moved[owner] = os.open(".", os.O_PATH | os.O_CLOEXEC), here
+        if _is_open(own):
+            os.fchdir(own)
+            os.close(own)
+        if closed:  # a file of a store could get the number of the standard output
             raise ClosedFiles("user code closed files of this process; let it close only files that it opened")
-        if moved is not None:
-            os.close(moved[0])
-        _moved[owner] = os.open(".", os.O_PATH | os.O_CLOEXEC), here
-        os.fchdir(own)
-        os.close(own)
 
 
 def _is_open(fd: int) -> bool:

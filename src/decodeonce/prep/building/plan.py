@@ -47,7 +47,7 @@ from decodeonce.store.layout import Json, missing_advice
 from decodeonce.store.manifest import DATA_OFFSET, check_column
 from decodeonce.store.writer import write_array
 
-PLAN_VERSION = 12
+PLAN_VERSION = 13
 AS_BYTES = np.dtype(f"V{RECORD.itemsize}")  # how records.npy stores it
 RECORDS, NAMES, COLUMN = "records.npy", "names.bin", "column-{}.npy"
 

@@ -41,6 +41,9 @@ JPEG_START = b"\xff\xd8\xff"
 LabelOf = Callable[[Entry], int]
 OTHER_SUFFIXES = tuple(suffix.encode() for suffix, name in unusual.SUFFIX_FORMATS.items() if name != "JPEG")
 _OF_BOXES = {"box", "annotated"}  # numbers of entries that a plain row does not look at
+# The columns and rows of a scaled image that share a value for color. libjpeg-turbo scales 4:2:0 so that none do.
+SHARED_COLOR = {"Gray": (1, 1), "444": (1, 1), "420": (1, 1), "422": (2, 1), "440": (1, 2), "411": (4, 1)}
+LEAST_SCALED = 32  # smaller images are decoded whole; from here on, each denominator gives another size
 _ALMOST = 1e-6  # 0.29 * 100 is 28.999999999999996
 
 
@@ -222,10 +225,11 @@ class Decoder:
         header = _jpeg_header(data)
         if header is None:
             return None
-        width, height, colors = header
+        width, height, colors, sampling = header
         check_size(width, height)
         note = "gray" if colors == "Gray" else ""
-        least = self._least_size(width, height, box, turn) if self._recipe.scaled_decode else (0, 0)
+        denominator = self._denominator(width, height, box, turn) if self._recipe.scaled_decode else 1
+        least = (-(-width // denominator), -(-height // denominator))
         pixels = self._jpeg_pixels(data, width, height, least)
         if isinstance(pixels, str) and "bad ICC marker" in pixels:  # no pixels depend on it
             data, note = without_color_profile(data), unusual.joined(note, "damaged color profile")
@@ -239,16 +243,23 @@ class Decoder:
         if isinstance(pixels, str):
             image, damage = unusual.decode_damaged_jpeg(data, pixels, reject=self._recipe.on_damaged == "reject")
             return DecodedImage(image, width, height, "JPEG", unusual.joined(note, damage))
-        decoded_height, decoded_width = pixels.shape[:2]
-        image = Image.frombuffer("RGBX", (decoded_width, decoded_height), pixels, "raw", "RGBX", 0, 1)
+        if denominator > 1:
+            _cover_hidden(pixels, width / denominator, height / denominator, sampling)
+        image = Image.frombuffer("RGBX", pixels.shape[1::-1], pixels, "raw", "RGBX", 0, 1)
         return DecodedImage(image, width, height, "JPEG", note)
 
-    def _least_size(self, width: int, height: int, box: Box | None, turn: int) -> tuple[int, int]:
-        """Return the minimum size for a scaled decode: twice the size to resize to."""
+    def _denominator(self, width: int, height: int, box: Box | None, turn: int) -> int:
+        """Return 8, 4 or 2 if decoding at this fraction leaves at least twice the size to resize to, else 1.
+
+        3/8 is slower than 1/2, and 5/8 to 7/8 are slower than 1. Their pixels would also mix whole blocks of the JPEG,
+        where those of 1/2, 1/4 and 1/8 are means of the pixels that they cover.
+        """
         left, top, right, bottom = pixel_box(box, width, height) if box else (0, 0, width, height)
         placement = fit_to(self._recipe.fit, upright((right - left, bottom - top), turn), self._row_size)
         across, down = upright((placement.width, placement.height), turn)
-        return (2 * across * width // (right - left), 2 * down * height // (bottom - top))
+        least_width, least_height = 2 * across * width // (right - left), 2 * down * height // (bottom - top)
+        fitting = (n for n in (8, 4, 2) if -(-width // n) >= least_width and -(-height // n) >= least_height)
+        return next(fitting, 1) if min(width, height) >= LEAST_SCALED else 1
 
     def _decode_paired(self, one: Paired, data: bytes, decoded: DecodedImage, box: Box | None) -> DecodedImage:
         """Decode a mask or second image, and cut and rotate it like its image `decoded`."""
@@ -323,15 +334,29 @@ def pixel_box(box: Box, width: int, height: int) -> PixelBox:
     return (left, top, max(right, left + 1), max(bottom, top + 1))
 
 
-def _jpeg_header(data: bytes) -> tuple[int, int, str] | None:
-    """Return width, height and colors of a JPEG that simplejpeg decodes to RGBX; None for other images."""
+def _cover_hidden(pixels: NDArray[np.uint8], width: float, height: float, sampling: str) -> None:
+    """Replace the last columns and rows of a scaled image if they depend on pixels that the JPEG hides at its edges.
+
+    The blocks of a JPEG may extend beyond the image. Where they do, a scaled pixel at the edge covers hidden ones.
+    """
+    for edge, size, shared in zip(
+        (pixels.swapaxes(0, 1), pixels), (width, height), SHARED_COLOR[sampling], strict=True
+    ):
+        if size % shared:
+            # Colors that several pixels share are interpolated, so the last pixel before them depends on them, too.
+            clean = int(size // shared) * shared - (shared > 1)
+            edge[clean:] = edge[clean - 1]
+
+
+def _jpeg_header(data: bytes) -> tuple[int, int, str, str] | None:
+    """Return width, height, colors and sampling of a JPEG that simplejpeg decodes to RGBX; None for other images."""
     if not data.startswith(JPEG_START):
         return None
     try:
-        height, width, colors, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+        height, width, colors, sampling = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):  # simplejpeg raises KeyError for a header without a color space
         return None
-    return (width, height, colors) if colors in ("YCbCr", "RGB", "Gray") else None
+    return (width, height, colors, sampling) if colors in ("YCbCr", "RGB", "Gray") else None
 
 
 def _may_have_exif(data: bytes) -> bool:

@@ -6,6 +6,7 @@ import csv
 import errno
 import io
 import os
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.listing import Entry, Scan, hash_of, name_bytes, name_text
 from decodeonce.prep.sources.base import Notes
+from decodeonce.prep.sources.class_folders import SPLITS
 from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, Links, expecting, stat_entries
 from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder, refuse_stand_ins
@@ -32,6 +34,7 @@ from decodeonce.store.layout import Json
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "target", "category")
 
+SPLIT_COLUMN = "docs/how-to/data/csv.md#a-column-of-splits"
 EXPECTED = "expected a list of images"
 MISSING = os.strerror(errno.ENOENT)
 LOOKED_AT = 4096  # a binary file has a zero in its first bytes
@@ -125,7 +128,20 @@ class ListSource(LabeledSource):
         if left := find_layout(self.file, self._columns).left:
             names = ", ".join(name or "one without a name" for name in left)
             warnings.append(f"columns that are not kept: {names:.200}; --column NAME keeps a column of numbers")
+            warnings += self._splits([name for name in left if left.count(name) == 1])
         return warnings
+
+    def _splits(self, names: Sequence[str]) -> Iterator[str]:
+        """Yield a warning for each of these columns whose values are several splits, such as train and val."""
+        first = next(read_list(self.file, replace(self._columns, numbers=tuple(names))), None)
+        for name, begin in zip(names, first.values if first else [], strict=False):
+            if begin.strip().lower() not in SPLITS:
+                continue
+            lines = read_list(self.file, replace(self._columns, numbers=(name,)))
+            values = {line.values[0].strip() for line in lines}
+            if len({SPLITS[value.lower()] for value in values if value.lower() in SPLITS}) > 1:
+                found = f"the store has the rows of all values of column {name} ({', '.join(sorted(values)):.100})"
+                yield f"{found}; to build a store for each, see {SPLIT_COLUMN}"
 
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}
@@ -224,6 +240,9 @@ class ListSource(LabeledSource):
         if end:
             others = {stem + other: f"with the suffix {other} exists" for other in IMAGE_SUFFIXES} | others
             others |= {stem + other: f"with the suffix {other} exists" for other in (end.upper(), end.lower())}
+        whole = re.sub(r"\b(\d+)\.0(?=\.|$)", r"\1", name)  # pandas reads a column of ids with a blank cell as floats
+        advice = "without .0 exists; write the ids as whole numbers, in pandas with astype('Int64')"
+        others |= {whole + suffix: advice for suffix in ("", *IMAGE_SUFFIXES) if whole != name}
         others.pop(name, None)
         for other, cause in others.items():
             if self._exists("", other):

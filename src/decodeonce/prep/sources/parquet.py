@@ -445,6 +445,10 @@ def _choose(path: str, schema: Arrow, what: str, found: list[str], named: str) -
     if len(found) == 1:
         return found[0]
     columns, (content, expected) = _describe_columns(schema), EXPECTED[what]
+    numbers = [field.name for field in schema if what == "label" and str(field.type) in NUMBERS - INTEGERS]
+    if uncast := next((name for name in numbers if name == named or name.lower() in LABEL_COLUMNS), ""):
+        columns += f"; if {uncast} has class numbers, cast it to int64: table[{uncast!r}].cast('int64') in pyarrow, or "
+        columns += f"cast_column({uncast!r}, Value('int64')) in datasets"
     if named:
         problem = f"cannot hold {content}, expected {expected}" if named in schema.names else "no such column"
         raise BuildError(f"{path}: --{what}-column {named}: {problem}; {columns}")
