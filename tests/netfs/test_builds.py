@@ -24,8 +24,12 @@ def test_equal_builds_from_two_nodes_give_one_store(
     # New names, because a node caches those of removed files for a second.
     stores = [node / f"store{pair}" for node in nodes]
     found = run(*(build(tree, store, container) for store in stores))
-    assert [code for code, _ in found] == [0, 0], found
+    # The guarantee: a command builds or finds the store, or asks to be run again. A node may see the files of another
+    # one late, and empty.
+    assert all(code in (0, 75) and ("again" in output or not code) for code, output in found), found
     for store in stores:
+        ((code, output),) = run(build(tree, store, container))
+        assert code == 0, output
         assert digests(store) == uninterrupted[container]
 
 

@@ -162,7 +162,7 @@ def test_disk_that_is_full_after_the_plan_was_written(
         (disk / "other").write_bytes(bytes(32 << 20))
         patched.setattr(build_module, "check_free_space", lambda *_: None)  # as if a quota were unknown
         for _ in range(2):
-            with pytest.raises(OSError, match="No space left on device"):
+            with pytest.raises(BuildError, match="No space left on device; make room"):
                 build(source, disk / "store", recipe, WorkSettings(max_bad="2"))
         (disk / "other").unlink()
         build(source, disk / "store", recipe, WorkSettings(max_bad="2"))

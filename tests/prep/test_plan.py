@@ -361,10 +361,11 @@ def test_plan_file_damaged_before_a_step_is_named_without_its_content(tmp_path: 
             for content in damaged:
                 path.write_bytes(content)
                 failed = prep(command, out, "--max-bad", 1)
-                error = f"prep: error: {path}: damaged; remove {out} and build again\n"
+                code, error = 1, f"prep: error: {path}: damaged; remove {out} and build again\n"
                 if not content and path.suffix == ".json":
                     advice = f"run the same command again; if this is printed again, remove {out} first"
-                    error = f"prep: error: {path}: empty: another process is writing it, or was killed; {advice}\n"
-                assert (failed.returncode, failed.stderr) == (1, error)
+                    what = "empty: another process is writing it, or was killed"
+                    code, error = 75, f"prep: stopped: {path}: {what}; {advice}\n"
+                assert (failed.returncode, failed.stderr) == (code, error)
             path.write_bytes(whole)
         assert prep(command, out, "--max-bad", 1).returncode == 0

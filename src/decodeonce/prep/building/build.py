@@ -8,11 +8,11 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import quoted
 from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.free_space import check_free_space, find_storage, space_needed
-from decodeonce.prep.building.output_dir import check_output_dir, is_built, reserve_shards, with_paired
+from decodeonce.prep.building.output_dir import check_output_dir, failure_of, is_built, reserve_shards, with_paired
 from decodeonce.prep.building.plan import (
     Plan,
     check_expected,
@@ -149,9 +149,9 @@ def plan_unless_built(
     if not paths.manifest.exists():
         try:
             return make_plan(source, out, recipe, expect)
-        except (BuildError, OSError):
+        except (BuildError, Stopped, OSError) as error:
             if not paths.manifest.exists():  # otherwise another process has finished the build
-                raise
+                raise failure_of(error, paths) from None
     is_built(source, out, recipe, expect)
     return None
 

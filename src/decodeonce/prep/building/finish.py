@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import REPLACED_ERRORS, BuildError
+from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped
 from decodeonce.formatting import quoted
 from decodeonce.prep.building.journal import FACTS, Journals
-from decodeonce.prep.building.output_dir import check_not_truncated, clean_up
+from decodeonce.prep.building.output_dir import check_not_truncated, clean_up, failure_of
 from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.prep.listing import name_bytes, name_text
 from decodeonce.prep.paths import BuildPaths
@@ -63,10 +63,10 @@ def finish(out: str | os.PathLike[str], max_bad: str = "auto") -> Manifest:
     if not paths.manifest.exists():
         try:
             manifest = _finish_planned(paths, max_bad)
-        except (BuildError, OSError) as error:
+        except (BuildError, Stopped, OSError) as error:
             # Another process may have finished the store first, cut the shards and removed .build.
             if (isinstance(error, OSError) and error.errno not in REPLACED_ERRORS) or not paths.manifest.exists():
-                raise
+                raise failure_of(error, paths) from None
     manifest = manifest or read_manifest(paths.manifest)
     sync_folder(paths.root)  # again, because the finish that wrote store.json may have failed at this point
     clean_up(paths, manifest)

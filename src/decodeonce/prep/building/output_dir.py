@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -9,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped, failure_from
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.plan import Plan, checked_listing
 from decodeonce.prep.paths import BuildPaths
@@ -20,7 +21,9 @@ from decodeonce.store import Manifest, disk, open_store
 from decodeonce.store.columns import column_file
 from decodeonce.store.files import remove_file, remove_tree, reserve, sync_folder, writing
 from decodeonce.store.hashing import canonical
+from decodeonce.store.layout import missing_advice
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
+from decodeonce.store.sharing import on_network
 from decodeonce.store.writer import trim_shards
 
 # Files that a killed build may leave in OUT and in OUT/.build. Any other file belongs to the user.
@@ -158,6 +161,18 @@ def _check_unfinished(paths: BuildPaths) -> None:
     if paths.manifest.exists():
         clean_up(paths, read_manifest(paths.manifest))
         raise BuildError(f"{paths.root}: another process finished this build; run the same command again")
+
+
+def failure_of(error: BuildError | Stopped | OSError, paths: BuildPaths) -> BuildError | Stopped:
+    """Return the error to raise; for an OSError, Stopped if the build, or on a network a file of it, is gone."""
+    if not isinstance(error, OSError):
+        return error
+    hidden, name = missing_advice(paths.root), os.fsdecode(error.filename or paths.root)
+    gone = hidden or error.errno == errno.ESTALE or on_network(paths.root) or not paths.plan.exists()
+    if error.errno in REPLACED_ERRORS and gone and Path(name).is_relative_to(paths.root):
+        advice = hidden or "another process removed it: "
+        return Stopped(f"{name}: {error.strerror}; {advice}run the same command again")
+    return failure_from(error, paths.root)
 
 
 def clean_up(paths: BuildPaths, manifest: Manifest) -> None:

@@ -30,7 +30,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.journal import BlockRecord, Journals
 from decodeonce.prep.listing import CHUNK, RECORD, Listing
@@ -294,7 +294,7 @@ class Plan:
 
 
 def read_plan(paths: BuildPaths) -> Plan:
-    """Read the plan in OUT/.build; raise BuildError if it is missing or damaged."""
+    """Read the plan in OUT/.build; raise BuildError if it is missing or damaged, and Stopped if it is empty."""
     try:
         encoded = paths.plan.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -303,7 +303,7 @@ def read_plan(paths: BuildPaths) -> Plan:
         raise BuildError(f"{paths.root}: {found}; {advice}") from None
     if not encoded:  # `publish` without hard links
         advice = f"run the same command again; if this is printed again, remove {paths.root} first"
-        raise BuildError(f"{paths.plan}: empty: another process is writing it, or was killed; {advice}")
+        raise Stopped(f"{paths.plan}: empty: another process is writing it, or was killed; {advice}")
     try:
         content = json.loads(encoded)
         if content["digest"] == digest_of(content):

@@ -5,7 +5,6 @@ This module decides which block each worker decodes next, and handles workers th
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import signal
@@ -18,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped, failure_from
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.host import usable_cores
 from decodeonce.prep.building.journal import Journal, Journals
+from decodeonce.prep.building.output_dir import failure_of
 from decodeonce.prep.building.plan import Plan, allowed_rejects, read_plan, reject_error
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions
@@ -28,10 +28,9 @@ from decodeonce.prep.processes.child import BLOCK_WORKER, KILLED, child_of, user
 from decodeonce.prep.recipe import OnBad, check_choice, differences
 from decodeonce.remote import QUERY
 from decodeonce.store.files import sync_folder
-from decodeonce.store.layout import Json, missing_advice
+from decodeonce.store.layout import Json
 from decodeonce.store.manifest import overlap
 from decodeonce.store.reader import runs
-from decodeonce.store.sharing import on_network
 
 
 @dataclass(frozen=True)
@@ -140,20 +139,8 @@ def work(
         _decode_share(plan, how or WorkSettings(), progress or (lambda done: None))
     except (BuildError, Stopped, OSError) as error:
         if not paths.manifest.exists():
-            raise _failure_of(error, paths) from None
+            raise failure_of(error, paths) from None
         logging.getLogger("decodeonce").warning("%s: another process finished this build; nothing left to do", out)
-
-
-def _failure_of(error: BuildError | Stopped | OSError, paths: BuildPaths) -> BuildError | Stopped:
-    """Return the error to raise; for an OSError, Stopped if the build, or on a network a file of it, is gone."""
-    if not isinstance(error, OSError):
-        return error
-    hidden = missing_advice(paths.root)
-    gone = hidden or error.errno == errno.ESTALE or on_network(paths.root) or not paths.plan.exists()
-    if error.errno in REPLACED_ERRORS and gone:
-        what = f"{error.filename or paths.root}: {error.strerror}"
-        return Stopped(f"{what}; {hidden or 'another process removed it: '}run the same command again")
-    return failure_from(error, paths.root)
 
 
 def _check_decoders(plan: Plan) -> None:
