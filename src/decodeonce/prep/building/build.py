@@ -151,7 +151,7 @@ def plan_unless_built(
             return make_plan(source, out, recipe, expect)
         except (BuildError, Stopped, OSError) as error:
             if not paths.manifest.exists():  # otherwise another process has finished the build
-                raise failure_of(error, paths) from None
+                raise failure_of(error, paths, planned=False) from None
     is_built(source, out, recipe, expect)
     return None
 

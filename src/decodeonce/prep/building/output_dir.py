@@ -163,12 +163,14 @@ def _check_unfinished(paths: BuildPaths) -> None:
         raise BuildError(f"{paths.root}: another process finished this build; run the same command again")
 
 
-def failure_of(error: BuildError | Stopped | OSError, paths: BuildPaths) -> BuildError | Stopped:
-    """Return the error to raise; for an OSError, Stopped if the build, or on a network a file of it, is gone."""
+def failure_of(
+    error: BuildError | Stopped | OSError, paths: BuildPaths, *, planned: bool = True
+) -> BuildError | Stopped:
+    """Return the error to raise; for an OSError, Stopped if a `planned` build, or on a network a file of it, is gone."""
     if not isinstance(error, OSError):
         return error
     hidden, name = missing_advice(paths.root), os.fsdecode(error.filename or paths.root)
-    gone = hidden or error.errno == errno.ESTALE or on_network(paths.root) or not paths.plan.exists()
+    gone = hidden or error.errno == errno.ESTALE or on_network(paths.root) or (planned and not paths.plan.exists())
     if error.errno in REPLACED_ERRORS and gone and Path(name).is_relative_to(paths.root):
         advice = hidden or "another process removed it: "
         return Stopped(f"{name}: {error.strerror}; {advice}run the same command again")
