@@ -29,7 +29,10 @@ def seeds() -> Iterator[bytes]:
 
 
 def TestOneInput(data: bytes) -> None:
-    """Reading gives a valid plan or raises BuildError, or Stopped for an empty file. `prep work` and `prep status` read plans in the same way."""
+    """Reading gives a valid plan, or raises BuildError, or Stopped for an empty file.
+
+    `prep work` and `prep status` read plans in the same way.
+    """
     for encoded in (data, reencode(data, lambda facts: sign(dict(facts)))):
         PATHS.plan.write_bytes(encoded)
         try:

@@ -166,7 +166,7 @@ def _check_unfinished(paths: BuildPaths) -> None:
 def failure_of(
     error: BuildError | Stopped | OSError, paths: BuildPaths, *, planned: bool = True
 ) -> BuildError | Stopped:
-    """Return the error to raise; for an OSError, Stopped if a `planned` build, or on a network a file of it, is gone."""
+    """Return the error to raise: for an OSError, Stopped if a `planned` build is gone, or a file of it on a network."""
     if not isinstance(error, OSError):
         return error
     hidden, name = missing_advice(paths.root), os.fsdecode(error.filename or paths.root)
