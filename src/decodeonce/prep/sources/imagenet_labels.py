@@ -13,7 +13,7 @@ from typing import NamedTuple
 from decodeonce.errors import BuildError
 from decodeonce.prep.listing import Entry, name_bytes
 from decodeonce.prep.sources.archives import list_tar
-from decodeonce.prep.sources.files import MAX_TEXT_BYTES, expecting, stem_of, system_of
+from decodeonce.prep.sources.files import MAX_TEXT_BYTES, expecting, is_file, is_folder, stem_of
 from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream, open_holder
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
@@ -81,9 +81,7 @@ class CompanionFiles:
         self._top = top
         self._inside = inside
         absolute = top.absolute()
-        self.folders = [
-            folder for folder in (absolute, *absolute.parents[:PARENTS]) if system_of(top).is_folder(folder)
-        ]
+        self.folders = [folder for folder in (absolute, *absolute.parents[:PARENTS]) if is_folder(folder)]
 
     def synsets(self) -> tuple[str, dict[str, str]]:
         """Return the name of the nearest list of classes, "" for none, and its description of each wnid.
@@ -130,7 +128,7 @@ class CompanionFiles:
 
     def _nearest(self, names: Sequence[str]) -> Path | None:
         return next(
-            (path for folder in self.folders for name in names if system_of(folder).is_file(path := folder / name)),
+            (path for folder in self.folders for name in names if is_file(path := folder / name)),
             None,
         )
 
