@@ -106,10 +106,6 @@ class Store:
         held = "" if len(self.rows) == len(self) else f", holds {rows_text(self.rows)}"
         return f"<Store {self.paths.root}: {rows}, {len(self.manifest.classes)} classes{held}>"
 
-    def check_held(self, rows: range, advice: str) -> None:
-        """Raise StoreError, ending with `advice`, unless this folder holds all of `rows` (at least one)."""
-        self.images.check_held(rows, advice)
-
     @cached_property
     def classes(self) -> tuple[ImageClass, ...]:
         """Classes in label order, each with `name` and `description`.

@@ -107,7 +107,7 @@ def stage_store(
     threads = threads or origin.threads
     _check_rows(origin, rows)
     if isinstance(source, Store):
-        source.check_held(rows, "stage from the whole store")
+        source.images.check_held(rows, "stage from the whole store")
     _make_folder(origin, paths.root)
     with locked(paths.staging, waits_for="another `prep stage`"):
         finished = _is_finished(origin, paths, rows)
