@@ -29,7 +29,7 @@ from decodeonce.cli.examples import examples
 from decodeonce.cli.output import print_result, say
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import quoted
-from decodeonce.prep.jobs.schedulers import SCHEDULERS
+from decodeonce.prep.jobs import SCHEDULERS
 from decodeonce.prep.paths import BuildPaths
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pathlib import Path
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.launch import launch_variables
+from decodeonce.prep.jobs import SCHEDULERS
 from decodeonce.prep.jobs.base import Chain, Job, Site
-from decodeonce.prep.jobs.schedulers import SCHEDULERS
 from decodeonce.prep.jobs.submitted import LOGS, job_states
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.store.files import make_folder, write_atomic
