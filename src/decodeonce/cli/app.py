@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 import typer
 
 import decodeonce
-from decodeonce.cli.command import Click, Command, Group, LoggedCommand, ResultCommand, make_command
+from decodeonce.cli.command import Click, Command, Group, JsonCommand, LoggedCommand, ResultCommand, make_command
 from decodeonce.cli.output import say
 
 # The commands below the headings of the help: for each its module in this package, and its function or group.
@@ -48,8 +48,12 @@ COMMANDS = {
         "doctor": ("doctor", "doctor"),
     },
 }
-WITHOUT_LOG = {"status", "logs", "info", "ls", "doctor"}  # commands without --quiet and --log
-WITH_RESULT = {"finish", "convert", "stage", "verify", "repair"}  # commands with these flags and --json
+# The classes of commands that are not a LoggedCommand.
+CLASSES = {
+    **dict.fromkeys(("logs", "ls"), Command),
+    **dict.fromkeys(("status", "info", "doctor"), JsonCommand),
+    **dict.fromkeys(("finish", "convert", "stage", "verify", "repair"), ResultCommand),
+}
 
 
 def _print_version(ctx: typer.Context, wanted: bool) -> None:
@@ -71,8 +75,7 @@ def _make(name: str, module: str, attribute: str) -> Click:
     command = getattr(import_module(f"decodeonce.cli.{module}"), attribute)
     if isinstance(command, typer.Typer):
         return typer.main.get_command(command)
-    logged = ResultCommand if name in WITH_RESULT else LoggedCommand
-    return make_command(command, Command if name in WITHOUT_LOG else logged)
+    return make_command(command, CLASSES.get(name, LoggedCommand))
 
 
 class Prep(Group):

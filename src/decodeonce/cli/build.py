@@ -374,10 +374,8 @@ def run_build(request: BuildRequest) -> None:
 
         build(request.source, request.out, request.recipe, request.how, progress, request.expect)
     seconds = time.monotonic() - start
-    run = {"seconds": round(seconds, 3), "decoded_images": decoded}
-    if was_finished:
-        return say_built(request.out, **run)
-    _say_finished(request.out, f" in {duration_text(seconds)}, {decoded / seconds:,.0f} images/s", **run)
+    speed = f" in {duration_text(seconds)}, {decoded / seconds:,.0f} images/s"
+    say_outcome(request.out, was_finished, speed, seconds=round(seconds, 3), decoded_images=decoded)
 
 
 def run_plan(request: BuildRequest) -> None:
@@ -445,13 +443,15 @@ def say_dry_run(request: BuildRequest) -> None:
     if is_built(request.source, request.out, request.recipe, request.expect):
         return say_built(request.out)
     facts: Json = {"out": str(request.out), "already_finished": False}
-    for line, more in dry_run(request.source, request.out, request.recipe, request.how.max_bad, request.expect):
+    for line in dry_run(request.source, request.out, request.recipe, request.how.max_bad, request.expect, facts):
         say(line)
-        facts |= more
     print_result(facts)
 
 
-def _say_finished(out: Path, speed: str = "", **run: object) -> None:
+def say_outcome(out: Path, was_finished: bool, speed: str = "", **run: object) -> None:
+    """Print what is in a store that the command has finished, unless it was finished before. `run`: as `say_built`."""
+    if was_finished:
+        return say_built(out, **run)
     facts = built_facts(out, already_finished=False, **run)
     used, classes = facts["used_classes"], facts["classes"]
     some = f"{used} of " if used < classes else ""
@@ -521,6 +521,4 @@ def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
         WorkSettings(max_bad=max_bad)
     was_finished = BuildPaths(out).manifest.exists()
     finish_build(out, max_bad)  # this also completes a finish that was killed
-    if was_finished:
-        return say_built(out)
-    _say_finished(out)
+    say_outcome(out, was_finished)
