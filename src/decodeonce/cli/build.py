@@ -107,12 +107,10 @@ class BuildOptions:
     ] = Recipe.fit
     filter: Annotated[Filter, option("Filter for resizing; bilinear is torchvision's default.")] = Recipe.filter
     pixels: Annotated[
-        PixelsName,
-        option("How pixels are stored: rgb, or yuv420 in half the bytes, with colors at half resolution."),
+        PixelsName, option("How pixels are stored: rgb, or yuv420 in half the bytes, with colors at half resolution.")
     ] = Recipe.pixels
     container: Annotated[
-        ContainerName,
-        option("File format of the shards: npy (NumPy arrays) or hdf5 (HDF5 files).", flag="--format"),
+        ContainerName, option("File format of the shards: npy (NumPy arrays) or hdf5 (HDF5 files).", flag="--format")
     ] = Recipe.container
     shard_size: Annotated[
         str,
@@ -171,8 +169,7 @@ class BuildOptions:
     ] = None
     min_box: Annotated[int | None, option("Skip objects with a side of less than N pixels. (default: 1)", "N")] = None
     without_box: Annotated[
-        WithoutBox | None,
-        option("An image without a box: keep it as a row, or skip it. (default: keep)"),
+        WithoutBox | None, option("An image without a box: keep it as a row, or skip it. (default: keep)")
     ] = None
     box_origin: Annotated[
         BoxOrigin | None,
@@ -244,16 +241,7 @@ class BuildOptions:
         from decodeonce.prep.pixels.user_map import find_map
 
         height, width = parse_size(self.size)
-        same: tuple[str, ...] = (
-            "fit",
-            "filter",
-            "container",
-            "exif",
-            "levels",
-            "on_damaged",
-            "scaled_decode",
-            "pixels",
-        )
+        same = ("fit", "filter", "container", "exif", "levels", "on_damaged", "scaled_decode", "pixels")
         return Recipe(
             **{name: getattr(self, name) for name in same},
             height=height,

@@ -331,8 +331,7 @@ ClassOption = Annotated[
     ),
 ]
 MatchOption = Annotated[
-    str | None,
-    option("Select rows whose source matches a pattern such as 'train/n01440764/*'. (default: all)", "GLOB"),
+    str | None, option("Select rows whose source matches a pattern such as 'train/n01440764/*'. (default: all)", "GLOB")
 ]
 RowsOption = Annotated[
     str | None, option("Select rows by a Python slice such as 0:1000 or -500:. (default: all)", "A:B")

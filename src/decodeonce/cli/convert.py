@@ -45,8 +45,7 @@ def convert(
         Filter | None, option("Filter for resizing. (default: that of IN)", flag="--filter")
     ] = None,
     pixels: Annotated[
-        PixelsName | None,
-        option("How pixels are stored: rgb, or yuv420 in half the bytes. (default: that of IN)"),
+        PixelsName | None, option("How pixels are stored: rgb, or yuv420 in half the bytes. (default: that of IN)")
     ] = None,
     names: ClassOption = None,
     match: MatchOption = None,

@@ -209,11 +209,10 @@ def page(content: PageContent) -> bytes:
     """Render the page as UTF-8. The same store always gives the same bytes."""
     manifest, rows = content.store.manifest, content.rows
     (height, width, channels), sides = manifest.shape, content.sizes.sides if content.sizes else np.zeros((0, 2))
-    classes, drawn, is_enlarged = _class_rows(content), dict[str, Markup](), None
+    classes, drawn = _class_rows(content), dict[str, Markup]()
     if classes and classes[0]["rows"] > classes[-1]["rows"]:  # one sentence says it all otherwise
         drawn["classes"] = charts.class_curve([cls["rows"] for cls in classes])
-    if len(sides):
-        is_enlarged = enlarged(sides, manifest.recipe, height, width)
+    is_enlarged = enlarged(sides, manifest.recipe, height, width)
     shares = rows.levels / np.maximum(rows.levels.sum(axis=1, keepdims=True), 1)
     if rows.counted:
         drawn["levels"] = charts.levels(shares)
@@ -224,9 +223,6 @@ def page(content: PageContent) -> bytes:
         policy=POLICY,
         name=legible(content.store.paths.root.resolve().name),
         content=content,
-        rows=rows,
-        store=content.store,
-        manifest=manifest,
         recipe=given_flags(manifest.recipe),
         classes=classes,
         median_rows=None if content.counts is None else np.median(content.counts),
@@ -236,7 +232,6 @@ def page(content: PageContent) -> bytes:
         channel_names=["red", "green", "blue"] if channels == 3 else [f"channel {n}" for n in range(channels)],
         levels=[[int(np.searchsorted(line.cumsum(), share)) for share in (0.05, 0.5, 0.95)] for line in shares],
         shares=shares,
-        unusual=content.unusual,
         damaged=ranges_text(row_ranges(rows.damaged)),
         charts=drawn,
     )
