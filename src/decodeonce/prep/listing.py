@@ -170,14 +170,6 @@ class RowMaker(Protocol):
         """
 
 
-def _no_warnings(samples: int) -> list[str]:
-    return []
-
-
-def _unchanged(listing: Listing) -> Listing:
-    return listing
-
-
 @dataclass
 class Scan:
     """A source while it is listed.
@@ -205,9 +197,9 @@ class Scan:
 
     entries: Iterable[Entry]
     classes: Sequence[ImageClass]
-    warnings: Callable[[int], list[str]] = _no_warnings
+    warnings: Callable[[int], list[str]] = lambda samples: []
     box_classes: Collection[str] | None = None
-    finish: Callable[[Listing], Listing] = _unchanged
+    finish: Callable[[Listing], Listing] = lambda listing: listing
     late: bool = False
 
 

@@ -93,9 +93,6 @@ class ListSource(LabeledSource):
         self._columns = Columns(image_column, label_column, self.column_names, no_labels=no_labels)
         self._suffix = suffix
         self._slashes = slashes
-        self._notes = Notes()
-        self._places = Counter[str]()  # the number of files by subfolder of the root, if some are missing in it
-        self._are_distinct = True  # whether none of these files is in two of the folders
 
     @property
     def top(self) -> Path:
@@ -117,7 +114,8 @@ class ListSource(LabeledSource):
 
     def scan(self) -> Scan:
         """Return every sample, in the order of the list."""
-        self._notes, self._places, self._are_distinct = Notes(), Counter(), True
+        # The number of files by subfolder of the root, if some are missing in it; whether none of them is in two.
+        self._notes, self._places, self._are_distinct = Notes(), Counter[str](), True
         self._learn_classes()
         searches = iter(range(MOST_SEARCHES))
         found = map(partial(self._with_cause, searches), stat_entries(self.root, self._listed(), self.links))

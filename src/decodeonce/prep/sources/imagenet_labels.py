@@ -127,10 +127,7 @@ class CompanionFiles:
         return self._nearest(DEVKITS)
 
     def _nearest(self, names: Sequence[str]) -> Path | None:
-        return next(
-            (path for folder in self.folders for name in names if is_file(path := folder / name)),
-            None,
-        )
+        return next((path for folder in self.folders for name in names if is_file(path := folder / name)), None)
 
 
 def _content(path: Path) -> bytes:
