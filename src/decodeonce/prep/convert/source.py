@@ -112,9 +112,8 @@ class StoreSource(Source):
         if not len(found):
             raise BuildError(f"{self.root}: no row is selected; `prep ls` lists rows, classes and sources")
         # The lines of the inputs' rejects.tsv; with a selection, only the "kept" lines of selected rows.
-        listed = [
-            (unit, reject) for unit, rows in enumerate(self.inputs) for reject in read_rejects(rows.store.paths.rejects)
-        ]
+        files = enumerate(rows.store.paths.rejects for rows in self.inputs)
+        listed = [(unit, reject) for unit, file in files for reject in read_rejects(file)]
         if self._selected(None).keys() - {"sort"}:
             kept = {(unit, reject.source) for unit, reject in listed if reject.action == "kept"}
             selected = {(entry.unit, entry.text) for entry in self._entries()} & kept if kept else set()

@@ -225,15 +225,10 @@ class ListSource(LabeledSource):
         if odd := _oddity(name):
             return odd
         suffixes = {name + suffix: suffix for suffix in IMAGE_SUFFIXES}
-        suffixes |= {
-            name.removesuffix(suffix[1:]) + suffix: suffix for suffix in IMAGE_SUFFIXES if name.endswith(suffix[1:])
-        }
-        others = {
-            other: f"with the suffix {suffix} exists; pass --suffix {suffix}" for other, suffix in suffixes.items()
-        }
-        others |= {
-            unicodedata.normalize(form, name): f"in another Unicode form ({form}) exists" for form in ("NFC", "NFD")
-        }
+        suffixes |= {name.removesuffix(end[1:]) + end: end for end in IMAGE_SUFFIXES if name.endswith(end[1:])}
+        others = {other: f"with the suffix {end} exists; pass --suffix {end}" for other, end in suffixes.items()}
+        forms = {unicodedata.normalize(form, name): form for form in ("NFC", "NFD")}
+        others |= {other: f"in another Unicode form ({form}) exists" for other, form in forms.items()}
         stem, end = os.path.splitext(name)
         if end:
             others = {stem + other: f"with the suffix {other} exists" for other in IMAGE_SUFFIXES} | others

@@ -383,9 +383,8 @@ class ImagenetSplit(Source):
     def scan(self) -> Scan:
         """Return every image, by class in label order, then by name. Only headers of archives are read."""
         if self.is_flat and len(self.parts) > 1:
-            raise BuildError(
-                f"{self.top}: images are both in one folder and in class folders; unpack the archive and sort them"
-            )
+            advice = "unpack the archive and sort them"
+            raise BuildError(f"{self.top}: images are both in one folder and in class folders; {advice}")
         if self.is_flat:
             entries: Iterable[Entry] = self.labels.sort(self._entries([""]), self._names)
         else:
