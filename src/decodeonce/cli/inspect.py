@@ -305,9 +305,8 @@ def show(
     check_out(opened, out)
     chosen = draw_rows(found, random, seed or 0) if random else list(islice(found, count or 64))
     if not chosen:
-        raise StoreError(
-            f"{store}: no row is selected; to list rows, classes and sources, run: prep ls {quoted(store)}"
-        )
+        advice = f"to list rows, classes and sources, run: prep ls {quoted(store)}"
+        raise StoreError(f"{store}: no row is selected; {advice}")
     checked = CheckedRows(opened)
     shown = list(shown_rows(opened, chosen, checked))
     write_out(out, draw_sheet(shown))

@@ -105,9 +105,8 @@ class JobOptions:
 
         profile = read_site(self.site or f"generic-{scheduler}")
         if profile.scheduler != scheduler:
-            raise typer.BadParameter(
-                f"--site {self.site} uses {profile.scheduler}; run: prep submit {profile.scheduler} ..."
-            )
+            advice = f"run: prep submit {profile.scheduler} ..."
+            raise typer.BadParameter(f"--site {self.site} uses {profile.scheduler}; {advice}")
         return profile
 
     def chain(self, site: Site) -> Chain:

@@ -77,9 +77,8 @@ class ColorJitter(_Color):
 
     @property
     def _ranges(self) -> tuple[Range, ...]:
-        factors = (
-            _range(name, getattr(self, name), 1, 0, math.inf) for name in ("brightness", "contrast", "saturation")
-        )
+        names = ("brightness", "contrast", "saturation")
+        factors = (_range(name, getattr(self, name), 1, 0, math.inf) for name in names)
         return *factors, _range("hue", self.hue, 0, -0.5, 0.5)
 
     @property
