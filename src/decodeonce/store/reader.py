@@ -252,8 +252,7 @@ class Images:
             if not rest:
                 return rows.reshape(*numbers.shape, *self.shape[1:])
             first = np.arange(numbers.size).reshape(numbers.shape)
-        within = (first, *rest)
-        picked: Pixels = rows[within]
+        picked: Pixels = rows[(first, *rest)]
         return picked
 
     def take(self, rows: ArrayLike, out: Pixels | None = None) -> Pixels:

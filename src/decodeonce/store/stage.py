@@ -184,11 +184,8 @@ def _make_part(source: Origin, paths: StorePaths, rows: range, threads: int, pro
             write_at(fd, head, 0)
 
     # In threads, because these calls wait for the disk, and because tmpfs reserves page by page, 0.25 s per GB.
-    calls = [
-        *(partial(make_small, name) for name in manifest.files),
-        *(partial(make_shard, s) for s in manifest.shards),
-    ]
-    _in_threads(threads, calls)
+    files = [partial(make_small, name) for name in manifest.files]
+    _in_threads(threads, [*files, *(partial(make_shard, shard) for shard in manifest.shards)])
     copied = _copy_rows(source, paths, rows, threads, progress, resumed=resumed)
     for shard in manifest.shards:
         sync_file(paths.root / shard.file)
