@@ -34,6 +34,7 @@ def prep(*arguments: object, cwd: Path | None = None, called: str = "prep", **en
         patch.setattr(sys, "argv", [called, *words])
         patch.setattr(sys, "stdin", io.StringIO())
         patch.setattr(cli, "quiet", False)  # as in a new process
+        patch.setattr(cli, "results", None)
         if cwd is not None:
             patch.chdir(cwd)
         code = cli._run() or 0

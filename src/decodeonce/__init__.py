@@ -34,14 +34,5 @@ if TYPE_CHECKING:
     from decodeonce.store import Store as Store
     from decodeonce.store import open_store as open_store
 
-_NAMES = {
-    "decodeonce.errors": ("BuildError", "DecodeonceError", "StageError", "Stopped", "StoreError"),
-    "decodeonce.launch": ("Rank", "find_rank"),
-    "decodeonce.loader.dataset": ("StoreDataset",),
-    "decodeonce.loader.delivery": ("Batch",),
-    "decodeonce.loader.loader": ("Loader",),
-    "decodeonce.loader.planes": ("Planes",),
-    "decodeonce.store": ("Store", "open_store"),
-}
 __version__ = "0.1.0"
-__getattr__, __dir__ = lazy_imports(__name__, _NAMES, modules=("augment", "build", "sources", "store"))
+__getattr__, __dir__ = lazy_imports(__name__, modules=("augment", "build", "sources", "store"))

@@ -31,14 +31,4 @@ if TYPE_CHECKING:
     from decodeonce.loader.augment.normalize import Normalize as Normalize
     from decodeonce.loader.augment.views import Views as Views
 
-_NAMES = {
-    "decodeonce.loader.augment.augment": ("Augment", "Draws", "Step"),
-    "decodeonce.loader.augment.color": ("ColorJitter", "GaussianBlur", "RandomErasing", "RandomGrayscale", "Solarize"),
-    "decodeonce.loader.augment.crop": ("CenterCrop", "RandomCrop", "RandomResizedCrop", "ramp"),
-    "decodeonce.loader.augment.flip": ("RandomFlip",),
-    "decodeonce.loader.augment.foreign": ("PerBatch", "PerImage"),
-    "decodeonce.loader.augment.mix": ("CutMix", "MixUp", "OneOf"),
-    "decodeonce.loader.augment.normalize": ("Normalize",),
-    "decodeonce.loader.augment.views": ("Views",),
-}
-__getattr__, __dir__ = lazy_imports(__name__, _NAMES)
+__getattr__, __dir__ = lazy_imports(__name__)

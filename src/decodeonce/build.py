@@ -27,16 +27,4 @@ if TYPE_CHECKING:
     from decodeonce.prep.repair.repair import repair_store as repair_store
     from decodeonce.store.select import Selection as Selection
 
-_NAMES = {
-    "decodeonce.prep.building.build": ("build", "make_plan", "plan_unless_built"),
-    "decodeonce.prep.building.finish": ("finish",),
-    "decodeonce.prep.building.output_dir": ("is_built",),
-    "decodeonce.prep.building.plan": ("Plan",),
-    "decodeonce.prep.building.pool": ("Progress", "WorkSettings", "work"),
-    "decodeonce.prep.convert.convert": ("Conversion", "convert"),
-    "decodeonce.prep.pixels.user_map": ("MapSample", "find_map"),
-    "decodeonce.prep.recipe": ("BoxRules", "Recipe", "UserMap"),
-    "decodeonce.prep.repair.repair": ("Repair", "repair_store"),
-    "decodeonce.store.select": ("Selection",),
-}
-__getattr__, __dir__ = lazy_imports(__name__, _NAMES)
+__getattr__, __dir__ = lazy_imports(__name__)

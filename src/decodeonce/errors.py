@@ -25,6 +25,11 @@ REPLACED_ERRORS = {errno.ENOENT, errno.ESTALE}
 UNSUPPORTED_ERRORS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK}
 # The file system cannot flush a folder.
 UNFLUSHABLE_ERRORS = {errno.EINVAL, errno.EBADF, errno.EROFS}
+# What to do first after other errors.
+ADVICE = dict.fromkeys(PERMISSION_ERRORS, "change its permissions")
+ADVICE |= {errno.ENOSPC: "make room", errno.EDQUOT: "make room"}
+ADVICE[errno.ELOOP] = "replace the link with the file or folder itself"
+ADVICE[errno.EFBIG] = "raise `ulimit -f`, or choose a smaller --shard-size or another file system,"
 
 
 class DecodeonceError(Exception):
@@ -107,16 +112,7 @@ def failure_from(error: OSError, at: object) -> BuildError | Stopped:
     what = f"{os.fsdecode(name) if isinstance(name, bytes) else name}: {error.strerror or error}"
     if error.errno in TRANSIENT_ERRORS:
         return Stopped(f"{what}; {retry_advice(error)}")
-    advice = "fix this"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        advice = "make room"
-    elif error.errno == errno.ELOOP:
-        advice = "replace the link with the file or folder itself"
-    elif error.errno in PERMISSION_ERRORS:
-        advice = "change its permissions"
-    elif error.errno == errno.EFBIG:
-        advice = "raise `ulimit -f`, or choose a smaller --shard-size or another file system,"
-    return BuildError(f"{what}; {advice} and run the same command again")
+    return BuildError(f"{what}; {ADVICE.get(error.errno or 0, 'fix this')} and run the same command again")
 
 
 def raise_file_system_failure(error: OSError, at: object) -> None:

@@ -41,14 +41,9 @@ def cgroup_room(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/sel
 
     Of what they hold, everything counts but the page cache, which makes room for others.
     """
-    return min(
-        (
-            max(0, limit - _bytes_besides_cache(folder))
-            for folder in _cgroup_folders("memory", root, own)
-            for (limit,) in _numbers_in(folder, MEMORY_LIMITS)
-        ),
-        default=None,
-    )
+    folders = _cgroup_folders("memory", root, own)
+    limits = ((folder, limit) for folder in folders for (limit,) in _numbers_in(folder, MEMORY_LIMITS))
+    return min((max(0, limit - _bytes_besides_cache(folder)) for folder, limit in limits), default=None)
 
 
 def _bytes_besides_cache(folder: Path) -> int:

@@ -299,9 +299,8 @@ def _is_reserved(environ: Mapping[str, str], launcher: Launcher) -> bool:
 
 def _task_of_rank(rank: Rank, tasks: int | None) -> Task:
     if tasks not in (None, rank.world_size):
-        raise ValueError(
-            f"this process is {rank}, but {tasks} tasks were given; start {tasks} ranks or omit the number"
-        )
+        advice = f"start {tasks} ranks or omit the number"
+        raise ValueError(f"this process is {rank}, but {tasks} tasks were given; {advice}")
     return Task(rank.rank, rank.world_size, rank.source)
 
 
@@ -320,9 +319,8 @@ def _array_element(environ: Mapping[str, str], wanted: int | None) -> tuple[int,
         first, step, count, gaps = size
         if wanted in (None, count):
             if gaps or (index - first) % step:  # such as --array=1,5,9, for which Slurm reports a step of 1
-                raise ValueError(
-                    f"{source} is in an array with gaps ({array.name}); give the task and the number of tasks"
-                )
+                advice = "give the task and the number of tasks"
+                raise ValueError(f"{source} is in an array with gaps ({array.name}); {advice}")
             return (index - first) // step, count, source
     if wanted is None:
         raise ValueError(f"{source}, but no variable gives the size of the array; give the number of tasks")
@@ -346,14 +344,11 @@ def _array_size(environ: Mapping[str, str], array: Array) -> tuple[int, int, int
 def _check_single_task(environ: Mapping[str, str], tasks: int | None) -> None:
     if tasks in (None, 1):
         return
+    why = "found no launcher or job array; give the task"
     if environ.get(PBS_PROCESS, PBS_SCRIPT) != PBS_SCRIPT:
-        raise ValueError(
-            f"cannot determine which of the {tasks} tasks this is: pbsdsh numbers nodes, not processes; "
-            f"start one process per node: pbsdsh -- bash -c 'prep work OUT --task ${PBS_NODE} --tasks NODES'"
-        )
-    raise ValueError(
-        f"cannot determine which of the {tasks} tasks this is: found no launcher or job array; give the task"
-    )
+        command = f"pbsdsh -- bash -c 'prep work OUT --task ${PBS_NODE} --tasks NODES'"
+        why = f"pbsdsh numbers nodes, not processes; start one process per node: {command}"
+    raise ValueError(f"cannot determine which of the {tasks} tasks this is: {why}")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -1,35 +1,39 @@
-"""Import a package's names on first use, so that `import decodeonce` and `prep --help` do not import NumPy.
-
-Type checkers need the imports below `if TYPE_CHECKING:`, too. A test compares both lists.
-"""
+"""Import a package's names on first use, so that `import decodeonce` and `prep --help` do not import NumPy."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 
-def lazy_imports(
-    package: str, names: Mapping[str, Sequence[str]], modules: Sequence[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Create `__getattr__` and `__dir__` (PEP 562) of a package from the names in each module, also `__all__`.
+def lazy_imports(package: str, modules: Sequence[str] = ()) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Create `__getattr__` and `__dir__` (PEP 562) of a package from its imports below `if TYPE_CHECKING:`.
 
-    `modules` are its public modules, which `__getattr__` imports, too.
+    The former has `__all__`, too. `modules` are the package's public modules, which `__getattr__` imports, too.
     """
-    homes = {name: module for module, own in names.items() for name in own}
+
+    @cache
+    def homes() -> dict[str, str | None]:
+        import ast
+
+        module: Any = sys.modules[package]
+        tree = ast.parse(module.__spec__.loader.get_data(module.__file__))  # also from a zip
+        imports = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]
+        return {name.name: node.module for node in imports if isinstance(node, ast.ImportFrom) for name in node.names}
 
     def import_name(name: str) -> Any:
         if name == "__all__":
-            return sorted(homes)
+            return sorted(homes())
         if name in modules:
             return import_module(f"{package}.{name}")
-        if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
+        if home := homes().get(name):
+            return getattr(import_module(home), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def public_names() -> list[str]:
-        return sorted({*(name for name in vars(sys.modules[package]) if name[:2] == "__"), *homes, *modules})
+        return sorted({*(name for name in vars(sys.modules[package]) if name[:2] == "__"), *homes(), *modules})
 
     return import_name, public_names

@@ -39,28 +39,4 @@ if TYPE_CHECKING:
     from decodeonce.prep.sources.webdataset import WebdatasetSource as WebdatasetSource
     from decodeonce.prep.sources.webdataset import open_webdataset as open_webdataset
 
-_NAMES = {
-    "decodeonce.prep.listing": ("Entry", "Scan", "Undecodable"),
-    "decodeonce.prep.sources": ("Registered",),
-    "decodeonce.prep.sources.base": ("DecodedRows", "Source"),
-    "decodeonce.prep.sources.boxed": ("BoxedSource",),
-    "decodeonce.prep.sources.classes": ("check_no_duplicates",),
-    "decodeonce.prep.sources.dataset": ("DatasetSource", "open_dataset"),
-    "decodeonce.prep.sources.file_list": ("ListSource", "open_list"),
-    "decodeonce.prep.sources.files": (
-        "Links",
-        "expecting",
-        "file_entry",
-        "named_entries",
-        "read_file",
-        "read_small",
-        "size_problem",
-    ),
-    "decodeonce.prep.sources.folder": ("FolderSource", "open_folder"),
-    "decodeonce.prep.sources.holders": ("SourceFile", "SourceFiles", "source_file"),
-    "decodeonce.prep.sources.imagenet": ("ImagenetSplit", "open_imagenet"),
-    "decodeonce.prep.sources.paired": ("PairedSource",),
-    "decodeonce.prep.sources.parquet": ("ParquetSource", "open_parquet"),
-    "decodeonce.prep.sources.webdataset": ("WebdatasetSource", "open_webdataset"),
-}
-__getattr__, __dir__ = lazy_imports(__name__, _NAMES)
+__getattr__, __dir__ = lazy_imports(__name__)

@@ -119,9 +119,8 @@ def _refuse_secrets_with_spaces(words: list[str]) -> None:
     """Raise DecodeonceError if a web address has a secret and a space; messages remove a secret only up to it."""
     for word in words:
         if len(word.split()) > 1 and (cut := without_secrets(word, word=True)) != word:
-            raise DecodeonceError(
-                f"{cut}: the URL also has a password or a query, and a space; write %20 for the space"
-            )
+            problem = "the URL also has a password or a query, and a space"
+            raise DecodeonceError(f"{cut}: {problem}; write %20 for the space")
 
 
 def _run_command() -> int | None:

@@ -14,42 +14,23 @@ from typing import Annotated, ClassVar
 import typer
 
 import decodeonce
-from decodeonce.cli.command import Click, Command, Group, LoggedCommand, ResultCommand, make_command
+from decodeonce.cli.command import Click, Command, Group, JsonCommand, LoggedCommand, ResultCommand, make_command
 from decodeonce.cli.output import say
 
-# The commands below the headings of the help: for each its module in this package, and its function or group.
+# The commands below the headings of the help, each with its module in this package, whose function or group it is.
 COMMANDS = {
-    "Build": {
-        "build": ("build", "build"),
-        "plan": ("build", "plan"),
-        "work": ("build", "work"),
-        "finish": ("build", "finish"),
-    },
-    "Jobs": {
-        "submit": ("submit", "app"),
-        "status": ("inspect", "status"),
-        "logs": ("inspect", "logs"),
-        "cancel": ("cancel", "cancel"),
-    },
-    "Look": {
-        "info": ("inspect", "info"),
-        "ls": ("inspect", "ls"),
-        "show": ("inspect", "show"),
-        "report": ("report", "report"),
-    },
-    "Change": {
-        "convert": ("convert", "convert"),
-        "column": ("column", "app"),
-        "stage": ("stage", "stage"),
-    },
-    "Check": {
-        "verify": ("inspect", "verify"),
-        "repair": ("repair", "repair"),
-        "doctor": ("doctor", "doctor"),
-    },
+    "Build": {"build": "build", "plan": "build", "work": "build", "finish": "build"},
+    "Jobs": {"submit": "submit", "status": "inspect", "logs": "inspect", "cancel": "cancel"},
+    "Look": {"info": "inspect", "ls": "inspect", "show": "inspect", "report": "report"},
+    "Change": {"convert": "convert", "column": "column", "stage": "stage"},
+    "Check": {"verify": "inspect", "repair": "repair", "doctor": "doctor"},
 }
-WITHOUT_LOG = {"status", "logs", "info", "ls", "doctor"}  # commands without --quiet and --log
-WITH_RESULT = {"finish", "convert", "stage", "verify", "repair"}  # commands with these flags and --json
+# The classes of commands that are not a LoggedCommand.
+CLASSES = {
+    **dict.fromkeys(("logs", "ls"), Command),
+    **dict.fromkeys(("status", "info", "doctor"), JsonCommand),
+    **dict.fromkeys(("finish", "convert", "stage", "verify", "repair"), ResultCommand),
+}
 
 
 def _print_version(ctx: typer.Context, wanted: bool) -> None:
@@ -67,19 +48,18 @@ def _flags_of_all(version: Version = False) -> None:
     """Define the flags of `prep` itself."""
 
 
-def _make(name: str, module: str, attribute: str) -> Click:
-    command = getattr(import_module(f"decodeonce.cli.{module}"), attribute)
+def _make(name: str, module: str) -> Click:
+    command = getattr(import_module(f"decodeonce.cli.{module}"), name)
     if isinstance(command, typer.Typer):
         return typer.main.get_command(command)
-    logged = ResultCommand if name in WITH_RESULT else LoggedCommand
-    return make_command(command, Command if name in WITHOUT_LOG else logged)
+    return make_command(command, CLASSES.get(name, LoggedCommand))
 
 
 class Prep(Group):
     """The group of all commands."""
 
     lazy: ClassVar = {
-        name: partial(_make, name, *where) for group in COMMANDS.values() for name, where in group.items()
+        name: partial(_make, name, module) for group in COMMANDS.values() for name, module in group.items()
     }
 
     def format_commands(self, ctx: Click, formatter: Click) -> None:

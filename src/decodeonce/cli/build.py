@@ -107,12 +107,10 @@ class BuildOptions:
     ] = Recipe.fit
     filter: Annotated[Filter, option("Filter for resizing; bilinear is torchvision's default.")] = Recipe.filter
     pixels: Annotated[
-        PixelsName,
-        option("How pixels are stored: rgb, or yuv420 in half the bytes, with colors at half resolution."),
+        PixelsName, option("How pixels are stored: rgb, or yuv420 in half the bytes, with colors at half resolution.")
     ] = Recipe.pixels
     container: Annotated[
-        ContainerName,
-        option("File format of the shards: npy (NumPy arrays) or hdf5 (HDF5 files).", flag="--format"),
+        ContainerName, option("File format of the shards: npy (NumPy arrays) or hdf5 (HDF5 files).", flag="--format")
     ] = Recipe.container
     shard_size: Annotated[
         str,
@@ -171,8 +169,7 @@ class BuildOptions:
     ] = None
     min_box: Annotated[int | None, option("Skip objects with a side of less than N pixels. (default: 1)", "N")] = None
     without_box: Annotated[
-        WithoutBox | None,
-        option("An image without a box: keep it as a row, or skip it. (default: keep)"),
+        WithoutBox | None, option("An image without a box: keep it as a row, or skip it. (default: keep)")
     ] = None
     box_origin: Annotated[
         BoxOrigin | None,
@@ -244,16 +241,7 @@ class BuildOptions:
         from decodeonce.prep.pixels.user_map import find_map
 
         height, width = parse_size(self.size)
-        same: tuple[str, ...] = (
-            "fit",
-            "filter",
-            "container",
-            "exif",
-            "levels",
-            "on_damaged",
-            "scaled_decode",
-            "pixels",
-        )
+        same = ("fit", "filter", "container", "exif", "levels", "on_damaged", "scaled_decode", "pixels")
         return Recipe(
             **{name: getattr(self, name) for name in same},
             height=height,
@@ -374,10 +362,8 @@ def run_build(request: BuildRequest) -> None:
 
         build(request.source, request.out, request.recipe, request.how, progress, request.expect)
     seconds = time.monotonic() - start
-    run = {"seconds": round(seconds, 3), "decoded_images": decoded}
-    if was_finished:
-        return say_built(request.out, **run)
-    _say_finished(request.out, f" in {duration_text(seconds)}, {decoded / seconds:,.0f} images/s", **run)
+    speed = f" in {duration_text(seconds)}, {decoded / seconds:,.0f} images/s"
+    say_outcome(request.out, was_finished, speed, seconds=round(seconds, 3), decoded_images=decoded)
 
 
 def run_plan(request: BuildRequest) -> None:
@@ -445,13 +431,15 @@ def say_dry_run(request: BuildRequest) -> None:
     if is_built(request.source, request.out, request.recipe, request.expect):
         return say_built(request.out)
     facts: Json = {"out": str(request.out), "already_finished": False}
-    for line, more in dry_run(request.source, request.out, request.recipe, request.how.max_bad, request.expect):
+    for line in dry_run(request.source, request.out, request.recipe, request.how.max_bad, request.expect, facts):
         say(line)
-        facts |= more
     print_result(facts)
 
 
-def _say_finished(out: Path, speed: str = "", **run: object) -> None:
+def say_outcome(out: Path, was_finished: bool, speed: str = "", **run: object) -> None:
+    """Print what is in a store that the command has finished, unless it was finished before. `run`: as `say_built`."""
+    if was_finished:
+        return say_built(out, **run)
     facts = built_facts(out, already_finished=False, **run)
     used, classes = facts["used_classes"], facts["classes"]
     some = f"{used} of " if used < classes else ""
@@ -521,6 +509,4 @@ def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
         WorkSettings(max_bad=max_bad)
     was_finished = BuildPaths(out).manifest.exists()
     finish_build(out, max_bad)  # this also completes a finish that was killed
-    if was_finished:
-        return say_built(out)
-    _say_finished(out)
+    say_outcome(out, was_finished)

@@ -12,11 +12,11 @@ from decodeonce.cli.output import say
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the column; its file is NAME.npy.")]
 
-app = new_app(cls=Group, help="Add a column of numbers to a finished store, or remove one.")
-app.callback()(lambda: None)
+column = new_app(cls=Group, help="Add a column of numbers to a finished store, or remove one.")
+column.callback()(lambda: None)
 
 
-@app.command(cls=LoggedCommand)
+@column.command(cls=LoggedCommand)
 def add(
     store: StoreArgument,
     name: Name,
@@ -34,12 +34,12 @@ def add(
     from decodeonce.store.columns import add_column, read_numbers
 
     with usage_errors():
-        column = add_column(store, name, read_numbers(file))
-    numbers = "x".join(map(str, column.shape)) or "1"
-    say(f"{store}: column {name} added: {numbers} {np.dtype(column.dtype)} per row, in {column.file}")
+        added = add_column(store, name, read_numbers(file))
+    numbers = "x".join(map(str, added.shape)) or "1"
+    say(f"{store}: column {name} added: {numbers} {np.dtype(added.dtype)} per row, in {added.file}")
 
 
-@app.command(cls=LoggedCommand)
+@column.command(cls=LoggedCommand)
 def remove(store: StoreArgument, name: Name) -> None:
     """Remove a column and its file from a store. The digest of the store changes."""
     from decodeonce.store.columns import remove_column

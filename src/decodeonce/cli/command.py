@@ -199,18 +199,16 @@ class LoggedCommand(Command):
             from decodeonce.cli.log import begin
 
             begin(file)
-        cli.results = sys.stdout if ctx.params.pop("as_json", False) else None
         try:
-            with redirect_stdout(sys.stderr) if cli.results else nullcontext():  # also what user code prints
-                return super().invoke(ctx)
+            return super().invoke(ctx)
         except BrokenPipeError:  # click would end the command as if it were complete
             cli.drop_output(cli.results or sys.stdout)
             what = "the program that read the output has ended; completed work is kept"
             raise Stopped(f"{what}; run the same command again to resume") from None
 
 
-class ResultCommand(LoggedCommand):
-    """A logged command with --json.
+class JsonCommand(Command):
+    """A command with --json.
 
     Its function does not take it: `output.print_result` obeys it, and everything else is printed to standard error.
     """
@@ -218,6 +216,16 @@ class ResultCommand(LoggedCommand):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.params += make_command(_json, Command).params
+
+    def invoke(self, ctx: Click) -> object:
+        """Run the command with the standard output for its result, or for its text."""
+        cli.results = sys.stdout if ctx.params.pop("as_json") else None
+        with redirect_stdout(sys.stderr) if cli.results else nullcontext():  # also what user code prints
+            return super().invoke(ctx)
+
+
+class ResultCommand(JsonCommand, LoggedCommand):
+    """A command with --json, --quiet and --log FILE."""
 
 
 def _quiet_and_log(
@@ -296,11 +304,12 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="Store to create, or to
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Finished store.")]
 Workers = Annotated[int | None, option("Run N workers at the same time. (default: usable cores)", "N", min=1)]
 DryRun = Annotated[bool, option("Print what would be written, and write nothing to OUT.", flag="--dry-run")]
-JsonFlag = Annotated[bool, option("Print one JSON object; text goes to standard error.", flag="--json")]
 
 
-def _json(as_json: JsonFlag = False) -> None:
-    """Define the flag of every `ResultCommand`."""
+def _json(
+    as_json: Annotated[bool, option("Print one JSON object; text goes to standard error.", flag="--json")] = False,
+) -> None:
+    """Define the flag of every `JsonCommand`."""
 
 
 def _class_names(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -322,8 +331,7 @@ ClassOption = Annotated[
     ),
 ]
 MatchOption = Annotated[
-    str | None,
-    option("Select rows whose source matches a pattern such as 'train/n01440764/*'. (default: all)", "GLOB"),
+    str | None, option("Select rows whose source matches a pattern such as 'train/n01440764/*'. (default: all)", "GLOB")
 ]
 RowsOption = Annotated[
     str | None, option("Select rows by a Python slice such as 0:1000 or -500:. (default: all)", "A:B")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from decodeonce.cli.build import check_alone, say_built
+from decodeonce.cli.build import check_alone, say_outcome
 from decodeonce.cli.command import (
     ClassOption,
     DryRun,
@@ -23,8 +23,8 @@ from decodeonce.cli.command import (
     selection,
     usage_errors,
 )
-from decodeonce.cli.output import build_progress, built_facts, print_result, say
-from decodeonce.formatting import counted
+from decodeonce.cli.output import build_progress, print_result, say
+from decodeonce.formatting import duration_text
 from decodeonce.prep.recipe import Filter, Sort
 from decodeonce.store.layout import ContainerName, PixelsName, StorePaths
 
@@ -45,8 +45,7 @@ def convert(
         Filter | None, option("Filter for resizing. (default: that of IN)", flag="--filter")
     ] = None,
     pixels: Annotated[
-        PixelsName | None,
-        option("How pixels are stored: rgb, or yuv420 in half the bytes. (default: that of IN)"),
+        PixelsName | None, option("How pixels are stored: rgb, or yuv420 in half the bytes. (default: that of IN)")
     ] = None,
     names: ClassOption = None,
     match: MatchOption = None,
@@ -92,14 +91,6 @@ def convert(
         return print_result({"out": str(out), "already_finished": False, **facts})
     was_finished, start = StorePaths(out).manifest.exists(), time.monotonic()
     with build_progress() as progress:
-        manifest = convert_stores(stores, out, conversion, workers=workers, progress=progress)
-    seconds = round(time.monotonic() - start, 3)
-    if was_finished:
-        return say_built(out, seconds=seconds)
-    height, width, channels = manifest.shape
-    say(
-        f"{out}: {counted(manifest.count, 'row')} of {height}x{width}x{channels} written in "
-        f"{counted(len(manifest.shards), f'{manifest.container} shard')}, "
-        f"{counted(len(manifest.classes), 'class', 'classes')}"
-    )
-    print_result(built_facts(out, already_finished=False, seconds=seconds))
+        convert_stores(stores, out, conversion, workers=workers, progress=progress)
+    seconds = time.monotonic() - start
+    say_outcome(out, was_finished, f" in {duration_text(seconds)}", seconds=round(seconds, 3))

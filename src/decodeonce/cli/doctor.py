@@ -18,9 +18,8 @@ from typing import Annotated
 
 import typer
 
-from decodeonce import __version__, launch
-from decodeonce.cli.command import JsonFlag
-from decodeonce.cli.output import print_json, say
+from decodeonce import __version__, cli, launch
+from decodeonce.cli.output import print_result, say
 from decodeonce.formatting import counted, size_text
 from decodeonce.host import available_memory, cgroup_cores, cgroup_memory, installed_version, usable_cores
 
@@ -219,7 +218,6 @@ def doctor(
         list[Path] | None,
         typer.Argument(help="Folders that will hold stores. (default: the current folder)", metavar="PATH"),
     ] = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """Check what building and training need on this machine: software, cores, memory, ranks, file systems.
 
@@ -228,13 +226,10 @@ def doctor(
     findings = [(name, _run_check(check)) for name, check in CHECKS.items()]
     findings += [("file system", _run_check(partial(file_system, path))) for path in paths or [Path(".")]]
     levels = Counter(finding.level for _, finding in findings)
-    if as_json:
-        checks = [
-            {"name": name, "level": one.level, "found": one.found, "advice": one.advice} for name, one in findings
-        ]
-        problems = [f"{name}: {one.found}: {one.advice}" for name, one in findings if one.advice]
-        print_json({"ok": not levels["bad"], "checks": checks, "problems": problems})
-    else:
+    checks = [{"name": name, "level": one.level, "found": one.found, "advice": one.advice} for name, one in findings]
+    problems = [f"{name}: {one.found}: {one.advice}" for name, one in findings if one.advice]
+    print_result({"ok": not levels["bad"], "checks": checks, "problems": problems})
+    if not cli.results:
         width = max(len(name) for name, _ in findings)
         for name, finding in findings:
             say(f"{finding.level:<4}  {name:<{width}}  {finding.found}")

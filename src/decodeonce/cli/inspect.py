@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import decodeonce
+from decodeonce import cli
 from decodeonce.cli import printable
-from decodeonce.cli.command import ClassOption, JsonFlag, MatchOption, RowsOption, StoreArgument, option, selected_lines
+from decodeonce.cli.command import ClassOption, MatchOption, RowsOption, StoreArgument, option, selected_lines
 from decodeonce.cli.output import (
     bytes_as_text,
     check_out,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from decodeonce.store import Store
 
 
-def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
+def info(store: StoreArgument) -> None:
     """Print facts about a store: counts, shape, shards, rows per class, rejects, statistics, recipe."""
     from decodeonce.store.checks import check_file
 
@@ -63,7 +64,7 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
         "source": manifest.source,
         "decoder_crashes": manifest.decoder_crashes,
     }
-    show_facts(facts if as_json else _for_people(facts), as_json=as_json)
+    show_facts(_for_people(facts), facts)
 
 
 def _for_people(facts: Json) -> Json:
@@ -115,31 +116,25 @@ def _per_class_text(found: Json) -> str:
     return f"smallest {least['rows']:,} ({names[0]}), median {median:,g}, largest {most['rows']:,} ({names[1]})"
 
 
-def status(
-    out: Annotated[Path, typer.Argument(help="Folder of a build or store.", metavar="OUT")], as_json: JsonFlag = False
-) -> None:
+def status(out: Annotated[Path, typer.Argument(help="Folder of a build or store.", metavar="OUT")]) -> None:
     """Print the progress of a build and its rejected images. The command works on every node."""
     from decodeonce.prep.building.status import read_status
     from decodeonce.prep.jobs.submitted import job_states
 
     jobs = job_states(out)
-    shown = {name: asdict(states) for name, states in jobs.items()}
+    found = {"jobs": {name: asdict(states) for name, states in jobs.items()}}
+    shown = {"jobs": _jobs_text(jobs)} if jobs else {}
     try:
         status = read_status(out)
     except BuildError:
         if not jobs:
             raise
         state = "submitted" if any(states.queued for states in jobs.values()) else "ended"
-        facts = {
-            "state": state,
-            "jobs": shown if as_json else _jobs_text(jobs),
-            "next": f"prep logs {quoted(out)}",
-        }
-        return show_facts(facts, as_json=as_json)
-    if as_json:
-        return show_facts({**asdict(status), "jobs": shown}, as_json=True)
-    facts = _status_facts(out, status)
-    show_facts({**facts, "jobs": _jobs_text(jobs)} if jobs else facts, as_json=False)
+        logs = {"next": f"prep logs {quoted(out)}"}
+        return show_facts({"state": state, **shown, **logs}, {"state": state, **found, **logs})
+    show_facts({**_status_facts(out, status), **shown}, {**asdict(status), **found})
+    if cli.results:
+        return
     undone = sorted((task for task in status.tasks if task.state != "done"), key=lambda task: task.state)
     _say_first(40, list(map(_task_text, undone)), " tasks")  # silent tasks come first
     _say_first(20, list(map(str, status.rejects)), "")
@@ -225,8 +220,9 @@ def verify(store: StoreArgument) -> None:
 
     with count_bar("rows") as update:
         report = verify_store(store, threads=usable_cores(), progress=update)
-    names = ("ok", "rows", "bad_rows", "unknown_rows", "bad_files")
-    print_result({name: getattr(report, name) for name in names})
+    facts = asdict(report)
+    del facts["problems"]
+    print_result(facts)
     if report.ok:
         return say(f"{store}: {counted(report.rows, 'row')} intact")
     for problem in report.problems:
@@ -309,9 +305,8 @@ def show(
     check_out(opened, out)
     chosen = draw_rows(found, random, seed or 0) if random else list(islice(found, count or 64))
     if not chosen:
-        raise StoreError(
-            f"{store}: no row is selected; to list rows, classes and sources, run: prep ls {quoted(store)}"
-        )
+        advice = f"to list rows, classes and sources, run: prep ls {quoted(store)}"
+        raise StoreError(f"{store}: no row is selected; {advice}")
     checked = CheckedRows(opened)
     shown = list(shown_rows(opened, chosen, checked))
     write_out(out, draw_sheet(shown))

@@ -1,7 +1,7 @@
 """Print messages, tables, JSON and progress, and write output files.
 
 Progress is a tqdm bar on a terminal, otherwise a line every 15 s on standard error. With `--quiet`, which
-`LoggedCommand` adds to a command, only errors, warnings and JSON are printed. With `--json`, which `ResultCommand`
+`LoggedCommand` adds to a command, only errors, warnings and JSON are printed. With `--json`, which `JsonCommand`
 adds, the result is a JSON object, and all text goes to standard error.
 """
 
@@ -76,15 +76,10 @@ class _Warnings(logging.Handler):
 logging.getLogger("decodeonce").addHandler(_Warnings())
 
 
-def print_json(data: Mapping[str, object], stream: TextIO | None = None) -> None:
-    """Print one JSON object, with --quiet, too. Default: to standard output."""
-    typer.echo(json.dumps(data), file=stream)
-
-
 def print_result(facts: Mapping[str, object]) -> None:
     """Print the facts about what a command did if --json asks for them. Their text is printed with `say`."""
     if cli.results:
-        print_json(facts, cli.results)
+        typer.echo(json.dumps(facts), file=cli.results)
 
 
 def store_facts(store: Store) -> Json:
@@ -122,13 +117,12 @@ def built_facts(out: Path, *, already_finished: bool, **more: object) -> Json:
     return {"out": str(out), "already_finished": already_finished, **store_facts(decodeonce.open_store(out)), **more}
 
 
-def show_facts(facts: Mapping[str, object], *, as_json: bool) -> None:
-    """Print the facts, one per line or as JSON."""
-    if as_json:
-        print_json(facts)
-        return
-    width = max(map(len, facts), default=0)
-    for name, value in facts.items():
+def show_facts(shown: Mapping[str, object], facts: Mapping[str, object]) -> None:
+    """Print what is shown, one fact per line, or only the facts if --json asks for them."""
+    if cli.results:
+        return print_result(facts)
+    width = max(map(len, shown), default=0)
+    for name, value in shown.items():
         say(f"{name.replace('_', ' '):<{width}}  {_text(value)}")
 
 

@@ -55,10 +55,8 @@ def stage(
     facts = {"first_row": rows.start, "rows": len(rows), "copied_rows": staged.copied, "copied_bytes": size}
     print_result({"dest": str(dest), "already_finished": staged.finished, **facts, "seconds": round(seconds, 3)})
     if staged.finished:  # jobs start with this command, so it does not read the rows again
-        verify = f"prep verify {quoted(dest)}"
-        return say(
-            f"{dest}: already staged: names, sizes and headers of its files match; to check its rows, run: {verify}"
-        )
+        advice = f"to check its rows, run: prep verify {quoted(dest)}"
+        return say(f"{dest}: already staged: names, sizes and headers of its files match; {advice}")
     there = f"{len(rows) - staged.copied} of {len(rows)} rows were already there"
     speed = f"{size_text(round(size / seconds))}/s"
     say(f"{dest}: done, {size_text(size)} copied in {seconds:.1f} s ({speed}); {there}")

@@ -29,7 +29,7 @@ from decodeonce.cli.examples import examples
 from decodeonce.cli.output import print_result, say
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import quoted
-from decodeonce.prep.jobs.schedulers import SCHEDULERS
+from decodeonce.prep.jobs import SCHEDULERS
 from decodeonce.prep.paths import BuildPaths
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ BuildCommand = Annotated[
 
 STOPPED_SCRIPT = 130  # the exit status of submit.sh after it cancelled its jobs because of a signal
 
-app = new_app(cls=Group, help="Write the job scripts of a build for a batch system: plan, an array of tasks, finish.")
+submit = new_app(
+    cls=Group, help="Write the job scripts of a build for a batch system: plan, an array of tasks, finish."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +105,8 @@ class JobOptions:
 
         profile = read_site(self.site or f"generic-{scheduler}")
         if profile.scheduler != scheduler:
-            raise typer.BadParameter(
-                f"--site {self.site} uses {profile.scheduler}; run: prep submit {profile.scheduler} ..."
-            )
+            advice = f"run: prep submit {profile.scheduler} ..."
+            raise typer.BadParameter(f"--site {self.site} uses {profile.scheduler}; {advice}")
         return profile
 
     def chain(self, site: Site) -> Chain:
@@ -130,7 +131,8 @@ def _submit_command(scheduler: str) -> Callable[..., None]:
         words = _build_words(words, scheduler)
         profile = options.profile(scheduler)
         chain = options.chain(profile)
-        parse_build(words, lambda request: _write(request, words, profile, chain, submit=options.submit))
+        build = kinds_app(lambda request: _write(request, words, profile, chain, submit=options.submit), "", Command)
+        build(words, prog_name="prep build", standalone_mode=False)
 
     return with_options(command, JobOptions)
 
@@ -166,11 +168,6 @@ def _memory(text: str | None) -> str | None:
     if text is None or re.fullmatch("[0-9]+[KMGT]", text):
         return text
     return f"{max(1, parse_bytes(text, '--mem') >> 20)}M"
-
-
-def parse_build(words: Sequence[str], then: Callable[[BuildRequest], None]) -> None:
-    """Parse the words as `prep build` does, and call `then` with the build."""
-    kinds_app(then, "", Command)(list(words), prog_name="prep build", standalone_mode=False)
 
 
 def _write(request: BuildRequest, words: Sequence[str], site: Site, chain: Chain, *, submit: bool) -> None:
@@ -237,7 +234,7 @@ def _run_submit_script(script: Path) -> str:
 
 
 for _scheduler in SCHEDULERS:
-    app.command(
+    submit.command(
         _scheduler,
         cls=ResultCommand,
         context_settings={"ignore_unknown_options": True},

@@ -535,7 +535,7 @@ class Loader:
             advice = f"these belong to rank {self.rank} of {self.world_size}; stage the part for this rank"
         if not isinstance(self._chosen, range):
             advice = "choose rows that it holds, or open the whole store"
-        part.check_held(range(int(own[0]), int(own[-1]) + 1), advice)
+        part.images.check_held(range(int(own[0]), int(own[-1]) + 1), advice)
 
     def _check_rank(self) -> None:
         """Raise RuntimeError if the rank was found, not given, and torch.distributed has another one by now."""

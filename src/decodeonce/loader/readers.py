@@ -310,7 +310,7 @@ class DirectReader(Reader):
     def hint(self, rows: Rows) -> Call | None:
         """A call that reads ahead those of these rows that are kept; it does nothing if only the others are cold."""
         kept = self._are_kept(rows)
-        return super().hint(rows[kept]) or (None if kept.all() else _do_nothing)
+        return super().hint(rows[kept]) or (None if kept.all() else lambda: None)
 
     def _are_kept(self, rows: Rows) -> NDArray[np.bool_]:
         return mix(rows.astype(np.uint64) * np.uint64(GOLDEN)) < self._below
@@ -373,10 +373,6 @@ def _read_each(requests: NDArray[np.void], memory: Pixels, places: Rows) -> NDAr
         finally:
             fork_guard.leave()
     return done
-
-
-def _do_nothing() -> None:
-    pass
 
 
 class Choice(NamedTuple):

@@ -31,17 +31,8 @@ Value = int | float | list[int] | list[float]  # a sample's value in a numeric c
 # What is known about a sample of a dataset only after it was read: its `place`, its label as text, and its values of
 # columns; None if its label rejects it.
 LateFacts = tuple[int, str, list[Value] | None]
-RECORD = np.dtype(
-    [
-        ("label", "<i4"),
-        ("name_bytes", "<i4"),
-        ("name_start", "<i8"),
-        ("size", "<i8"),
-        ("version", "<i8"),
-        ("unit", "<i4"),
-        ("place", "<i8"),
-    ]
-)
+FIELDS = ("label", "name_bytes", "name_start", "size", "version", "unit", "place")
+RECORD = np.dtype({"names": FIELDS, "formats": ("<i4", "<i4", "<i8", "<i8", "<i8", "<i4", "<i8")})
 PACKED = struct.Struct("<iiqqqiq")  # a record of dtype RECORD
 CHUNK = 1 << 13
 # Listings are compared by hashes of 16 bytes per sample. Python objects would take 700 bytes, 10 GB for 14 million.
@@ -170,14 +161,6 @@ class RowMaker(Protocol):
         """
 
 
-def _no_warnings(samples: int) -> list[str]:
-    return []
-
-
-def _unchanged(listing: Listing) -> Listing:
-    return listing
-
-
 @dataclass
 class Scan:
     """A source while it is listed.
@@ -205,9 +188,9 @@ class Scan:
 
     entries: Iterable[Entry]
     classes: Sequence[ImageClass]
-    warnings: Callable[[int], list[str]] = _no_warnings
+    warnings: Callable[[int], list[str]] = lambda samples: []
     box_classes: Collection[str] | None = None
-    finish: Callable[[Listing], Listing] = _unchanged
+    finish: Callable[[Listing], Listing] = lambda listing: listing
     late: bool = False
 
 
@@ -386,9 +369,8 @@ class NumberColumn:
         found = "nothing" if value is None else f"{value!r:.80}"
         rules = "numbers must be finite, and whole numbers must fit int64; for text, store token ids"
         if value is None or value != value:  # nan, which pandas writes for a missing value
-            rules = (
-                f"if the value is missing, write a number that stands for that, such as -1, or remove the row; {rules}"
-            )
+            advice = "if the value is missing, write a number that stands for that, such as -1, or remove the row"
+            rules = f"{advice}; {rules}"
         raise BuildError(f"{where}: column {self.name!r}: found {found}, expected {expected}; {rules}")
 
     def append(self, value: Value) -> None:

@@ -32,14 +32,4 @@ if TYPE_CHECKING:
     from decodeonce.store.verify import Report as Report
     from decodeonce.store.verify import verify_store as verify_store
 
-_NAMES = {
-    "decodeonce.store.columns": ("add_column", "remove_column"),
-    "decodeonce.store.layout": ("Paired", "StorePaths"),
-    "decodeonce.store.manifest": ("Column", "ImageClass", "Manifest", "Shard", "SmallFile", "part_rows"),
-    "decodeonce.store.origin": ("RemoteStore",),
-    "decodeonce.store.reader": ("Images", "Store", "open_store"),
-    "decodeonce.store.stage": ("Staged", "stage_store"),
-    "decodeonce.store.table": ("Reject", "Sample", "Samples"),
-    "decodeonce.store.verify": ("Report", "verify_store"),
-}
-__getattr__, __dir__ = lazy_imports(__name__, _NAMES)
+__getattr__, __dir__ = lazy_imports(__name__)

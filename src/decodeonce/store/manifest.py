@@ -23,15 +23,7 @@ from decodeonce.errors import StoreError
 from decodeonce.store.files import PAGE, read_regular
 from decodeonce.store.format import CODECS, Pixels, npy_header
 from decodeonce.store.hashing import MAX_SIGNED_BYTES, parse_signed, sign
-from decodeonce.store.layout import (
-    NOT_PAIRED,
-    ContainerName,
-    Json,
-    Paired,
-    PixelsName,
-    image_bytes,
-    missing_advice,
-)
+from decodeonce.store.layout import NOT_PAIRED, ContainerName, Json, Paired, PixelsName, image_bytes, missing_advice
 
 FORMAT = "decodeonce"
 VERSION = 1
@@ -299,13 +291,8 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the bytes of store.json, with the digest filled in."""
-        facts = asdict(self)
-        if self.box_classes is None:
-            del facts["box_classes"]
-        if not self.paired:
-            del facts["paired"]
-        if self.pixels == "rgb":
-            del facts["pixels"]
+        unused: dict[str, object] = {"box_classes": None, "paired": (), "pixels": "rgb"}
+        facts = {name: fact for name, fact in asdict(self).items() if name not in unused or fact != unused[name]}
         return sign({"format": FORMAT, "version": self.version, **facts})
 
 

@@ -106,10 +106,6 @@ class Store:
         held = "" if len(self.rows) == len(self) else f", holds {rows_text(self.rows)}"
         return f"<Store {self.paths.root}: {rows}, {len(self.manifest.classes)} classes{held}>"
 
-    def check_held(self, rows: range, advice: str) -> None:
-        """Raise StoreError, ending with `advice`, unless this folder holds all of `rows` (at least one)."""
-        self.images.check_held(rows, advice)
-
     @cached_property
     def classes(self) -> tuple[ImageClass, ...]:
         """Classes in label order, each with `name` and `description`.
@@ -256,8 +252,7 @@ class Images:
             if not rest:
                 return rows.reshape(*numbers.shape, *self.shape[1:])
             first = np.arange(numbers.size).reshape(numbers.shape)
-        within = (first, *rest)
-        picked: Pixels = rows[within]
+        picked: Pixels = rows[(first, *rest)]
         return picked
 
     def take(self, rows: ArrayLike, out: Pixels | None = None) -> Pixels:

@@ -107,7 +107,7 @@ def stage_store(
     threads = threads or origin.threads
     _check_rows(origin, rows)
     if isinstance(source, Store):
-        source.check_held(rows, "stage from the whole store")
+        source.images.check_held(rows, "stage from the whole store")
     _make_folder(origin, paths.root)
     with locked(paths.staging, waits_for="another `prep stage`"):
         finished = _is_finished(origin, paths, rows)
@@ -184,11 +184,8 @@ def _make_part(source: Origin, paths: StorePaths, rows: range, threads: int, pro
             write_at(fd, head, 0)
 
     # In threads, because these calls wait for the disk, and because tmpfs reserves page by page, 0.25 s per GB.
-    calls = [
-        *(partial(make_small, name) for name in manifest.files),
-        *(partial(make_shard, s) for s in manifest.shards),
-    ]
-    _in_threads(threads, calls)
+    files = [partial(make_small, name) for name in manifest.files]
+    _in_threads(threads, [*files, *(partial(make_shard, shard) for shard in manifest.shards)])
     copied = _copy_rows(source, paths, rows, threads, progress, resumed=resumed)
     for shard in manifest.shards:
         sync_file(paths.root / shard.file)

@@ -162,9 +162,8 @@ def read_sizes(store: Store, wanted: set[str]) -> Sizes:
     """Read the sizes of all rows, and find the first rows of the `wanted` sources."""
     sides, boxes, rows = array("d"), 0, dict[str, int]()
     for sample in store.samples:
-        left, top, right, bottom = (
-            map(int, sample.box.split(",")) if sample.box else (0, 0, sample.width, sample.height)
-        )
+        box = map(int, sample.box.split(",")) if sample.box else (0, 0, sample.width, sample.height)
+        left, top, right, bottom = box
         sides.extend((right - left, bottom - top))
         boxes += bool(sample.box)
         if sample.source in wanted:
@@ -209,36 +208,34 @@ def page(content: PageContent) -> bytes:
     """Render the page as UTF-8. The same store always gives the same bytes."""
     manifest, rows = content.store.manifest, content.rows
     (height, width, channels), sides = manifest.shape, content.sizes.sides if content.sizes else np.zeros((0, 2))
-    classes, drawn, is_enlarged = _class_rows(content), dict[str, Markup](), None
+    classes, drawn = _class_rows(content), dict[str, Markup]()
     if classes and classes[0]["rows"] > classes[-1]["rows"]:  # one sentence says it all otherwise
         drawn["classes"] = charts.class_curve([cls["rows"] for cls in classes])
-    if len(sides):
-        is_enlarged = enlarged(sides, manifest.recipe, height, width)
+    is_enlarged = enlarged(sides, manifest.recipe, height, width)
     shares = rows.levels / np.maximum(rows.levels.sum(axis=1, keepdims=True), 1)
     if rows.counted:
         drawn["levels"] = charts.levels(shares)
-    template = environment().get_template("page.html")
-    html = template.render(
-        version=__version__,
-        format_version=manifest.version,
-        policy=POLICY,
-        name=legible(content.store.paths.root.resolve().name),
-        content=content,
-        rows=rows,
-        store=content.store,
-        manifest=manifest,
-        recipe=given_flags(manifest.recipe),
-        classes=classes,
-        median_rows=None if content.counts is None else np.median(content.counts),
-        enlarged=None if is_enlarged is None else int(is_enlarged.sum()),
-        quantile_names=list(QUANTILES),
-        quantiles=_quantiles(sides) if len(sides) else {},
-        channel_names=["red", "green", "blue"] if channels == 3 else [f"channel {n}" for n in range(channels)],
-        levels=[[int(np.searchsorted(line.cumsum(), share)) for share in (0.05, 0.5, 0.95)] for line in shares],
-        shares=shares,
-        unusual=content.unusual,
-        damaged=ranges_text(row_ranges(rows.damaged)),
-        charts=drawn,
+    html = (
+        environment()
+        .get_template("page.html")
+        .render(
+            version=__version__,
+            format_version=manifest.version,
+            policy=POLICY,
+            name=legible(content.store.paths.root.resolve().name),
+            content=content,
+            recipe=given_flags(manifest.recipe),
+            classes=classes,
+            median_rows=None if content.counts is None else np.median(content.counts),
+            enlarged=None if is_enlarged is None else int(is_enlarged.sum()),
+            quantile_names=list(QUANTILES),
+            quantiles=_quantiles(sides) if len(sides) else {},
+            channel_names=["red", "green", "blue"] if channels == 3 else [f"channel {n}" for n in range(channels)],
+            levels=[[int(np.searchsorted(line.cumsum(), share)) for share in (0.05, 0.5, 0.95)] for line in shares],
+            shares=shares,
+            damaged=ranges_text(row_ranges(rows.damaged)),
+            charts=drawn,
+        )
     )
     return html.encode()
 

@@ -258,9 +258,8 @@ class Augment:
         for argument, names in (("paired", self._paired), ("mixed", self._mixed)):
             if missing := [name for name in names if name not in columns]:
                 there = ", ".join(sorted(columns)) or "none"
-                raise ValueError(
-                    f"{argument} has {missing[0]!r}, which is not a column of the store; its columns: {there}"
-                )
+                problem = f"{missing[0]!r}, which is not a column of the store"
+                raise ValueError(f"{argument} has {problem}; its columns: {there}")
         unmoved = [name for name in stored if name not in self._paired]
         if unmoved and (moving := [step for step in self._steps if getattr(step, "moves_pixels", True)]):
             for step in moving:

@@ -127,14 +127,7 @@ def jitter_pixels(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel has no objects
 
 @triton.jit
 def recolor_pixels(  # noqa: PLR0913, PLR0917 - as above
-    images,
-    drawn,
-    out,
-    p,
-    threshold,
-    pixels,
-    GRAY: tl.constexpr,
-    BLOCK: tl.constexpr,
+    images, drawn, out, p, threshold, pixels, GRAY: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Apply RandomGrayscale to BLOCK pixels with GRAY, or else Solarize."""
     image = tl.program_id(0).to(tl.int64)

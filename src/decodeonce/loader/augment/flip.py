@@ -32,7 +32,8 @@ class RandomFlip(Change):
     p: float = 0.5
 
     def _plan(self, rows: PendingRows, draws: Draws) -> Plan:
-        return _mirror, draws.uniform(1)[:, 0], ()
+        # torch mirrors uint8 fast only if it is (B, C, H, W) in channels_last: 0.016 ms for an image of 224x224.
+        return lambda images: images.permute(0, 3, 1, 2).flip(3).permute(0, 2, 3, 1), draws.uniform(1)[:, 0], ()
 
     def on_kernel(self, chain: Chain, draws: Draws, /) -> Chain:
         """Mirror the chosen images."""
@@ -47,8 +48,3 @@ class RandomFlip(Change):
     def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
         """Move the `maps` like the images."""
         return self(maps, draws)
-
-
-def _mirror(images: Tensor) -> Tensor:
-    # torch mirrors uint8 fast only if it is (B, C, H, W) in channels_last: 0.016 ms for an image of 224x224.
-    return images.permute(0, 3, 1, 2).flip(3).permute(0, 2, 3, 1)

@@ -23,25 +23,14 @@ def jitter(images: Tensor, draws: Draws, p: float, ranges: tuple[Range, ...], us
     images, out = images.contiguous(), _like(images)
     pixels = images.shape[1] * images.shape[2]
     grid = len(images), -(-pixels // BLOCK)
-    drawn, sums = draws.uniform(9), torch.empty(grid, dtype=torch.float32, device=images.device)
-    contrast, hue = 1 in used, 3 in used
+    sums, contrast = torch.empty(grid, dtype=torch.float32, device=images.device), 1 in used
+    given = images, draws.uniform(9), _bounds(ranges, images.device), sums, out, float(p), pixels
+    sizes = {"BLOCKS": _power_of_two(grid[1]), "BLOCK": BLOCK}
     with on_device(images.device):
         for only_sum in (True, False) if contrast else (False,):
-            jitter_pixels[grid](
-                images,
-                drawn,
-                _bounds(ranges, images.device),
-                sums,
-                out,
-                float(p),
-                pixels,
-                SUM=only_sum,
-                CONTRAST=contrast and not only_sum,
-                HUE=hue,
-                BLOCKS=_power_of_two(grid[1]),
-                BLOCK=BLOCK,
-                enable_fp_fusion=False,  # a product and a sum are rounded one by one, as in torch's draws
-            )
+            changes = {"SUM": only_sum, "CONTRAST": contrast and not only_sum, "HUE": 3 in used}
+            # Without fusion, a product and a sum are rounded one by one, as in torch's draws.
+            jitter_pixels[grid](*given, **changes, **sizes, enable_fp_fusion=False)
     return out
 
 
@@ -51,18 +40,10 @@ def recolor(images: Tensor, draws: Draws, p: float, threshold: float | None) -> 
 
     images, out = images.contiguous(), _like(images)
     pixels = images.shape[1] * images.shape[2]
+    given = images, draws.uniform(1), out, float(p), float(threshold or 0), pixels
     with on_device(images.device):
-        recolor_pixels[len(images), -(-pixels // BLOCK)](
-            images,
-            draws.uniform(1),
-            out,
-            float(p),
-            float(threshold or 0),
-            pixels,
-            GRAY=threshold is None,
-            BLOCK=BLOCK,
-            enable_fp_fusion=False,
-        )
+        grid = len(images), -(-pixels // BLOCK)
+        recolor_pixels[grid](*given, GRAY=threshold is None, BLOCK=BLOCK, enable_fp_fusion=False)
     return out
 
 
@@ -76,21 +57,10 @@ def blur(images: Tensor, draws: Draws, p: float, sigmas: Range, kernel_size: int
     for size, step, dtype in ((height, width * channels, torch.float32), (width, channels, torch.uint8)):
         out = _like(images, dtype)
         with on_device(images.device):
-            blur_pixels[len(images), -(-values // BLOCK)](
-                images,
-                drawn,
-                _bounds((sigmas,), images.device),
-                out,
-                float(p),
-                values,
-                size,
-                step,
-                REACH=kernel_size // 2,
-                TAPS=_power_of_two(kernel_size),
-                ROUND=dtype == torch.uint8,
-                BLOCK=BLOCK,
-                enable_fp_fusion=True,
-            )
+            given = images, drawn, _bounds((sigmas,), images.device), out, float(p), values, size, step
+            sizes = {"REACH": kernel_size // 2, "TAPS": _power_of_two(kernel_size), "BLOCK": BLOCK}
+            grid = len(images), -(-values // BLOCK)
+            blur_pixels[grid](*given, **sizes, ROUND=dtype == torch.uint8, enable_fp_fusion=True)
         images = out
     return images
 

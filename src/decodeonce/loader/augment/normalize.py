@@ -104,10 +104,7 @@ class Normalize(Step):
         if channels != len(self.mean):
             raise ValueError(f"images have {channels} channels, expected {len(self.mean)} as in the statistics")
         shift = tuple(-m / s for m, s in zip(self.mean, self.std, strict=True))
-        return (
-            constant(tuple(1 / s for s in self.std), torch.float32, device),
-            constant(shift, torch.float32, device),
-        )
+        return (constant(tuple(1 / s for s in self.std), torch.float32, device), constant(shift, torch.float32, device))
 
 
 def _levels(statistics: Statistics) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -39,9 +39,8 @@ class Views:
             raise ValueError(f"the views are {augments!r}, expected an Augment(...) for each view")
         steps = [step for augment in augments for step in augment._steps]
         if mixing := [step for step in steps if own_method(step, "mix_labels")]:
-            raise ValueError(
-                f"{name_of(mixing[0])} mixes labels, and the views of an image share its label; remove the step"
-            )
+            problem = "mixes labels, and the views of an image share its label"
+            raise ValueError(f"{name_of(mixing[0])} {problem}; remove the step")
         if paired := [name for augment in augments for name in augment._paired]:
             raise ValueError(f"a view has the paired map {paired[0]!r}, but Views changes no columns; remove paired")
         self._given = augments

@@ -143,10 +143,8 @@ class _Finisher:
         }
         for path, lines in ((paths.samples, self._sample_lines()), (paths.rejects, self._reject_lines())):
             files[path.name] = write_small(path, lines, scratch=scratch)
-        shard_rows = plan.blocks.shard_rows
-        return seal_store(
-            paths, self._draft(), shard_rows=shard_rows, scratch=scratch, files=files, labels=self._labels()
-        )
+        draft, shard_rows, labels = self._draft(), plan.blocks.shard_rows, self._labels()
+        return seal_store(paths, draft, shard_rows=shard_rows, scratch=scratch, files=files, labels=labels)
 
     def _fill_holes(self, holes: list[int]) -> None:
         """Copy the planned row of each hole into it, and check its checksum."""

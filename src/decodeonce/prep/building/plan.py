@@ -242,9 +242,8 @@ class Plan:
 
     def rejects_in(self, records: Iterable[BlockRecord]) -> list[Reject]:
         """Return the rejects of these blocks."""
-        return self.rejects_of(
-            sorted(reject for record in records for reject in record.rejects if reject[2] == "rejected")
-        )
+        listed = (reject for record in records for reject in record.rejects if reject[2] == "rejected")
+        return self.rejects_of(sorted(listed))
 
     def shard(self, index: int) -> Path:
         """Return the path of a shard."""
@@ -267,9 +266,8 @@ class Plan:
                     f"none of the {done:,} images that were decoded can be stored, for example {first}; correct this "
                     f"first; list them with `prep status {quoted(self.paths.root)}`"
                 )
-            found = (
-                f"{rejects} of {counted(self.candidates, 'image')} {'is a reject' if rejects == 1 else 'are rejects'}"
-            )
+            are = "is a reject" if rejects == 1 else "are rejects"
+            found = f"{rejects} of {counted(self.candidates, 'image')} {are}"
             enough, rate = rejects, ""
             if done < self.count:
                 expected = self.expected_rejects(rejects, done)
@@ -445,6 +443,5 @@ def _advice_to_start_again(plan: Plan) -> str:
     """Return the command that removes a plan. Nothing else does, because another process may have begun to decode."""
     done = len(Journals(plan.paths.journals).lines) if plan.paths.journals.is_dir() else 0
     lost = f"decoded so far: {done} of {counted(len(plan.blocks), 'block')}" if done else "no image was decoded yet"
-    return (
-        f"unless another process builds there, run: rm -r {quoted(plan.paths.root)}, then this command again ({lost})"
-    )
+    remove = f"rm -r {quoted(plan.paths.root)}"
+    return f"unless another process builds there, run: {remove}, then this command again ({lost})"

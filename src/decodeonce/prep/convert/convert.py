@@ -111,7 +111,7 @@ def open_conversion(
     """Return the source and the recipe of the build that converts these stores; write nothing. Raises as `convert`."""
     opened = [open_store(path) for path in stores]
     for store in opened:
-        store.check_held(range(len(store)), "convert the whole store")
+        store.images.check_held(range(len(store)), "convert the whole store")
         if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(store.paths.root)):
             raise BuildError(f"{out}: is the input store {store.paths.root} or inside it; choose another OUT")
     check_mergeable(opened)

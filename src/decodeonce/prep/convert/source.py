@@ -21,7 +21,7 @@ from decodeonce.store.hashing import canonical, hexdigest
 from decodeonce.store.layout import Json, Paired
 from decodeonce.store.manifest import Column, Manifest, overlap
 from decodeonce.store.select import Selection, labels_of, matching_lines
-from decodeonce.store.table import Reject, read_rejects
+from decodeonce.store.table import read_rejects
 
 InputRow = tuple[int, int]  # the index of a store, and a row of it
 
@@ -111,7 +111,14 @@ class StoreSource(Source):
     def _with_rejects(self, found: Listing) -> Listing:
         if not len(found):
             raise BuildError(f"{self.root}: no row is selected; `prep ls` lists rows, classes and sources")
-        return replace(found, carried=self._carried())
+        # The lines of the inputs' rejects.tsv; with a selection, only the "kept" lines of selected rows.
+        files = enumerate(rows.store.paths.rejects for rows in self.inputs)
+        listed = [(unit, reject) for unit, file in files for reject in read_rejects(file)]
+        if self._selected(None).keys() - {"sort"}:
+            kept = {(unit, reject.source) for unit, reject in listed if reject.action == "kept"}
+            selected = {(entry.unit, entry.text) for entry in self._entries()} & kept if kept else set()
+            listed = [(unit, reject) for unit, reject in listed if (unit, reject.source) in selected]
+        return replace(found, carried=[reject for _, reject in listed])
 
     def _entries(self) -> Iterator[Entry]:
         for unit, place in sorted(self.selected_rows(), key=self._sort_key) if self._sort else self.selected_rows():
@@ -165,17 +172,6 @@ class StoreSource(Source):
             "source": converted_source(manifests, selected),
             "decoder_crashes": sum(manifest.decoder_crashes for manifest in manifests),
         }
-
-    def _carried(self) -> list[Reject]:
-        """Return the lines of the inputs' rejects.tsv; with a selection, only the "kept" lines of selected rows."""
-        listed = [
-            (unit, reject) for unit, rows in enumerate(self.inputs) for reject in read_rejects(rows.store.paths.rejects)
-        ]
-        if self._selected(None).keys() - {"sort"}:
-            kept = {(unit, reject.source) for unit, reject in listed if reject.action == "kept"}
-            selected = {(entry.unit, entry.text) for entry in self._entries()} & kept if kept else set()
-            listed = [(unit, reject) for unit, reject in listed if (unit, reject.source) in selected]
-        return [reject for _, reject in listed]
 
     def block_rows(self, count: int, row_bytes: int) -> int | None:
         """Return the block size of a single input of `count` such rows, or None to leave the choice to the build.

@@ -10,8 +10,8 @@ from pathlib import Path
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.launch import launch_variables
+from decodeonce.prep.jobs import SCHEDULERS
 from decodeonce.prep.jobs.base import Chain, Job, Site
-from decodeonce.prep.jobs.schedulers import SCHEDULERS
 from decodeonce.prep.jobs.submitted import LOGS, job_states
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.store.files import make_folder, write_atomic
@@ -30,9 +30,8 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
     """
     paths, scheduler = BuildPaths(out), SCHEDULERS[site.scheduler]
     if found := set(scheduler.forbidden) & set(str(paths.jobs)):
-        raise BuildError(
-            f"{paths.jobs}: {site.scheduler} treats {found.pop()!r} in the path of a log specially; choose another OUT"
-        )
+        what = f"{site.scheduler} treats {found.pop()!r} in the path of a log specially"
+        raise BuildError(f"{paths.jobs}: {what}; choose another OUT")
     if chain.then is not None and set(scheduler.forbidden_in_script) & set(str(chain.then)):
         raise BuildError(f"{chain.then}: {site.scheduler} refuses spaces and quotes in the path of a script; rename it")
     for path in (paths.jobs / LOGS, paths.submitted):
@@ -103,11 +102,9 @@ def _write(paths: BuildPaths, texts: Mapping[str, bytes]) -> None:
     if there and there != texts:
         for name, states in job_states(paths.root).items():
             if states.queued:
-                out = quoted(paths.root)
-                raise BuildError(
-                    f"{paths.jobs}: {name} of another submission may be in the queue ({next(iter(states.queued))}); "
-                    f"wait for its jobs, or run: prep cancel {out}"
-                )
+                what = f"{name} of another submission may be in the queue ({next(iter(states.queued))})"
+                advice = f"wait for its jobs, or run: prep cancel {quoted(paths.root)}"
+                raise BuildError(f"{paths.jobs}: {what}; {advice}")
     make_folder(paths.jobs)
     for name, text in texts.items():
         write_atomic(paths.jobs / name, [text])

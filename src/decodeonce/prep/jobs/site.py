@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from decodeonce.errors import BuildError
+from decodeonce.prep.jobs import SCHEDULERS
 from decodeonce.prep.jobs.base import Site
-from decodeonce.prep.jobs.schedulers import SCHEDULERS
 from decodeonce.store.layout import Json
 
 PROFILES = Path(__file__).with_name("sites")  # those that come with decodeonce

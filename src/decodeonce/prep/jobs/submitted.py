@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.jobs.schedulers import SCHEDULERS, Scheduler
+from decodeonce.prep.jobs import SCHEDULERS, Scheduler
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.store.layout import Json
 

@@ -23,7 +23,7 @@ from decodeonce.prep.recipe import Filter, Recipe, check_choice
 from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
 from decodeonce.prep.sources import SOURCES, find_opener, find_registered
 from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED, Source
-from decodeonce.prep.sources.files import system_of
+from decodeonce.prep.sources.files import is_file
 from decodeonce.prep.sources.paired import open_with_paired
 from decodeonce.prep.sources.plugins import plugins
 from decodeonce.remote import as_path, scheme_of, source_text
@@ -48,7 +48,7 @@ def open_rows(manifest: Manifest, source: str, paired: Mapping[str, str]) -> Fro
     _before_imports(manifest)
     source = source_text(source)
     path = as_path(source)
-    if system_of(path).is_file(path / "store.json"):
+    if is_file(path / "store.json"):
         if scheme_of(source):
             raise BuildError(f"{source}: a remote store; run `prep stage {source} COPY`, then pass --from COPY")
         return FromStore(manifest, path)

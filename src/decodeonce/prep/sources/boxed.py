@@ -135,11 +135,9 @@ class BoxedSource(SourceWrapper):
 
         entries = self._boxed(inner.entries, annotations, boxing)
         kept = boxing.kept if self.rules.keep else None
-
-        def finish(found: Listing) -> Listing:
-            return _with_sorted_boxes(inner.finish(found))
-
-        return Scan(entries, boxing.classes, warnings, kept, finish, inner.late)
+        return Scan(
+            entries, boxing.classes, warnings, kept, lambda found: _with_sorted_boxes(inner.finish(found)), inner.late
+        )
 
     def _boxed(
         self, inner: Iterable[Entry], annotations: Annotations | CocoAnnotations, boxing: _Boxing

@@ -121,9 +121,8 @@ def unlike_train(root: Path, names: Sequence[str]) -> list[str]:
     lacks, more = (sorted({*a} - {*b}, key=name_bytes) for a, b in ((others, names), (names, others)))
     found = [f"lacks {counted(len(lacks), 'class', 'classes')} (first {quoted(lacks[0])})"] if lacks else []
     found += [f"has {len(more)} more (first {quoted(more[0])})"] if more else []
-    advice = (
-        f"pass the --classes of the build of train; if it had none, {_pass_classes(train or root, 'LC_ALL=C sort')}"
-    )
+    same = _pass_classes(train or root, "LC_ALL=C sort")
+    advice = f"pass the --classes of the build of train; if it had none, {same}"
     return [f"compared with {train}, this {' and '.join(found)}, so labels differ; {advice}"]
 
 

@@ -66,9 +66,8 @@ def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> No
     check_no_duplicates(names)
     outside = [name for name in names if not name or NO_SAMPLES.fullmatch(name_bytes(name)) or {*name} & {*"/\0"}]
     if outside:
-        raise BuildError(
-            f"{origin} contains {outside[0]!r}, which is not a class; remove it there, and build again with it"
-        )
+        advice = "remove it there, and build again with it"
+        raise BuildError(f"{origin} contains {outside[0]!r}, which is not a class; {advice}")
     unlisted = sorted(set(present) - set(names))
     if unlisted:
         advice = "add it at the end, and build all stores that use this list again"

@@ -93,9 +93,6 @@ class ListSource(LabeledSource):
         self._columns = Columns(image_column, label_column, self.column_names, no_labels=no_labels)
         self._suffix = suffix
         self._slashes = slashes
-        self._notes = Notes()
-        self._places = Counter[str]()  # the number of files by subfolder of the root, if some are missing in it
-        self._are_distinct = True  # whether none of these files is in two of the folders
 
     @property
     def top(self) -> Path:
@@ -117,7 +114,8 @@ class ListSource(LabeledSource):
 
     def scan(self) -> Scan:
         """Return every sample, in the order of the list."""
-        self._notes, self._places, self._are_distinct = Notes(), Counter(), True
+        # The number of files by subfolder of the root, if some are missing in it; whether none of them is in two.
+        self._notes, self._places, self._are_distinct = Notes(), Counter[str](), True
         self._learn_classes()
         searches = iter(range(MOST_SEARCHES))
         found = map(partial(self._with_cause, searches), stat_entries(self.root, self._listed(), self.links))
@@ -227,15 +225,10 @@ class ListSource(LabeledSource):
         if odd := _oddity(name):
             return odd
         suffixes = {name + suffix: suffix for suffix in IMAGE_SUFFIXES}
-        suffixes |= {
-            name.removesuffix(suffix[1:]) + suffix: suffix for suffix in IMAGE_SUFFIXES if name.endswith(suffix[1:])
-        }
-        others = {
-            other: f"with the suffix {suffix} exists; pass --suffix {suffix}" for other, suffix in suffixes.items()
-        }
-        others |= {
-            unicodedata.normalize(form, name): f"in another Unicode form ({form}) exists" for form in ("NFC", "NFD")
-        }
+        suffixes |= {name.removesuffix(end[1:]) + end: end for end in IMAGE_SUFFIXES if name.endswith(end[1:])}
+        others = {other: f"with the suffix {end} exists; pass --suffix {end}" for other, end in suffixes.items()}
+        forms = {unicodedata.normalize(form, name): form for form in ("NFC", "NFD")}
+        others |= {other: f"in another Unicode form ({form}) exists" for other, form in forms.items()}
         stem, end = os.path.splitext(name)
         if end:
             others = {stem + other: f"with the suffix {other} exists" for other in IMAGE_SUFFIXES} | others

@@ -254,14 +254,6 @@ class LocalFiles:
         """Return how many threads list files below `top`; 1 unless it is on a network file system."""
         return STAT_THREADS if network_file_system(top) else 1
 
-    def is_file(self, path: Path) -> bool:
-        """Return whether a path is a file that can be found."""
-        return os.path.isfile(path)
-
-    def is_folder(self, path: Path) -> bool:
-        """Return whether a path is a folder that can be found. Raise BuildError or Stopped on failure."""
-        return stat.S_ISDIR(mode_of(os.fsencode(path)))
-
     def may_be_sample(self, path: bytes) -> bool:
         """Return whether a path is a regular file. Raise BuildError or Stopped on failure."""
         return stat.S_ISREG(mode_of(path))
@@ -339,12 +331,6 @@ class RemoteFiles:
     def reads_at_once(self, top: Path) -> int:
         return CONNECTIONS
 
-    def is_file(self, path: Path) -> bool:
-        return path.is_file()
-
-    def is_folder(self, path: Path) -> bool:
-        return path.is_dir()
-
     def may_be_sample(self, path: bytes) -> bool:
         return True  # `entry` asks, too
 
@@ -381,6 +367,16 @@ LOCAL_FILES, REMOTE_FILES = LocalFiles(), RemoteFiles()
 def system_of(path: str | Path) -> LocalFiles | RemoteFiles:
     """Return what finds, lists and reads the files at a path or a URL."""
     return REMOTE_FILES if is_url(path) else LOCAL_FILES
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a path or URL is a file that can be found."""
+    return path.is_file() if is_url(path) else os.path.isfile(path)
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether a path or URL is a folder that can be found. Raise BuildError or Stopped on failure."""
+    return path.is_dir() if is_url(path) else stat.S_ISDIR(mode_of(os.fsencode(path)))
 
 
 def parallel_map(

@@ -22,7 +22,16 @@ from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, so
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.class_folders import list_top
 from decodeonce.prep.sources.classes import check_classes
-from decodeonce.prep.sources.files import SUFFIXES, Links, expecting, parallel_map, stem_of, system_of
+from decodeonce.prep.sources.files import (
+    SUFFIXES,
+    Links,
+    expecting,
+    is_file,
+    is_folder,
+    parallel_map,
+    stem_of,
+    system_of,
+)
 from decodeonce.prep.sources.folder import WNID, BySuffix
 from decodeonce.prep.sources.holders import (
     FileFacts,
@@ -128,8 +137,7 @@ def _train_classes(root: Path, val: ImagenetSplit, links: Links) -> list[str] | 
 
 def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
     """Yield the forms of a split in a folder or an archive, unpacked ones first, and zips, which take long, last."""
-    system = system_of(root)
-    if system.is_file(root):
+    if is_file(root):
         file = source_file(root, "")
         with open_holder(root) as holder:
             kind = ZIP if holder.read_at(0, 2) == b"PK" else TARS
@@ -137,14 +145,14 @@ def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
             yield ImagenetSplit(root, kind=kind, split=split, files=[file])
         return
     yield from _unpacked_or_tar(root, split, links)
-    if not system.is_folder(root):
+    if not is_folder(root):
         return
     top = list_top(root)
     if any(map(WNID.fullmatch, top.folders)):
         return  # SRC itself is a folder of class folders, and archives next to them are something else
     for folder in ("", "data"):
         yield from _in_tars(root, folder, split, links)
-    names = [name for name in top.files if name.endswith(".zip") and system.is_file(root / name)]
+    names = [name for name in top.files if name.endswith(".zip") and is_file(root / name)]
     yield from _in_zips(root, split, [source_file(root, name, links) for name in names])
 
 
@@ -162,7 +170,7 @@ def _in_tars(root: Path, folder: str, split: str, links: Links, *, compressed: b
 
     If all of them are `compressed`, they are only yielded if that is requested: the images may be elsewhere, too.
     """
-    if system_of(root).is_folder(root / folder):
+    if is_folder(root / folder):
         named = re.compile(rf"(?!ILSVRC2012_|\.)(.*[._-])?{split}(idation)?([._-].*)?\.tar(\.gz)?")
         names = list(filter(named.fullmatch, list_top(root / folder).files))
         names = [name for name in names if not name.endswith(".gz") or name.removesuffix(".gz") not in names]
@@ -185,7 +193,7 @@ def _in_zips(root: Path, split: str, files: Sequence[SourceFile]) -> Iterator[Im
 def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[ImagenetSplit]:
     """Yield the form of a folder: class folders, val images or class tars."""
     top = root / folder
-    if not system_of(root).is_folder(top):
+    if not is_folder(top):
         return
     classes, names, _ = list_top(top)
     images = [name for name in names if name.startswith(VAL_PREFIX) or class_in_name(name_bytes(name))]
@@ -210,7 +218,7 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
 
 def _unrecognized(root: Path, split: str) -> BuildError:
     with expecting(root, f"expected a folder with {KNOWN}; or one of these archives"):
-        if not system_of(root).is_file(root):
+        if not is_file(root):
             system_of(root).list_folder(root)
     what = "no known form of ImageNet" if split == "auto" else f"no {split} split of ImageNet"
     return BuildError(f"{root}: {what} found; expected {KNOWN}; or another --split")
@@ -375,9 +383,8 @@ class ImagenetSplit(Source):
     def scan(self) -> Scan:
         """Return every image, by class in label order, then by name. Only headers of archives are read."""
         if self.is_flat and len(self.parts) > 1:
-            raise BuildError(
-                f"{self.top}: images are both in one folder and in class folders; unpack the archive and sort them"
-            )
+            advice = "unpack the archive and sort them"
+            raise BuildError(f"{self.top}: images are both in one folder and in class folders; {advice}")
         if self.is_flat:
             entries: Iterable[Entry] = self.labels.sort(self._entries([""]), self._names)
         else:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from decodeonce.errors import BuildError
 from decodeonce.prep.listing import Entry, name_bytes
 from decodeonce.prep.sources.archives import list_tar
-from decodeonce.prep.sources.files import MAX_TEXT_BYTES, expecting, stem_of, system_of
+from decodeonce.prep.sources.files import MAX_TEXT_BYTES, expecting, is_file, is_folder, stem_of
 from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream, open_holder
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
@@ -23,7 +23,7 @@ SOLUTION = "LOC_val_solution.csv"
 DEVKIT = "ILSVRC2012_devkit_t12"
 DEVKIT_TAR = f"{DEVKIT}.tar.gz"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-# Paths of the ground truth in a folder that holds the development kit.
+# Paths of the ground truth, or of the kit's tar, in a folder that holds the development kit.
 DEVKITS = (f"{DEVKIT}/data/{TRUTH}", f"data/{TRUTH}", TRUTH, DEVKIT_TAR)
 ADVICE = "make it readable, or remove it"
 PARENTS = 4  # Kaggle's lists are four folders above ILSVRC/Data/CLS-LOC/val
@@ -81,9 +81,7 @@ class CompanionFiles:
         self._top = top
         self._inside = inside
         absolute = top.absolute()
-        self.folders = [
-            folder for folder in (absolute, *absolute.parents[:PARENTS]) if system_of(top).is_folder(folder)
-        ]
+        self.folders = [folder for folder in (absolute, *absolute.parents[:PARENTS]) if is_folder(folder)]
 
     def synsets(self) -> tuple[str, dict[str, str]]:
         """Return the name of the nearest list of classes, "" for none, and its description of each wnid.
@@ -93,7 +91,7 @@ class CompanionFiles:
         """
         mapping = self.find(MAPPING)
         if mapping is None:
-            return ("ILSVRC2012", ilsvrc2012()) if self._devkit() else ("", {})
+            return ("ILSVRC2012", ilsvrc2012()) if self._nearest(DEVKITS) else ("", {})
         pairs = (line.split(maxsplit=1) for line in mapping.data.decode("utf-8-sig", "replace").splitlines())
         return mapping.origin, {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
 
@@ -117,22 +115,15 @@ class CompanionFiles:
 
     def truth(self) -> Companion | None:
         """Return the ground truth of the nearest development kit; raise BuildError if it cannot be read."""
-        path = self._devkit()
+        path = self._nearest(DEVKITS)
         if path is None:
             return None
         if path.name == DEVKIT_TAR:
             return Companion(DEVKIT_TAR, f"{path}: {TRUTH}", _truth_in_tar(path))
         return Companion(DEVKIT if DEVKIT in str(path) else TRUTH, str(path), _content(path))
 
-    def _devkit(self) -> Path | None:
-        """Return the path of the ground truth in the nearest development kit, or of the kit's tar."""
-        return self._nearest(DEVKITS)
-
     def _nearest(self, names: Sequence[str]) -> Path | None:
-        return next(
-            (path for folder in self.folders for name in names if system_of(folder).is_file(path := folder / name)),
-            None,
-        )
+        return next((path for folder in self.folders for name in names if is_file(path := folder / name)), None)
 
 
 def _content(path: Path) -> bytes:

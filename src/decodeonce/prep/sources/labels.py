@@ -82,10 +82,8 @@ class LabeledSource(Source):
         if self._given is None and samples and len(used) > max(samples // 2, 1):
             warnings.append(f"{len(used)} different labels for {samples} samples; check that the labels are classes")
         if self._given is None and (several := _several_labels(names)):
-            what = (
-                f"labels such as {several!r:.80} look like several labels of one image, and each is a class of its own"
-            )
-            warnings.append(f"{what}; if so, see {MULTI_LABEL}")
+            what = "look like several labels of one image, and each is a class of its own"
+            warnings.append(f"labels such as {several!r:.80} {what}; if so, see {MULTI_LABEL}")
         return warnings
 
     def _learn(self, seen: Mapping[str, object], *, numbered: bool = True) -> None:
