@@ -25,8 +25,9 @@ from decodeonce.cli.command import (
 )
 from decodeonce.cli.output import build_progress, built_facts, print_result, say
 from decodeonce.formatting import counted
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.recipe import Filter, Sort
-from decodeonce.store.layout import ContainerName, PixelsName, StorePaths
+from decodeonce.store.layout import ContainerName, PixelsName
 
 
 def convert(
@@ -85,12 +86,16 @@ def convert(
         made_of, recipe = open_conversion(stores, out, conversion)
     if dry_run:
         from decodeonce.cli.dryrun import planned_store
+        from decodeonce.prep.building.output_dir import check_output_dir, is_built
 
+        if is_built(made_of, out, recipe):
+            return say_built(out)
+        check_output_dir(BuildPaths(out), made_of)
         classes = len(made_of.inputs[0].manifest.classes)
         planned, facts = planned_store(made_of, recipe, sum(1 for _ in made_of.selected_rows()), classes)
         say(f"{planned}; nothing was written")
         return print_result({"out": str(out), "already_finished": False, **facts})
-    was_finished, start = StorePaths(out).manifest.exists(), time.monotonic()
+    was_finished, start = BuildPaths(out).manifest.exists(), time.monotonic()
     with build_progress() as progress:
         manifest = convert_stores(stores, out, conversion, workers=workers, progress=progress)
     seconds = round(time.monotonic() - start, 3)

@@ -63,7 +63,7 @@ def dry_run(source: Source, out: Path, recipe: Recipe, max_bad: str, expect: int
     yield f"{planned}; {counted(rejected, 'file')} rejected; nothing was written", facts
     needed = space_needed(plan)
     other = needed.bytes - facts["bytes"]
-    space = f"space: {size_text(facts['bytes'])} for rows, up to {size_text(other)} for other data"
+    space = f"space: {size_text(facts['bytes'])} for shards, up to {size_text(other)} for other data"
     yield f"{space}; up to {needed.files} files", {"other_bytes": other, "files": needed.files}
     yield from _sample_lines(source, plan, listing, max_bad)
     if started:  # its space is already reserved
@@ -79,13 +79,13 @@ def planned_store(source: Source, recipe: Recipe, rows: int, classes: int) -> tu
     """Describe the store that `rows` rows of a source would become, as text and as facts."""
     row_bytes = recipe.row_bytes
     blocks = Blocks.of(rows, row_bytes, recipe.shard_size, source.block_rows(rows, row_bytes))
-    sizes = bytes_as(rows * row_bytes, rows, recipe.pixels, recipe.shape)
+    sizes = bytes_as(blocks.shard_bytes, rows, recipe.pixels, recipe.shape)
     text = (
         f"{counted(rows, 'row')} of {recipe.height}x{recipe.width}x3{in_classes(classes)}, "
         f"{bytes_as_text(sizes)} in {counted(blocks.shards, f'{recipe.container} shard')}"
     )
     facts = {"rows": rows, "shape": recipe.shape, "classes": classes, "pixels": recipe.pixels, "shards": blocks.shards}
-    return text, {**facts, "container": recipe.container, "bytes": rows * row_bytes, "bytes_as": sizes}
+    return text, {**facts, "container": recipe.container, "bytes": blocks.shard_bytes, "bytes_as": sizes}
 
 
 def _sample_lines(source: Source, plan: Plan, listing: Listing, max_bad: str) -> Iterator[tuple[str, Json]]:
