@@ -78,7 +78,10 @@ logging.getLogger("decodeonce").addHandler(_Warnings())
 
 def print_json(data: Mapping[str, object], stream: TextIO | None = None) -> None:
     """Print one JSON object, with --quiet, too. Default: to standard output."""
-    typer.echo(json.dumps(data), file=stream)
+    try:
+        typer.echo(json.dumps(data), file=stream)
+    except BrokenPipeError:  # nobody reads it, but the exit code still tells the result
+        cli.drop_output(stream or sys.stdout)
 
 
 def print_result(facts: Mapping[str, object]) -> None:
