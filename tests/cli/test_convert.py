@@ -30,10 +30,10 @@ def test_flags_take_effect(store: Path, tmp_path: Path) -> None:
 
 def test_dry_run_writes_nothing(store: Path, tmp_path: Path) -> None:
     result = prep("convert", store, tmp_path / "out", "--rows", ":7", "--size", "16x12", "--dry-run")
-    assert (
-        result.stdout
-        == "7 rows of 16x12x3 in 3 classes, 8.13 KB (6.11 KB as yuv420) in 1 npy shard; nothing was written\n"
-    )
+    planned, _, sample, room = result.stdout.splitlines()
+    assert planned.startswith("7 rows of 16x12x3 in 3 classes, 8.13 KB (6.11 KB as yuv420) in 1 npy shard; ")
+    assert sample == "sample: 7 of 7 images read; all of them can be decoded"
+    assert room.startswith(f"{tmp_path}: ")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -135,11 +135,13 @@ def test_convert_stage_and_repair_give_results(pics: Path, tmp_path: Path) -> No
     store, small, part = (tmp_path / name for name in ("a.store", "small.store", "part"))
     assert prep("build", "folder", pics, store, "--size", 16).returncode == 0
     found = result("convert", store, small, "--size", 8, "--dry-run", text="; nothing was written\n")
-    assert found == {
+    planned = {
         **{"out": str(small), "already_finished": False, "rows": 14, "shape": [8, 8, 3], "classes": 4},
         **{"pixels": "rgb", "container": "npy", "shards": 1, "bytes": 4096 + 14 * 192},
         "bytes_as": {"rgb": 4096 + 14 * 192, "yuv420": 4096 + 14 * 96},
+        "sample": {"images": 14, "rejected": 0, "kept": {}},
     }
+    assert {name: found[name] for name in planned} == planned
     for again in (False, True):
         made = result("convert", store, small, "--size", 8)
         assert made.pop("seconds") > 0

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from decodeonce.cli.build import check_alone, say_built
+from decodeonce.cli.build import BuildRequest, check_alone, say_built, say_dry_run
 from decodeonce.cli.command import (
     ClassOption,
     DryRun,
@@ -69,6 +69,7 @@ def convert(
     seed = parse_seed("none" if shuffle_seed is None else shuffle_seed)
     selected = selection(names, match, rows)
     check_alone()
+    from decodeonce.prep.building.pool import WorkSettings
     from decodeonce.prep.convert.convert import Conversion, open_conversion
     from decodeonce.prep.convert.convert import convert as convert_stores
 
@@ -85,16 +86,7 @@ def convert(
         )
         made_of, recipe = open_conversion(stores, out, conversion)
     if dry_run:
-        from decodeonce.cli.dryrun import planned_store
-        from decodeonce.prep.building.output_dir import check_output_dir, is_built
-
-        if is_built(made_of, out, recipe):
-            return say_built(out)
-        check_output_dir(BuildPaths(out), made_of)
-        classes = len(made_of.inputs[0].manifest.classes)
-        planned, facts = planned_store(made_of, recipe, sum(1 for _ in made_of.selected_rows()), classes)
-        say(f"{planned}; nothing was written")
-        return print_result({"out": str(out), "already_finished": False, **facts})
+        return say_dry_run(BuildRequest(made_of, out, recipe, WorkSettings(max_bad="0"), dry_run, expect=None))
     was_finished, start = BuildPaths(out).manifest.exists(), time.monotonic()
     with build_progress() as progress:
         manifest = convert_stores(stores, out, conversion, workers=workers, progress=progress)

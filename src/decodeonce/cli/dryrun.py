@@ -57,7 +57,7 @@ def dry_run(source: Source, out: Path, recipe: Recipe, max_bad: str, expect: int
     plan = Plan(paths, plan_content(source, listing, recipe, decoder_versions(recipe.container)))
     if started := paths.plan.exists():
         check_matches_plan(read_plan(paths), listing, plan.content)
-    planned, facts = planned_store(source, recipe, len(listing), len(listing.classes))
+    planned, facts = _planned_store(source, recipe, len(listing), len(listing.classes))
     rejected = len(listing.rejects)
     facts |= {"rejected_files": rejected, "unfinished_build": started}
     yield f"{planned}; {counted(rejected, 'file')} rejected; nothing was written", facts
@@ -75,7 +75,7 @@ def dry_run(source: Source, out: Path, recipe: Recipe, max_bad: str, expect: int
     check_free_space(out, storage, needed)
 
 
-def planned_store(source: Source, recipe: Recipe, rows: int, classes: int) -> tuple[str, Json]:
+def _planned_store(source: Source, recipe: Recipe, rows: int, classes: int) -> tuple[str, Json]:
     """Describe the store that `rows` rows of a source would become, as text and as facts."""
     row_bytes = recipe.row_bytes
     blocks = Blocks.of(rows, row_bytes, recipe.shard_size, source.block_rows(rows, row_bytes))
