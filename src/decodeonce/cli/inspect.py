@@ -235,8 +235,7 @@ def verify(store: StoreArgument) -> None:
             say(f"prep: error: {store}: {ranges_text(ranges)}: {what}", err=True)
     if any(rows.values()):
         say(f"prep: error: {store}: {repair_advice(store / 'store.json')}", err=True)
-    names = ("ok", "rows", "bad_rows", "unknown_rows", "bad_files")
-    print_result({name: getattr(report, name) for name in names})
+    print_result({name: getattr(report, name) for name in ("ok", "rows", "bad_rows", "unknown_rows", "bad_files")})
     if not report.ok:
         raise typer.Exit(1)
 

@@ -81,9 +81,8 @@ class LabeledSource(Source):
         if self._keeps_labels and self.no_labels:
             warnings.append("the labels are numbers to predict, which the column keeps; all images get the label 0")
         if self._given is None and samples and len(used) > max(samples // 2, 1):
-            warnings.append(
-                f"{len(used)} different labels for {counted(samples, 'sample')}; check that the labels are classes"
-            )
+            many = f"{len(used)} different labels for {counted(samples, 'sample')}"
+            warnings.append(f"{many}; check that the labels are classes")
         if self._given is None and (several := _several_labels(names)):
             what = (
                 f"labels such as {several!r:.80} look like several labels of one image, and each is a class of its own"
