@@ -77,9 +77,9 @@ def kept() -> str:
     """Draw the share of the rows that the direct reader keeps, for several sizes of the available memory."""
     left, room = 66, 170
     body = [
-        label(16, 30, "Available memory, as a share of the store", "text head"),
-        label(16, 54, "The colored part of the rows stays in memory.", "soft"),
-        label(16, 75, "If the disk is the limit, this speeds epochs up by:", "soft"),
+        label(16, 30, "Rows that stay in memory, by available memory", "text head"),
+        label(16, 54, "Left: available memory, as a share of the store.", "soft"),
+        label(16, 75, "Right: rows in memory; speed if the disk is the limit.", "soft"),
     ]
     y = 90
     for percent in (25, 50, 75, 100, 125):

@@ -274,8 +274,10 @@ def _list(url: str) -> list[tuple[str, bool]]:
     if scheme_of(url) == "hf":
         found = [(item["name"], item["type"] == "directory") for item in system.ls(path, detail=True)]
     else:
-        # obstore follows the pages of a folder by itself, so look for repeated pages in the list of all objects.
-        deque(islice(_distinct(url, system.list(path)), 2 * PAGE_OBJECTS), 0)
+        # obstore follows the pages of a folder by itself, so look once for repeated pages in the list of all objects.
+        if _host(url) not in _checked:
+            deque(islice(_distinct(url, system.list(path)), 2 * PAGE_OBJECTS), 0)
+            _checked.add(_host(url))
         listed = system.list_with_delimiter(path)
         found = [(name, True) for name in listed["common_prefixes"]]
         found += [(item["path"], False) for item in listed["objects"]]
@@ -514,6 +516,7 @@ def _login(host: str) -> dict[str, str]:
 
 
 _opening = threading.Lock()
+_checked = set[str]()  # the hosts whose lists repeat no pages
 _waits = threading.Lock()  # taken by the first message about waiting; workers print none
 
 

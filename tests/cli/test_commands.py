@@ -22,7 +22,7 @@ from decodeonce.prep.processes import child
 from decodeonce.store.table import REJECT_COLUMNS, Reject, line, reject_line
 from tests.command import assert_fails, kill_when, prep, prep_after, printed
 from tests.images import encoded, make_image, make_tree, tree_bytes
-from tests.store.signing import flip_row, replace_file, resign
+from tests.store.signing import damage_rows, flip_row, replace_file, resign
 from tests.stores import make_store, random_images
 
 
@@ -216,6 +216,31 @@ def closed_pipe() -> Iterator[int]:
     os.close(reading)
     yield writing
     os.close(writing)
+
+
+def test_exit_code_is_that_of_the_result_if_nobody_reads_its_json(
+    tmp_path: Path, closed_pipe: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, out = make_tree(tmp_path / "src"), tmp_path / "out"
+
+    def run(*words: object) -> tuple[int, str]:
+        command = [sys.executable, "-m", "decodeonce.cli", *map(str, words), "--json"]
+        done = subprocess.run(command, stdout=closed_pipe, stderr=subprocess.PIPE, text=True, check=False)
+        return done.returncode, done.stderr
+
+    code, text = run("build", "imagenet", tree, out, "--workers", 1, "--size", 8)
+    assert (code, "written in" in text) == (0, True), text
+    assert run("verify", out) == (0, f"{out}: 15 rows intact\n")
+    code, text = run("stage", out, tmp_path / "part", "--rank", 0, "--world-size", 2)
+    assert (code, "part: done, " in text) == (0, True)
+    damage_rows(out, 3)
+    code, text = run("verify", out)
+    assert (code, f"prep: error: {out}: row 3: damaged\n" in text) == (1, True)
+    code, text = run("repair", out)
+    assert (code, f"prep: error: {out}: row 3: pass as --from " in text) == (1, True)
+    monkeypatch.setenv("PMI_RANK", "2")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert run("doctor")[0] == 1
 
 
 def test_build_whose_output_nobody_reads_is_not_called_complete(tmp_path: Path, closed_pipe: int) -> None:

@@ -32,11 +32,21 @@ def test_flags_take_effect(store: Path, tmp_path: Path) -> None:
 
 def test_dry_run_writes_nothing(store: Path, tmp_path: Path) -> None:
     result = prep("convert", store, tmp_path / "out", "--rows", ":7", "--size", "16x12", "--dry-run")
-    assert (
-        result.stdout
-        == "7 rows of 16x12x3 in 3 classes, 4.03 KB (2.02 KB as yuv420) in 1 npy shard; nothing was written\n"
-    )
+    planned, _, sample, room = result.stdout.splitlines()
+    assert planned.startswith("7 rows of 16x12x3 in 3 classes, 8.13 KB (6.11 KB as yuv420) in 1 npy shard; ")
+    assert sample == "sample: 7 of 7 images read; all of them can be decoded"
+    assert room.startswith(f"{tmp_path}: ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_fails_where_the_conversion_would(store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert prep("convert", store, out).returncode == 0
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes.txt").touch()
+    for flags in ((), ("--dry-run",)):
+        assert_fails(prep("convert", store, out, "--rows", ":7", *flags), 1, "already holds a different finished store")
+        assert_fails(prep("convert", store, tmp_path / "full", *flags), 1, "it contains notes.txt")
 
 
 def test_error_is_one_line(store: Path, tmp_path: Path) -> None:

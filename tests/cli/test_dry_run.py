@@ -31,9 +31,9 @@ def test_dry_run_prints_bytes_files_and_space(command: str, tree: Path, tmp_path
     found, planned, needed, sample, room = result.stdout.splitlines()
     assert found == f"{tree}: class folders in train, 3 classes"
     assert planned.startswith(
-        "15 rows of 24x24x3 in 3 classes, 25.92 KB (12.96 KB as yuv420) in 1 npy shard; 0 files rejected; "
+        "15 rows of 24x24x3 in 3 classes, 30.02 KB (17.06 KB as yuv420) in 1 npy shard; 0 files rejected; "
     )
-    assert needed == "space: 25.92 KB for rows, up to 3.00 KB for other data; up to 13 files"
+    assert needed == "space: 30.02 KB for shards, up to 3.00 KB for other data; up to 13 files"
     assert sample == "sample: 15 of 15 images read; all of them can be decoded"
     assert room.startswith(f"{tmp_path}: ")
     assert list(tmp_path.iterdir()) == []
@@ -47,7 +47,7 @@ def test_build_stays_within_estimate(tree: Path, tmp_path: Path) -> None:
         store = build_in_process(source, tmp_path / container, recipe)
         files = list(store.rglob("*"))
         assert len(files) <= int(needed.rpartition("up to ")[2].partition(" ")[0]) <= len(files) + 12
-        assert needed.startswith("space: 0.74 MB for rows, ")
+        assert needed.startswith("space: 0.74 MB for shards, ")
         assert sum(path.stat().st_size for path in files if path.name.startswith("images-")) < 0.8e6
 
 

@@ -94,7 +94,9 @@ def test_dry_run_gives_what_it_prints_as_numbers(pics: Path, tmp_path: Path) -> 
     assert storage.pop("free_files") is None or found["files"] < 20
     assert storage == {"place": str(tmp_path), "kind": None, "quotas": []}
     store = {"rows": 15, "shape": SHAPE, "classes": 4, "pixels": "rgb", "container": "npy", "shards": 1}
-    sizes = {"bytes": 15 * 768, "bytes_as": {"rgb": 15 * 768, "yuv420": 15 * 384}, "other_bytes": 15 * 200}
+    head = 4096
+    sizes = {"bytes": head + 15 * 768, "bytes_as": {"rgb": head + 15 * 768, "yuv420": head + 15 * 384}}
+    sizes["other_bytes"] = 15 * 200
     sample = {"images": 15, "rejected": 1, "kept": KEPT}
     rejects = {"images": 15, "rejected_files": 0, "expected_rejects": 1, "allowed_rejects": 0}
     begin = {"out": str(out), "already_finished": False, "unfinished_build": False, "files": 13}
@@ -133,15 +135,20 @@ def test_convert_stage_and_repair_give_results(pics: Path, tmp_path: Path) -> No
     store, small, part = (tmp_path / name for name in ("a.store", "small.store", "part"))
     assert prep("build", "folder", pics, store, "--size", 16).returncode == 0
     found = result("convert", store, small, "--size", 8, "--dry-run", text="; nothing was written\n")
-    assert found == {
+    planned = {
         **{"out": str(small), "already_finished": False, "rows": 14, "shape": [8, 8, 3], "classes": 4},
-        **{"pixels": "rgb", "container": "npy", "shards": 1, "bytes": 14 * 192},
-        "bytes_as": {"rgb": 14 * 192, "yuv420": 14 * 96},
+        **{"pixels": "rgb", "container": "npy", "shards": 1, "bytes": 4096 + 14 * 192},
+        "bytes_as": {"rgb": 4096 + 14 * 192, "yuv420": 4096 + 14 * 96},
+        "sample": {"images": 14, "rejected": 0, "kept": {}},
     }
+    assert {name: found[name] for name in planned} == planned
     for again in (False, True):
         made = result("convert", store, small, "--size", 8)
         assert made.pop("seconds") > 0
+        assert made["bytes"] == found["bytes"]
         assert made == {"out": str(small), "already_finished": again, **facts(small)}
+        planned = result("convert", store, small, "--size", 8, "--dry-run", text="already finished, nothing to do")
+        assert planned == {**made, "already_finished": True}
         staged = result("stage", store, part, "--node-rank", 1, "--node-count", 4)
         assert staged.pop("seconds") > 0
         rows, copied = open_store(part).rows, 0 if again else 4

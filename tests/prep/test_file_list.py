@@ -157,10 +157,18 @@ def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("values", "warned"),
-    [(["train", "TEST"], "TEST, train"), (["val", ""], ""), (["train", "training"], ""), (["left", "test"], "")],
+    [
+        (["train", "TEST"], "TEST, train"),
+        (["", "train", "val "], "train, val"),
+        (["val", ""], ""),
+        (["train", "training"], ""),
+        (["left", "test", "val"], ""),
+        (["train", "a train at a test", "val"], ""),  # captions
+    ],
 )
 def test_column_of_several_splits_causes_a_warning(root: Path, values: list[str], warned: str) -> None:
-    file = write_list(root / "all.csv", "path,label,split\ncat/1.jpg,pug,{}\ndog/2.jpg,cat,{}\n".format(*values))
+    lines = [f"{value},cat/{number}.jpg,pug," for number, value in enumerate(values)]
+    file = write_list(root / "all.csv", "\n".join(["split,path,label,", *lines, ""]))
     found = [text for text in open_list(file).listing().warnings if "all values" in text]
     splits = f"the store has the rows of all values of column split ({warned}); to build a store for each, see "
     assert found == ([f"{splits}docs/how-to/data/csv.md#a-column-of-splits"] if warned else [])

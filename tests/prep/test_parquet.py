@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -126,16 +128,32 @@ def test_missing_or_invalid_named_column_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [[True, False, True], [1.0, 0.0, 1.0]])
-def test_labels_of_another_type_can_be_cast_as_the_error_says(tmp_path: Path, values: list[Any]) -> None:
-    file = table(tmp_path, {"image": IMAGES[:3], "label": values})
-    for named in ("", "label"):
-        with pytest.raises(BuildError, match="if label has class numbers, cast it to int64: ") as caught:
-            open_parquet(file, label_column=named)
-    expression = str(caught.value).split("int64: ")[1].split(" in pyarrow")[0]
-    found = pq.read_table(file)
-    cast = found.set_column(1, "label", eval(expression, {"table": found}))
-    pq.write_table(cast, file)
-    assert [entry.label for entry in open_parquet(file).scan().entries] == [1, 0, 1]
+@pytest.mark.parametrize(("name", "named"), [("label", ""), ("label", "label"), ("is it's", "is it's")])
+def test_labels_of_another_type_can_be_cast_as_the_error_says(
+    tmp_path: Path, values: list[Any], name: str, named: str
+) -> None:
+    others = {"target": values} if named else {}
+    file = table(tmp_path, {**others, "image": IMAGES[:3], name: values})
+    with pytest.raises(BuildError, match=f"if {name} has class numbers, cast it to int64: ") as caught:
+        open_parquet(file, label_column=named)
+    arrow, hub = str(caught.value).split("int64: ")[1].split(" in datasets")[0].split(" in pyarrow, or ")
+    found: dict[str, Any] = {"table": pq.read_table(file)}
+    exec(arrow, found)
+    pq.write_table(found["table"], file)
+    assert [entry.label for entry in open_parquet(file, label_column=named).scan().entries] == [1, 0, 1]
+    if find_spec("datasets"):
+        datasets = import_module("datasets")
+        names: dict[str, Any] = {"datasets": datasets, "data": datasets.Dataset.from_dict({name: values})}
+        exec(hub, names)
+        assert names["data"][name] == [1, 0, 1]
+        assert names["data"].features[name] == datasets.Value("int64")
+
+
+@pytest.mark.parametrize("count", [12, 1100])
+def test_rows_without_any_column_but_the_images_are_all_listed(tmp_path: Path, count: int) -> None:
+    file = table(tmp_path, {"jpg": pa.array([b"x"] * (count + 3), pa.binary())}, group=count)
+    entries = list(open_parquet(file, no_labels=True).scan().entries)
+    assert [(entry.unit, entry.place) for entry in entries] == [*((0, k) for k in range(count)), (1, 0), (1, 1), (1, 2)]
 
 
 @pytest.mark.skipif(not hasattr(pa, "binary_view"), reason="this pyarrow has no view types")

@@ -95,8 +95,10 @@ def test_map_that_ends_each_worker_at_its_import_is_named(tmp_path: Path, code: 
     assert done.stderr.endswith("; find out why in Python: import maps, and call same\n")
 
 
-def test_module_that_closes_files_is_named(tmp_path: Path) -> None:
-    assert_fails(build(tmp_path, at_import="os.closerange(3, 1000)"), 1, "importing mine raised ClosedFiles: user code")
+@pytest.mark.parametrize("then", ["", "; mine = [open(os.devnull) for _ in range(30)]"])
+def test_module_that_closes_files_is_named(tmp_path: Path, then: str) -> None:
+    done = build(tmp_path, at_import=f"os.closerange(3, 1000){then}")
+    assert_fails(done, 1, "importing mine raised ClosedFiles: user code")
 
 
 def test_code_that_closes_files_changes_neither_the_folder_nor_other_files(

@@ -175,5 +175,6 @@ def running(server: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 def forget_server() -> None:
     """Forget what is known of an endpoint, which is kept for the life of a process."""
+    remote._checked.clear()
     remote._store.cache_clear()
     remote._s3_settings.cache_clear()

@@ -206,6 +206,17 @@ def test_key_that_is_listed_twice_is_an_error(
     forget_server()
 
 
+def test_folder_is_listed_with_one_request_after_the_first(s3: Any, proxy: Proxy) -> None:
+    for key in ("a/1/x.tar", "a/2/x.tar"):
+        s3.put_object(Bucket="images", Key=key, Body=b"x")
+    assert remote.find_objects("s3://images/a/*/*.tar", (".tar",), deep=False) == [
+        "s3://images/a/1/x.tar",
+        "s3://images/a/2/x.tar",
+    ]
+    lists = [path for path, _ in proxy.requests if "list-type" in path]
+    assert len(lists) == 1 + 3  # a check of the bucket, and the folders a, a/1 and a/2
+
+
 def test_server_that_ignores_ranges_sends_only_whole_objects() -> None:
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Web)) as address:
         for url in (f"{address}/b", f"{address}/a"):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from decodeonce.cli.build import check_alone, say_outcome
+from decodeonce.cli.build import BuildRequest, check_alone, say_dry_run, say_outcome
 from decodeonce.cli.command import (
     ClassOption,
     DryRun,
@@ -23,10 +23,11 @@ from decodeonce.cli.command import (
     selection,
     usage_errors,
 )
-from decodeonce.cli.output import build_progress, print_result, say
+from decodeonce.cli.output import build_progress
 from decodeonce.formatting import duration_text
+from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.recipe import Filter, Sort
-from decodeonce.store.layout import ContainerName, PixelsName, StorePaths
+from decodeonce.store.layout import ContainerName, PixelsName
 
 
 def convert(
@@ -67,6 +68,7 @@ def convert(
     seed = parse_seed("none" if shuffle_seed is None else shuffle_seed)
     selected = selection(names, match, rows)
     check_alone()
+    from decodeonce.prep.building.pool import WorkSettings
     from decodeonce.prep.convert.convert import Conversion, open_conversion
     from decodeonce.prep.convert.convert import convert as convert_stores
 
@@ -83,13 +85,8 @@ def convert(
         )
         made_of, recipe = open_conversion(stores, out, conversion)
     if dry_run:
-        from decodeonce.cli.dryrun import planned_store
-
-        classes = len(made_of.inputs[0].manifest.classes)
-        planned, facts = planned_store(made_of, recipe, sum(1 for _ in made_of.selected_rows()), classes)
-        say(f"{planned}; nothing was written")
-        return print_result({"out": str(out), "already_finished": False, **facts})
-    was_finished, start = StorePaths(out).manifest.exists(), time.monotonic()
+        return say_dry_run(BuildRequest(made_of, out, recipe, WorkSettings(max_bad="0"), dry_run, expect=None))
+    was_finished, start = BuildPaths(out).manifest.exists(), time.monotonic()
     with build_progress() as progress:
         convert_stores(stores, out, conversion, workers=workers, progress=progress)
     seconds = time.monotonic() - start

@@ -24,7 +24,6 @@ from decodeonce.prep.building.free_space import (
 from decodeonce.prep.building.output_dir import check_output_dir
 from decodeonce.prep.building.plan import (
     Block,
-    Blocks,
     Plan,
     allowed_rejects,
     check_matches_plan,
@@ -57,14 +56,18 @@ def dry_run(source: Source, out: Path, recipe: Recipe, max_bad: str, expect: int
     plan = Plan(paths, plan_content(source, listing, recipe, decoder_versions(recipe.container)))
     if started := paths.plan.exists():
         check_matches_plan(read_plan(paths), listing, plan.content)
-    planned, found = planned_store(source, recipe, len(listing), len(listing.classes))
-    rejected = len(listing.rejects)
-    facts |= {**found, "rejected_files": rejected, "unfinished_build": started}
-    yield f"{planned}; {counted(rejected, 'file')} rejected; nothing was written"
+    blocks, rejected = plan.blocks, len(listing.rejects)
+    sizes = bytes_as(blocks.shard_bytes, plan.count, recipe.pixels, recipe.shape)
+    facts |= {"rows": plan.count, "shape": recipe.shape, "classes": len(listing.classes), "pixels": recipe.pixels}
+    facts |= {"shards": blocks.shards, "container": recipe.container, "bytes": blocks.shard_bytes, "bytes_as": sizes}
+    facts |= {"rejected_files": rejected, "unfinished_build": started}
+    rows = f"{counted(plan.count, 'row')} of {recipe.height}x{recipe.width}x3{in_classes(len(listing.classes))}"
+    shards = f"{bytes_as_text(sizes)} in {counted(blocks.shards, f'{recipe.container} shard')}"
+    yield f"{rows}, {shards}; {counted(rejected, 'file')} rejected; nothing was written"
     needed = space_needed(plan)
     other = needed.bytes - facts["bytes"]
-    space = f"space: {size_text(facts['bytes'])} for rows, up to {size_text(other)} for other data"
     facts |= {"other_bytes": other, "files": needed.files}
+    space = f"space: {size_text(facts['bytes'])} for shards, up to {size_text(other)} for other data"
     yield f"{space}; up to {needed.files} files"
     yield from _sample_lines(source, plan, listing, max_bad, facts)
     if started:  # its space is already reserved
@@ -74,19 +77,6 @@ def dry_run(source: Source, out: Path, recipe: Recipe, max_bad: str, expect: int
     facts["storage"] = {**asdict(storage), "place": str(storage.place)}
     yield from [*describe_storage(storage), *stripe_advice(out, storage)]
     check_free_space(out, storage, needed)
-
-
-def planned_store(source: Source, recipe: Recipe, rows: int, classes: int) -> tuple[str, Json]:
-    """Describe the store that `rows` rows of a source would become, as text and as facts."""
-    row_bytes = recipe.row_bytes
-    blocks = Blocks.of(rows, row_bytes, recipe.shard_size, source.block_rows(rows, row_bytes))
-    sizes = bytes_as(rows * row_bytes, rows, recipe.pixels, recipe.shape)
-    text = (
-        f"{counted(rows, 'row')} of {recipe.height}x{recipe.width}x3{in_classes(classes)}, "
-        f"{bytes_as_text(sizes)} in {counted(blocks.shards, f'{recipe.container} shard')}"
-    )
-    facts = {"rows": rows, "shape": recipe.shape, "classes": classes, "pixels": recipe.pixels, "shards": blocks.shards}
-    return text, {**facts, "container": recipe.container, "bytes": rows * row_bytes, "bytes_as": sizes}
 
 
 def _sample_lines(source: Source, plan: Plan, listing: Listing, max_bad: str, facts: Json) -> Iterator[str]:

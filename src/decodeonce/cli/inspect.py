@@ -220,11 +220,8 @@ def verify(store: StoreArgument) -> None:
 
     with count_bar("rows") as update:
         report = verify_store(store, threads=usable_cores(), progress=update)
-    facts = asdict(report)
-    del facts["problems"]
-    print_result(facts)
     if report.ok:
-        return say(f"{store}: {counted(report.rows, 'row')} intact")
+        say(f"{store}: {counted(report.rows, 'row')} intact")
     for problem in report.problems:
         say(f"prep: error: {problem}{'' if report.rows else '; no row was checked'}", err=True)
     rows = {"damaged": report.bad_rows, "cannot be checked, because checksums.npy is damaged": report.unknown_rows}
@@ -233,7 +230,9 @@ def verify(store: StoreArgument) -> None:
             say(f"prep: error: {store}: {ranges_text(ranges)}: {what}", err=True)
     if any(rows.values()):
         say(f"prep: error: {store}: {repair_advice(store / 'store.json')}", err=True)
-    raise typer.Exit(1)
+    print_result({name: getattr(report, name) for name in ("ok", "rows", "bad_rows", "unknown_rows", "bad_files")})
+    if not report.ok:
+        raise typer.Exit(1)
 
 
 def ls(store: StoreArgument, names: ClassOption = None, match: MatchOption = None, rows: RowsOption = None) -> None:

@@ -79,7 +79,10 @@ logging.getLogger("decodeonce").addHandler(_Warnings())
 def print_result(facts: Mapping[str, object]) -> None:
     """Print the facts about what a command did if --json asks for them. Their text is printed with `say`."""
     if cli.results:
-        typer.echo(json.dumps(facts), file=cli.results)
+        try:
+            typer.echo(json.dumps(facts), file=cli.results)
+        except BrokenPipeError:  # nobody reads it, but the exit code still tells the result
+            cli.drop_output(cli.results)
 
 
 def store_facts(store: Store) -> Json:

@@ -37,7 +37,6 @@ def repair(store: StoreArgument, source: FromOption = None, paired: PairedOption
 
     with count_bar("rows") as update:
         done = repair_store(store, source, paired=parse_paired(paired or []), progress=update)
-    print_result({"ok": done.ok, **asdict(done)})
     if done.rows:  # otherwise it is not a store, or its manifest cannot be read
         rows = [counted(done.repaired_rows, "row")] if done.repaired_rows else []
         repaired, intact = ", ".join([*rows, *done.repaired_files]), f"{counted(done.rows, 'row')} intact"
@@ -48,5 +47,6 @@ def repair(store: StoreArgument, source: FromOption = None, paired: PairedOption
         say(f"{store}: {outcome}")
     for sentence in done.unrepaired:
         say(f"prep: error: {sentence}", err=True)
+    print_result({"ok": done.ok, **asdict(done)})
     if not done.ok:
         raise typer.Exit(1)

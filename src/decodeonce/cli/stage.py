@@ -52,14 +52,15 @@ def stage(
         staged = stage_store(opened, dest, rows=rows, threads=threads, progress=update)
     seconds = max(time.monotonic() - started, 1e-3)
     size = staged.copied * opened.manifest.row_bytes
+    if staged.finished:  # jobs start with this command, so it does not read the rows again
+        what = "already staged: names, sizes and headers of its files match; to check its rows, run: "
+        say(f"{dest}: {what}prep verify {quoted(dest)}")
+    else:
+        there = f"{len(rows) - staged.copied} of {len(rows)} rows were already there"
+        speed = f"{size_text(round(size / seconds))}/s"
+        say(f"{dest}: done, {size_text(size)} copied in {seconds:.1f} s ({speed}); {there}")
     facts = {"first_row": rows.start, "rows": len(rows), "copied_rows": staged.copied, "copied_bytes": size}
     print_result({"dest": str(dest), "already_finished": staged.finished, **facts, "seconds": round(seconds, 3)})
-    if staged.finished:  # jobs start with this command, so it does not read the rows again
-        advice = f"to check its rows, run: prep verify {quoted(dest)}"
-        return say(f"{dest}: already staged: names, sizes and headers of its files match; {advice}")
-    there = f"{len(rows) - staged.copied} of {len(rows)} rows were already there"
-    speed = f"{size_text(round(size / seconds))}/s"
-    say(f"{dest}: done, {size_text(size)} copied in {seconds:.1f} s ({speed}); {there}")
 
 
 def _share(

@@ -102,18 +102,19 @@ def _own_folder_kept(owner: str) -> Iterator[None]:
     moved = _moved.get(owner)
     own = os.open(".", os.O_PATH | os.O_CLOEXEC)
     here = os.fstat(own)
-    kept = [own, *filter(_is_open, range(3))]
+    kept = list(filter(_is_open, range(3)))
     try:
         if moved is not None and os.path.samestat(here, moved[1]):
             os.fchdir(moved[0])
         yield
     finally:
-        closed = not all(map(_is_open, kept))
+        is_own = _is_open(own) and os.path.samestat(os.fstat(own), here)  # a later file may have its number
+        closed = not is_own or not all(map(_is_open, kept))
         if not closed:
             if moved is not None:
                 os.close(moved[0])
             _moved[owner] = os.open(".", os.O_PATH | os.O_CLOEXEC), here
-        if _is_open(own):
+        if is_own:
             os.fchdir(own)
             os.close(own)
         if closed:  # a file of a store could get the number of the standard output

@@ -147,8 +147,8 @@ def _output(*command: str) -> str | None:
 
 
 def space_needed(plan: Plan) -> Need:
-    """Return what a build will write: rows, plan and journals (about 200 bytes per row), and files."""
+    """Return what a build will write: shards, plan and journals (about 200 bytes per row), and files."""
     number_bytes = [size for _, size in plan.content["number_bytes"]]
     other_bytes = 200 + 2 * sum(number_bytes)  # numbers are in the plan and in the store
     files = plan.blocks.shards + OTHER_FILES + 2 * len(number_bytes)
-    return Need(plan.count, plan.count * (plan.recipe.row_bytes + other_bytes), files)
+    return Need(plan.count, plan.blocks.shard_bytes + plan.count * other_bytes, files)

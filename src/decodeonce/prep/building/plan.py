@@ -111,6 +111,11 @@ class Blocks:
         """Number of shards."""
         return math.ceil(self.count / self.shard_rows)
 
+    @property
+    def shard_bytes(self) -> int:
+        """Size of all shards in bytes."""
+        return self.shards * DATA_OFFSET + self.count * self.row_bytes
+
     def place(self, row: int) -> tuple[int, int]:
         """Return the shard of a row and the byte offset in it."""
         shard, inside = divmod(row, self.shard_rows)

@@ -52,6 +52,7 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 TURNS_BACK = {6: 8, 8: 6}  # what undoes a turn; each of the others undoes itself
+WHOLE_BOX: Box = (0, 0, 1, 1)  # the box of a whole image
 END_MARKER = b"\xff\xd9"
 ORIENTATION = 0x0112
 MOSTLY_WHITE = "most values are above --levels"
@@ -80,6 +81,8 @@ class DecodedImage:
         unusual: What is unusual about the image; "" for nothing.
         box: The part that was cut out, in pixels of the source; None for the whole image.
         turn: EXIF orientation that was then applied; 1 for none.
+        scale: The size of the decoded image, in sizes of the source.
+        extent: The part of `image` that is in the box. The pixels at its edges may also cover what is outside of it.
     """
 
     image: Image.Image
@@ -89,6 +92,8 @@ class DecodedImage:
     unusual: str = ""
     box: PixelBox | None = None
     turn: int = 1
+    scale: float = 1
+    extent: Box = WHOLE_BOX
 
     @property
     def shown_size(self) -> tuple[int, int]:

@@ -136,8 +136,6 @@ class FromImages:
 
     def _decode(self, sample: Sample, data: list[bytes], is_right: IsRight) -> PixelsOrReason:
         why = f"decodes to different pixels{', or its mask changed since the build' if data[1:] else ''}"
-        if sample.box and self._recipe.scaled_decode:
-            why += ", perhaps because a scaled decode cuts boxes at edges that the store does not record"
         try:
             pixels = self._decoders.own.row(data[0], _entry(sample), *data[1:]).pixels
             if is_right(sample.row, pixels):

@@ -126,20 +126,23 @@ class ListSource(LabeledSource):
         if left := find_layout(self.file, self._columns).left:
             names = ", ".join(name or "one without a name" for name in left)
             warnings.append(f"columns that are not kept: {names:.200}; --column NAME keeps a column of numbers")
-            warnings += self._splits([name for name in left if left.count(name) == 1])
+            warnings += self._splits([name for name in left if name and left.count(name) == 1])
         return warnings
 
     def _splits(self, names: Sequence[str]) -> Iterator[str]:
-        """Yield a warning for each of these columns whose values are several splits, such as train and val."""
-        first = next(read_list(self.file, replace(self._columns, numbers=tuple(names))), None)
-        for name, begin in zip(names, first.values if first else [], strict=False):
-            if begin.strip().lower() not in SPLITS:
-                continue
-            lines = read_list(self.file, replace(self._columns, numbers=(name,)))
-            values = {line.values[0].strip() for line in lines}
-            if len({SPLITS[value.lower()] for value in values if value.lower() in SPLITS}) > 1:
-                found = f"the store has the rows of all values of column {name} ({', '.join(sorted(values)):.100})"
-                yield f"{found}; to build a store for each, see {SPLIT_COLUMN}"
+        """Yield a warning for each of these columns whose values are all splits, several of them."""
+        words, found = {**SPLITS, "": ""}, {name: set[str]() for name in names}
+        for line in read_list(self.file, replace(self._columns, numbers=tuple(names))):
+            cells = dict(zip(names, map(str.strip, line.values), strict=True))
+            found = {name: values | {cells[name]} for name, values in found.items() if cells[name].lower() in words}
+            if not found:
+                return
+        for name, values in found.items():
+            if len({words[value.lower()] for value in values} - {""}) > 1:
+                what = (
+                    f"the store has the rows of all values of column {name} ({', '.join(sorted(values - {''})):.100})"
+                )
+                yield f"{what}; to build a store for each, see {SPLIT_COLUMN}"
 
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}

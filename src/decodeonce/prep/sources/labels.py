@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from decodeonce.errors import BuildError
+from decodeonce.formatting import counted
 from decodeonce.prep.listing import Entry, NumberColumn, Scan, Value, name_bytes
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.classes import (
@@ -80,7 +81,8 @@ class LabeledSource(Source):
         if self._keeps_labels and self.no_labels:
             warnings.append("the labels are numbers to predict, which the column keeps; all images get the label 0")
         if self._given is None and samples and len(used) > max(samples // 2, 1):
-            warnings.append(f"{len(used)} different labels for {samples} samples; check that the labels are classes")
+            many = f"{len(used)} different labels for {counted(samples, 'sample')}"
+            warnings.append(f"{many}; check that the labels are classes")
         if self._given is None and (several := _several_labels(names)):
             what = "look like several labels of one image, and each is a class of its own"
             warnings.append(f"labels such as {several!r:.80} {what}; if so, see {MULTI_LABEL}")

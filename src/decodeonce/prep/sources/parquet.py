@@ -327,7 +327,8 @@ class Table:
         has_image = None if mixed else nulls == 0
         for first in range(0, count, ROWS_AT_ONCE):
             with reading(where):
-                some = _rows_of(data.slice(first, ROWS_AT_ONCE), columns, where, has_image=has_image)
+                some = data.slice(first, min(ROWS_AT_ONCE, count - first))  # without columns, pyarrow does not clamp it
+                some = _rows_of(some, columns, where, has_image=has_image)
             yield from some
 
 
@@ -446,9 +447,10 @@ def _choose(path: str, schema: Arrow, what: str, found: list[str], named: str) -
         return found[0]
     columns, (content, expected) = _describe_columns(schema), EXPECTED[what]
     numbers = [field.name for field in schema if what == "label" and str(field.type) in NUMBERS - INTEGERS]
-    if uncast := next((name for name in numbers if name == named or name.lower() in LABEL_COLUMNS), ""):
-        columns += f"; if {uncast} has class numbers, cast it to int64: table[{uncast!r}].cast('int64') in pyarrow, or "
-        columns += f"cast_column({uncast!r}, Value('int64')) in datasets"
+    if uncast := next((name for name in numbers if (name == named if named else name.lower() in LABEL_COLUMNS)), ""):
+        cast = f"table.set_column({schema.names.index(uncast)}, {uncast!r}, table[{uncast!r}].cast('int64'))"
+        columns += f"; if {uncast} has class numbers, cast it to int64: table = {cast} in pyarrow, or "
+        columns += f"data = data.cast_column({uncast!r}, datasets.Value('int64')) in datasets"
     if named:
         problem = f"cannot hold {content}, expected {expected}" if named in schema.names else "no such column"
         raise BuildError(f"{path}: --{what}-column {named}: {problem}; {columns}")
