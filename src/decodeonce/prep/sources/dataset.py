@@ -5,6 +5,7 @@ The dataset is named by the function or class that makes it. Every process impor
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import operator
@@ -224,6 +225,7 @@ class DatasetSource(LabeledSource):
         self._all_columns = all_columns
         self.paired = tuple(map(Paired.parse, paired))
         self._is_late = length is not None and not fingerprint  # whether labels come with the rows of a plan
+        self._of_palettes: list[str] = []  # masks that are palette images in the first sample
         self._late_facts: list[LateFacts] = []
         self._classes_alone: dict[str, tuple[int | None, str]] = {}
         if length is None:
@@ -252,7 +254,8 @@ class DatasetSource(LabeledSource):
 
     @property
     def found(self) -> str:
-        return self._dataset.description
+        advice = "one channel of palette indexes; for a photo, return .convert('RGB')"
+        return "; ".join([self._dataset.description, *(f"{name}: {advice}" for name in self._of_palettes)])
 
     def arguments(self) -> dict[str, Any]:
         origin = {} if self._requested is None else {"origin": self._requested.origin}
@@ -420,6 +423,8 @@ class DatasetSource(LabeledSource):
             except ValueError as error:
                 advice = "rename it, or name the others with --column"
                 raise BuildError(f"{self._where(index)}: {error}; {advice}") from None
+            png = {name: data[25:26] for name, data in sample.paired.items() if data.startswith(b"\x89PNG")}
+            self._of_palettes = [name for name, color_type in png.items() if color_type == b"\3"]
             wanted = sample.numbers if self._wanted is None else self._wanted
             columns = [NumberColumn(name) for name in wanted if name not in sample.paired]
             for one in columns:
@@ -552,13 +557,17 @@ def encoded(image: object) -> bytes:
 
 
 def _encoded_mask(name: str, value: Any) -> bytes:
-    """Return a mask or second image as a PGM or PPM file; b"" if the value is a number or a list of numbers."""
+    """Return a mask or second image as a PGM, PPM or PNG file; b"" if the value is a number or a list of numbers."""
     from PIL import Image
 
+    if isinstance(value, bytes | bytearray):
+        raise Undecodable(f"{name} is {type(value).__name__}; a paired image must be a PIL image or an array")
+    if isinstance(value, Image.Image) and value.mode in ("1", "P"):  # a mask has its values, a photo its colors
+        value.save(file := io.BytesIO(), "PNG", bits=8, compress_level=1)  # indexes may exceed the palette
+        return file.getvalue()
     if isinstance(value, Image.Image):
         deep = value.mode[0] in "IF"  # to RGB, Pillow would clip these to white
-        pixels = np.asarray(value if deep or value.mode in ("1", "L", "P") else value.convert("RGB"))
-        pixels = pixels.astype(np.uint8) if value.mode == "1" else pixels
+        pixels = np.asarray(value if deep or value.mode == "L" else value.convert("RGB"))
     elif getattr(value, "ndim", 0) < 2:
         return b""
     else:
