@@ -45,12 +45,13 @@ from decodeonce.remote import QUERY, take_over
 from decodeonce.store import Reject
 from decodeonce.store.layout import Json
 
+DryRunLine = tuple[str, Json, bool]  # the text, its facts for --json, and whether it is a warning
 IMAGES = 32  # to look at
 UNITS = 4  # to read some of the images from, because a read unit is read as a whole
 
 
-def dry_run(source: Source, out: Path, recipe: Recipe, max_bad: str, expect: int | None) -> Iterator[tuple[str, Json]]:
-    """Yield the lines to print, each with its facts for --json. Raises the errors of a build, lack of space last."""
+def dry_run(source: Source, out: Path, recipe: Recipe, max_bad: str, expect: int | None) -> Iterator[DryRunLine]:
+    """Yield the lines to print. Raises the errors of a build, lack of space last."""
     paths = BuildPaths(out)
     check_output_dir(paths, source)
     listing = checked_listing(source, expect)
@@ -60,18 +61,18 @@ def dry_run(source: Source, out: Path, recipe: Recipe, max_bad: str, expect: int
     planned, facts = planned_store(source, recipe, len(listing), len(listing.classes))
     rejected = len(listing.rejects)
     facts |= {"rejected_files": rejected, "unfinished_build": started}
-    yield f"{planned}; {counted(rejected, 'file')} rejected; nothing was written", facts
+    yield f"{planned}; {counted(rejected, 'file')} rejected; nothing was written", facts, rejected > 0
     needed = space_needed(plan)
     other = needed.bytes - facts["bytes"]
     space = f"space: {size_text(facts['bytes'])} for rows, up to {size_text(other)} for other data"
-    yield f"{space}; up to {needed.files} files", {"other_bytes": other, "files": needed.files}
+    yield f"{space}; up to {needed.files} files", {"other_bytes": other, "files": needed.files}, False
     yield from _sample_lines(source, plan, listing, max_bad)
     if started:  # its space is already reserved
-        yield f"{out}: an unfinished build is here; the same command without --dry-run resumes it", {}
+        yield f"{out}: an unfinished build is here; the same command without --dry-run resumes it", {}, False
         return
     storage = find_storage(out)
     found = {"storage": {**asdict(storage), "place": str(storage.place)}}
-    yield from ((line, found) for line in [*describe_storage(storage), *stripe_advice(out, storage)])
+    yield from ((line, found, False) for line in [*describe_storage(storage), *stripe_advice(out, storage)])
     check_free_space(out, storage, needed)
 
 
@@ -88,7 +89,7 @@ def planned_store(source: Source, recipe: Recipe, rows: int, classes: int) -> tu
     return text, {**facts, "container": recipe.container, "bytes": rows * row_bytes, "bytes_as": sizes}
 
 
-def _sample_lines(source: Source, plan: Plan, listing: Listing, max_bad: str) -> Iterator[tuple[str, Json]]:
+def _sample_lines(source: Source, plan: Plan, listing: Listing, max_bad: str) -> Iterator[DryRunLine]:
     """Yield what a sample of the images shows, and a warning if the build would fail because of too many rejects.
 
     Raises:
@@ -106,15 +107,16 @@ def _sample_lines(source: Source, plan: Plan, listing: Listing, max_bad: str) ->
     expected = len(listing.rejects) + round(len(rejects) / len(sample) * len(listing))
     facts: Json = {"sample": {"images": len(sample), "rejected": len(rejects), "kept": kept}}
     facts |= {"images": listing.candidates, "expected_rejects": expected, "allowed_rejects": allowed}
-    yield f"sample: {len(sample)} of {counted(len(listing), 'image')} read; {bad}", facts
+    yield f"sample: {len(sample)} of {counted(len(listing), 'image')} read; {bad}", facts, bool(rejects)
     for line in advice_on(kept, plan.recipe.levels):
-        yield f"in this sample, {line}", {}
+        yield f"in this sample, {line}", {}, True
     if expected > allowed:
         yield (
             f"this build would probably fail: about {expected} of {listing.candidates} images would be rejected, but "
             f"--max-bad {max_bad} allows {allowed}; repair or remove them, or pass "
             f"--max-bad {enough_rejects(expected, listing.candidates)}",
             {},
+            True,
         )
 
 
