@@ -151,8 +151,8 @@ class Command(_Summarized, TyperCommand):
 
     def _refuse_repeated(self, ctx: Click, args: list[str]) -> None:
         """Raise a usage error if a flag that takes one value is repeated: click would use the last in silence."""
-        order = self.make_parser(ctx).parse_args(args=list(args))[2]
-        for param in self.params:
+        order: list[Click] = self.make_parser(ctx).parse_args(args=list(args))[2]
+        for param in order:
             takes_one = param.param_type_name == "option" and not (param.multiple or param.is_flag)
             if takes_one and order.count(param) > 1:
                 raise typer.BadParameter(f"{param.opts[0]} is given {order.count(param)} times, but takes one value")
