@@ -48,6 +48,7 @@ class LabeledSource(Source):
         BuildError: If there are both `classes` and `no_labels`, or a name of a column is invalid.
     """
 
+    label_advice: ClassVar = ""  # how to choose other labels
     are_texts: ClassVar = False  # whether a label is a text, which may be a name that looks like a number
 
     def __init__(
@@ -80,7 +81,8 @@ class LabeledSource(Source):
         if self._keeps_labels and self.no_labels:
             warnings.append("the labels are numbers to predict, which the column keeps; all images get the label 0")
         if self._given is None and samples and len(used) > max(samples // 2, 1):
-            warnings.append(f"{len(used)} different labels for {samples} samples; check that the labels are classes")
+            found = f"{len(used)} different labels for {samples} samples"
+            warnings.append(f"{found}; check that the labels are classes{self.label_advice}")
         if self._given is None and (several := _several_labels(names)):
             what = (
                 f"labels such as {several!r:.80} look like several labels of one image, and each is a class of its own"

@@ -36,9 +36,12 @@ SUFFIXES = SOURCES["webdataset"].suffixes
 # The first one that a sample has is its image.
 IMAGE_SUFFIXES = (b"jpg", b"jpeg", b"png", b"webp", b"gif", b"bmp", b"tif", b"tiff", b"ppm", b"pgm", b"pbm", b"avif")
 JSON = b"json"
-LABELS = (b"cls", b"txt", JSON)  # the first one that a sample has gives its label
+LABELS = (b"cls", JSON, b"txt")  # the first one with a label gives it; a txt is often a caption
 LABEL_KEYS = ("label", "cls", "class")
 MAX_LABEL_BYTES = 1 << 16
+OTHER_LABELS = (
+    "choose a file with --label-suffix, or a key with a dataset of your own (docs/how-to/data/dataset-object.md)"
+)
 _LONE = re.compile("[\ud800-\udfff]")  # lone surrogates: JSON can contain them, valid text cannot
 _PARTS = re.compile(rb"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)
 _PARTS_AT_LAST_DOT = re.compile(rb"((?:.*/)?[^/]+)\.([^/.]+)", re.DOTALL)
@@ -59,7 +62,7 @@ class WebdatasetSource(LabeledSource):
         paired: The suffix, such as "mask.png", of each mask ("mask") or image of three channels ("target:rgb") of a
             sample; default None: none.
         image_suffix: Suffix of each sample's image, such as "input.jpg"; default "": the first known one of a sample.
-        label_suffix: Suffix of each sample's label, such as "target.cls"; default "": cls, txt or json.
+        label_suffix: Suffix of each sample's label, such as "target.cls"; default "": cls, json or txt.
         last_dot: Whether a suffix begins at the last dot of a name; default False: at the first.
         no_labels: Whether to ignore labels: all samples are of one class; default False.
 
@@ -74,6 +77,7 @@ class WebdatasetSource(LabeledSource):
 
     kind = "webdataset"
     are_texts = True
+    label_advice = ", or name the files of labels with --label-suffix"
     files: SourceFiles
 
     def __init__(  # noqa: PLR0913 - the settings that a plan records
@@ -115,6 +119,7 @@ class WebdatasetSource(LabeledSource):
         self._gzipped = frozenset(gzipped)
         self._stream: tuple[int, GzipStream] | None = None
         self._unread, self._first_unread = 0, ""  # images in samples that have another image
+        self._unused = ""  # labels in the first sample that has more than one
         self._without_end = set[str]()  # names of the tars that lack the empty blocks at the end
         self._asked = self.options()  # listing may find out that labels are to be ignored
 
@@ -139,6 +144,8 @@ class WebdatasetSource(LabeledSource):
             found = f"{counted(len(self._without_end), 'shard')} without the empty blocks that end a tar"
             missing = "all members are whole, but others may be missing; if you downloaded it, check its size"
             warnings.append(f"{found} (first {min(self._without_end)}): {missing}")
+        if self._unused:
+            warnings.append(f"{self._unused}; {OTHER_LABELS}")
         if self._unread:
             found = f"{counted(self._unread, 'image')} beside the images of samples not read"
             dots = "if the names of samples contain dots, pass --last-dot"
@@ -159,21 +166,29 @@ class WebdatasetSource(LabeledSource):
     def scan(self) -> Scan:
         """Return every sample in the order of shards and members, after all shards have been indexed."""
         columns, seen, indexes = number_columns(self.column_names), dict[str, str](), list[str]()
-        self._unread = 0
+        self._unread, self._unused, places = 0, "", dict[str, str]()
         at_once = max(system_of(self.root).reads_at_once(self.root), usable_cores() if self._gzipped else 1)
         with ThreadPoolExecutor(at_once) as threads:
             shards = threads.map(partial(self._listed, self._naming), range(len(self.files.files)))
             for number, found in enumerate(shards):
                 path = os.fsdecode(self.files.path(number))
                 for sample in found:
-                    if sample.label and sample.label not in seen:
-                        seen[sample.label] = f"{path}/{name_text(sample.member.name)}"
+                    where = f"{path}/{name_text(sample.member.name)}"
+                    if sample.label:
+                        seen.setdefault(sample.label, where)
+                        places.setdefault(sample.label_from, where)
+                        if sample.unused and not self._unused:
+                            others = ", ".join(sample.unused)
+                            self._unused = f"labels are from {sample.label_from}, but {where} also has {others}"
                     _collect(columns, sample, path)
                     self._unread += len(sample.unread)
                     self._first_unread = self._first_unread or name_text(next(iter(sample.unread), b""))
                 # JSON takes 60 bytes per sample and its name, objects 500.
                 listed = [(*sample.member, sample.label, sample.paired) for sample in found]
                 indexes.append(json.dumps(listed, default=name_text))
+        if len(places) > 1:
+            (first, _), (other, where) = list(places.items())[:2]
+            raise BuildError(f"{where}: label from {other}, but those before are from {first}; {OTHER_LABELS}")
         self._learn(seen)
         return self._scanned(self._entries(indexes, zip(*columns, strict=True)))
 
@@ -250,7 +265,7 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
         "TEXT",
     ] = "",
     label_suffix: Annotated[
-        str, "Read labels from the file with this suffix, such as target.cls. (default: cls, txt or json)", "TEXT"
+        str, "Read labels from the file with this suffix, such as target.cls. (default: cls, json or txt)", "TEXT"
     ] = "",
     last_dot: Annotated[
         bool, "Let suffixes begin at the last dot of a name. Without this flag, they begin at the first dot."
@@ -267,12 +282,13 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
 ) -> WebdatasetSource:
     """Read WebDataset shards. SRC is a folder of tars, or a pattern: 'shard-{0000..0147}.tar'.
 
-    A sample is an image with a label in cls, txt or json (key `label`, `cls` or `class`), in this order.
+    A sample is an image with a label in cls, json (key `label`, `cls` or `class`) or txt, in this order. The labels of
+    all samples must have the same suffix and key.
 
     Args:
         src: A folder of tars, a tar, or a pattern with braces or wildcards. Tars may be gzipped.
         image_suffix: Suffix of each sample's image, such as "input.jpg"; default "": the first known one of a sample.
-        label_suffix: Suffix of each sample's label, such as "target.cls"; default "": cls, txt or json. If it ends with
+        label_suffix: Suffix of each sample's label, such as "target.cls"; default "": cls, json or txt. If it ends with
             "json", the label is the value of the key `label`, `cls` or `class`, and the file has the columns, too.
         last_dot: Whether a suffix begins at the last dot of a name; default False: at the first.
         column: Keys of each sample's json to keep as columns of numbers; default None: none.
@@ -322,10 +338,11 @@ class TarSample(NamedTuple):
     Attributes:
         member: The image.
         label: The label as text; "" for none.
-        label_from: The suffix of the file with the label.
-        values: A value for each requested column, None for a missing one.
+        label_from: The suffix of the file with the label, and its key in a json.
+        values: A value for each requested column, `...` for a missing one.
         paired: Place and size of each requested member; none if the member has a problem.
         unread: Names of other images in the sample, which become no rows.
+        unused: Other files and keys that may have labels.
     """
 
     member: Member
@@ -334,6 +351,7 @@ class TarSample(NamedTuple):
     values: Sequence[object] = ()
     paired: Sequence[list[int]] = ()
     unread: Sequence[bytes] = ()
+    unused: Sequence[str] = ()
 
 
 class Naming(NamedTuple):
@@ -341,7 +359,7 @@ class Naming(NamedTuple):
 
     Attributes:
         images: Suffixes of images. The first one that a sample has is its image.
-        labels: Suffixes of labels. The first one that a sample has gives its label. () if labels are not needed.
+        labels: Suffixes of labels. The first one with a label gives it. () if labels are not needed.
         json: Suffix of the file with the columns.
         paired: Suffixes of the members that belong to an image.
         last_dot: Whether a suffix begins at the last dot of a name.
@@ -389,25 +407,38 @@ class Naming(NamedTuple):
             for _, member in like_images or members[:1]:
                 yield TarSample(member._replace(problem=problem), "", "")
             return
-        label_from = next((suffix for suffix in self.labels if suffix in texts), b"")
-        label = _label(label_from, texts.get(label_from, b""))
-        main = main._replace(problem=main.problem or self._problem(suffixes, label))
         by_suffix = dict(members)
+        label = self._label(by_suffix, texts)
+        main = main._replace(problem=main.problem or self._problem(suffixes, label))
         wanted = {suffix: by_suffix.get(suffix) for suffix in self.paired}
         for suffix, other in wanted.items():
             if problem := "missing in the sample" if other is None else other.problem:
                 main = main._replace(problem=main.problem or f"{name_text(suffix)}: {problem}")
         places = [] if main.problem else [[other.place, other.size] for other in wanted.values() if other]
-        fields = _fields(texts.get(self.json, b"")) if self.columns else {}
-        values = [fields.get(column) for column in self.columns]
+        fields = _fields(texts.get(self.json, b"")) or {} if self.columns else {}
+        values = [fields.get(column, ...) for column in self.columns]
         others = [member.name for suffix, member in like_images if suffix not in (*self.images, *self.paired)]
-        yield TarSample(main, label, name_text(label_from) if label else "", values, places, others)
+        yield TarSample(main, label.text, label.found_in, values, places, others, label.unused)
 
-    def _is_read(self, suffix: bytes, texts: Collection[bytes]) -> bool:
+    def _is_read(self, suffix: bytes, texts: Mapping[bytes, bytes]) -> bool:
         """Return whether the file with a suffix has the columns, or a better label than the `texts` that were read."""
-        if suffix in self.labels and not any(label in texts for label in self.labels[: self.labels.index(suffix)]):
+        better = self.labels[: self.labels.index(suffix)] if suffix in self.labels else ()
+        if suffix in self.labels and not any(any(_label(label, texts[label])) for label in better if label in texts):
             return True
         return bool(self.columns) and suffix == self.json
+
+    def _label(self, members: Mapping[bytes, Member], texts: Mapping[bytes, bytes]) -> FoundLabel:
+        """Return the label of a sample with these members, from the first file that has a label or should have one."""
+        for suffix in (label for label in self.labels if label in members):
+            member, found = members[suffix], FoundLabel()
+            if suffix in texts:
+                found = _label(suffix, texts[suffix])
+            elif problem := member.problem or f"{member.size:,} bytes, expected at most {MAX_LABEL_BYTES:,}":
+                found = FoundLabel(problem=f"{name_text(suffix)}: {problem}")
+            if any(found):
+                others = {*self.labels} & members.keys() - {suffix, self.json if self.columns else b""}
+                return found._replace(unused=[*sorted(map(name_text, others)), *found.unused])
+        return FoundLabel()
 
     def _no_image(self, suffixes: Sequence[bytes], longer: Sequence[str]) -> str:
         """Return why a sample with files of these suffixes has no image, and what to do; `longer` end like images."""
@@ -420,15 +451,17 @@ class Naming(NamedTuple):
         dots = "; if the names of samples contain dots, pass --last-dot" if len(longer) > 1 else ""
         return f"{problem}; {advice}{dots}"
 
-    def _problem(self, suffixes: Sequence[bytes], label: str) -> str:
+    def _problem(self, suffixes: Sequence[bytes], label: FoundLabel) -> str:
         """Return why a sample with an image and files of these suffixes cannot become a row, or "" if it can."""
         image = next(suffix for suffix in self.images if suffix in suffixes)
         if suffixes.count(image) > 1:
             return "two images in the sample"
         if any(suffixes.count(label) > 1 for label in self.labels):
             return "two labels in the sample"
-        if label or not self.labels:
+        if label.text or not self.labels:
             return ""
+        if label.problem:
+            return f"no label: {label.problem}"
         other = next((name_text(suffix) for suffix in suffixes if _ends_like(suffix, LABELS)), "")
         return f"no label; to read {other}, pass --label-suffix {other}" if other else "no label"
 
@@ -442,30 +475,47 @@ def _member_suffix(text: str) -> bytes:
     return name_bytes(text.lower().lstrip("."))
 
 
-def _label(suffix: bytes, data: bytes) -> str:
+class FoundLabel(NamedTuple):
+    """A label as text, or the problem of a file without a valid one; all are empty if a json has no key for labels."""
+
+    text: str = ""
+    problem: str = ""
+    found_in: str = ""
+    unused: Sequence[str] = ()
+
+
+def _label(suffix: bytes, data: bytes) -> FoundLabel:
+    name, fields = name_text(suffix), _fields(data) if suffix.endswith(JSON) else {}
     if not suffix.endswith(JSON):
-        return name_text(data).strip()
-    fields = _fields(data)
-    found = next((fields[key] for key in LABEL_KEYS if key in fields), None)
+        return FoundLabel(name_text(data).strip(), "", name)
+    if fields is None:
+        return FoundLabel(problem=f"{name} is not a valid JSON object")
+    keys = [key for key in LABEL_KEYS if key in fields]
+    if not keys:
+        return FoundLabel()
+    found = fields[keys[0]]
     whole = isinstance(found, (int, str)) and not isinstance(found, bool)
     label = str(found) if whole or (isinstance(found, float) and math.isfinite(found)) else ""
-    return "" if _LONE.search(label) else label
+    if not label or _LONE.search(label):
+        return FoundLabel(problem=f"{keys[0]} of {name} is {found!r:.40}, expected a number or a text")
+    unused = [f"the key {key}" for key in keys if fields[key] != found]
+    return FoundLabel(label, "", f"{name} (key {keys[0]})", unused)
 
 
-def _fields(data: bytes) -> Json:
-    """Return the object in a sample's json; {} if it is not an object."""
+def _fields(data: bytes) -> Json | None:
+    """Return the object in a sample's json; None if it is not an object."""
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
+        return None
+    return fields if isinstance(fields, dict) else None
 
 
 def _collect(columns: Sequence[NumberColumn], sample: TarSample, path: str) -> None:
     """Append the values of a sample to the columns, unless it cannot become a row."""
     where = f"{path}: {name_text(sample.member.name)}"
     for column, value in zip(columns, () if sample.member.problem else sample.values, strict=False):
-        if value is None:
+        if value is ...:
             expected = f"expected a json object of at most {MAX_LABEL_BYTES} bytes with the key {column.name!r}"
             raise BuildError(f"{where}: column {column.name!r}: found nothing, {expected}")
         column.append(column.check(value, where))
