@@ -98,6 +98,16 @@ def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
     assert [entry.problem for entry in numbered.scan().entries] == ["", "label -1, expected 0 or more"]
 
 
+@pytest.mark.parametrize("label", ["nan", "NaN", "None", "null", "NA", "<NA>"])
+def test_label_that_may_stand_for_a_missing_one_is_named(root: Path, label: str) -> None:
+    text = f"path,label\ncat/1.jpg,cat\ncat/1.jpg,cat\ndog/2.jpg,{label}\n"
+    path = write_list(root / "list.csv", text)
+    what = f"{label!r} is a class, and may stand for a missing label"
+    advice = "to drop such rows of a table in pandas: df = df.dropna(subset=['label'])"
+    assert f"{what}; {advice}" in open_list(path).listing().warnings
+    assert not [line for line in open_list(path, classes=["cat", label]).listing().warnings if "missing" in line]
+
+
 def test_repeated_line_is_ignored_and_lines_of_other_labels_are_rejected(root: Path) -> None:
     other = "several times in the list, with different labels or values"
     ignored = "lines that repeat an earlier line, ignored: {}"

@@ -26,6 +26,7 @@ from decodeonce.store.manifest import ImageClass
 MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
 MULTI_LABEL = "docs/how-to/data/multi-label.md"
 NEGATIVE = "label {}, expected 0 or more"
+MISSING_LABELS = {"nan", "NaN", "None", "null", "NA", "<NA>"}  # as pandas, NumPy, Python and R write them
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
 _SEPARATORS = re.compile(r"[\s,;|]+")  # between several labels of one image
@@ -83,6 +84,9 @@ class LabeledSource(Source):
         if self._given is None and samples and len(used) > max(samples // 2, 1):
             found = f"{len(used)} different labels for {samples} samples"
             warnings.append(f"{found}; check that the labels are classes{self.label_advice}")
+        if self._given is None and (missing := [name for name in names if name in MISSING_LABELS]):
+            what = f"{missing[0]!r} is a class, and may stand for a missing label"
+            warnings.append(f"{what}; to drop such rows of a table in pandas: df = df.dropna(subset=['label'])")
         if self._given is None and (several := _several_labels(names)):
             what = (
                 f"labels such as {several!r:.80} look like several labels of one image, and each is a class of its own"
