@@ -215,6 +215,10 @@ def test_missing_webdataset_value_is_reported(tmp_path: Path) -> None:
         ({"cls": 1, "json": {"x": [1] * 40000}}, "found nothing, expected a json object of at most 65536 bytes"),
         ({"cls": 1}, "a.tar: k.jpg: column 'x': found nothing"),
         ({"cls": 1, "json": {"x": "a cat"}}, "a.tar: k.jpg: column 'x': found 'a cat'"),
+        (
+            {"cls": 1, "json": {"x": "cat"}},
+            "for labels, write numbers first, in pandas df['x'].astype('category').cat.codes",
+        ),
     ):
         files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0], **parts)]
         with pytest.raises(BuildError, match=re.escape(message)):

@@ -402,6 +402,9 @@ class DatasetSource(LabeledSource):
             raise BuildError(f"{self._where(index)}: has {others[0]!r:.80}, which the first sample lacks; {advice}")
         if missing := [one.name for one in self.paired if one.name not in sample.paired]:
             problem = f"{missing[0]} is missing, or is not an image as in the first sample"
+        elif colors := [one.name for one in self.paired if one.channels == 1 < _channels(sample.paired[one.name])]:
+            advice = "for photos, return .convert('RGB') in all samples, and for masks, one channel"
+            problem = f"{colors[0]} has three channels, but one in the first sample; {advice}"
         if problem:
             raise Undecodable(problem)
         return sample
@@ -419,7 +422,7 @@ class DatasetSource(LabeledSource):
                 problem = problem or f"{self._where(index)}: {error}"
                 continue
             try:
-                paired = [Paired(name, 3 if data.startswith(b"P6") else 1) for name, data in sample.paired.items()]
+                paired = [Paired(name, _channels(data)) for name, data in sample.paired.items()]
             except ValueError as error:
                 advice = "rename it, or name the others with --column"
                 raise BuildError(f"{self._where(index)}: {error}; {advice}") from None
@@ -594,6 +597,11 @@ def _netpbm(pixels: NDArray[Any]) -> bytes:
     kind, deep = "6" if pixels.shape[2:] == (3,) else "5", pixels.dtype != np.uint8
     header = f"P{kind}\n{pixels.shape[1]} {pixels.shape[0]}\n{65535 if deep else 255}\n"
     return header.encode() + (pixels.astype(">u2") if deep else pixels).tobytes()
+
+
+def _channels(data: bytes) -> int:
+    """Return the number of channels of what `_encoded_mask` returned."""
+    return 3 if data.startswith(b"P6") else 1
 
 
 def _label_text(label: object) -> str | None:
