@@ -487,6 +487,9 @@ def photo(index, modes):
         image.putpalette([9, 8, 7, 1, 2, 3])
     return image
 
+def Mixed():
+    return Scenes(change=lambda index, others: {{"mask": photo(index, ["L", "L", "RGB", "P", "1", "L"])}})
+
 def Bytes():
     return Scenes(change=lambda index, others: {{"mask": b"an image"}})
 
@@ -542,6 +545,30 @@ def test_palette_of_a_dataset_is_converted_for_photos_and_gives_indexes_for_mask
         else:
             expected = Image.fromarray(np.asarray(image).astype(np.uint8)).resize((20, 24), Image.Resampling.NEAREST)
         np.testing.assert_array_equal(store.paired["mask"][row], np.asarray(expected))
+
+
+def test_colors_after_a_mask_are_rejected(tmp_path: Path, module: Callable[[str], str]) -> None:
+    out = build_in_process(open_dataset(module("Mixed")), tmp_path / "out", RECIPE)
+    advice = "for photos, return .convert('RGB') in all samples, and for masks, one channel"
+    assert [(one.source, one.reason) for one in rejected(out)] == [
+        ("2", f"mask has three channels, but one in the first sample; {advice}")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("exif_choice", "own", "listed"), [("apply", 6, True), ("apply", 1, False), ("ignore", 6, True)]
+)
+def test_orientation_of_a_second_image_alone_is_listed(
+    tmp_path: Path, exif_choice: Any, own: int, *, listed: bool
+) -> None:
+    (tmp_path / "left/a").mkdir(parents=True)
+    (tmp_path / "right/a").mkdir(parents=True)
+    (tmp_path / "left/a/1.jpg").write_bytes(jpeg(40, 40))
+    (tmp_path / "right/a/1.jpg").write_bytes(jpeg(40, 40, exif=exif(own)))
+    source = PairedSource(FolderSource(tmp_path / "left"), {"right:rgb": tmp_path / "right"})
+    out = build_in_process(source, tmp_path / "out", replace(RECIPE, exif=exif_choice))
+    reasons = [(one.action, one.reason) for one in read_rejects(out / "rejects.tsv")]
+    assert reasons == ([("kept", "right: EXIF orientation ignored")] if listed else [])
 
 
 def test_encoded_mask_is_refused(module: Callable[[str], str]) -> None:
