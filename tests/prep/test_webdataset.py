@@ -256,6 +256,38 @@ def test_classes_may_be_called_before_entries(tmp_path: Path) -> None:
     assert [cls.name for cls in source.listing().classes] == ["dog"]
 
 
+def test_files_left_out_of_a_folder_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shard(tmp_path, sample("a", IMAGE, cls=0))
+    open_webdataset(tmp_path)
+    assert caplog.messages == []
+    for name in ("b.TAR", "c.tar.bz2", ".hidden", "notes.md"):
+        (tmp_path / name).touch()
+    (tmp_path / "more").mkdir()
+    for src in (tmp_path, tmp_path / "a-0.tar"):
+        open_webdataset(src)
+    found = "files and folders left out, because shards are called *.tar, *.tar.gz, *.tgz"
+    assert caplog.messages == [f"{tmp_path}: {found}: 4 (b.TAR, c.tar.bz2, more, notes.md)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "same", "expected"),
+    [
+        ("a-0.tar.gz", 1, True),
+        ("a-0 (1).tar", 1, True),
+        ("a-0(2).tar", 1, True),
+        ("a-0 (1).tar", 2, False),
+        ("a-1.tar", 1, False),
+    ],
+)
+def test_shards_that_may_be_the_same_are_named(tmp_path: Path, name: str, same: int, *, expected: bool) -> None:
+    shard(tmp_path, sample("a", IMAGE, cls=0))
+    more = [sample(f"{number}", IMAGE, cls=0) for number in range(10 * (same - 1))]
+    shard(tmp_path, *more, sample("b", IMAGE, cls=0), name=name)
+    first, second = sorted(("a-0.tar", name))
+    what = f"1 pair of shards may have the same images (first {first} and {second}); if so, remove one of them"
+    assert [line for line in open_webdataset(tmp_path).listing().warnings if "pair" in line] == [what] * expected
+
+
 def test_plain_and_gzipped_shards_may_be_mixed_and_have_any_name(tmp_path: Path) -> None:
     images = [jpeg(20, 10, seed=seed) for seed in range(9)]
     for number, name in enumerate(["a-0.tar", "a-1.tgz", "a-2.tar.gz"]):

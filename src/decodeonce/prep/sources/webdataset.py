@@ -6,6 +6,7 @@ A sample is a run of members whose names are equal up to the first dot, or up to
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -42,6 +43,7 @@ MAX_LABEL_BYTES = 1 << 16
 OTHER_LABELS = (
     "choose a file with --label-suffix, or a key with a dataset of your own (docs/how-to/data/dataset-object.md)"
 )
+_END = re.compile(r"(?: ?\(\d+\)| - Copy)?(?:\.tar|\.tar\.gz|\.tgz)$")  # also of a file that was downloaded twice
 _LONE = re.compile("[\ud800-\udfff]")  # lone surrogates: JSON can contain them, valid text cannot
 _PARTS = re.compile(rb"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)
 _PARTS_AT_LAST_DOT = re.compile(rb"((?:.*/)?[^/]+)\.([^/.]+)", re.DOTALL)
@@ -140,6 +142,9 @@ class WebdatasetSource(LabeledSource):
 
     def _warnings(self, samples: int) -> list[str]:
         warnings = super()._warnings(samples)
+        if twins := _twins(self.files):
+            found = f"{counted(len(twins), 'pair')} of shards may have the same images (first {twins[0]})"
+            warnings.append(f"{found}; if so, remove one of them")
         if self._without_end:
             found = f"{counted(len(self._without_end), 'shard')} without the empty blocks that end a tar"
             missing = "all members are whole, but others may be missing; if you downloaded it, check its size"
@@ -311,6 +316,11 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
     has_columns = bool(column) and _member_suffix(label_suffix).endswith(JSON)
     check_unlabeled(no_labels, label_suffix="" if has_columns else label_suffix)
     files = matching_files(src, SUFFIXES, follow_links=follow_links)
+    if os.path.isdir(src):
+        read = {file.name for file in files.files}
+        if others := sorted(name for name in os.listdir(src) if name not in read and name[0] != "."):
+            found = f"files and folders left out, because shards are called {', '.join(f'*{end}' for end in SUFFIXES)}"
+            logging.getLogger("decodeonce").warning("%s: %s: %d (%s)", src, found, len(others), ", ".join(others[:4]))
     packed = parallel_map(files.root, partial(_is_gzipped, files), range(len(files.files)))
     gzipped = [number for number, is_gzipped in enumerate(packed) if is_gzipped]
     return WebdatasetSource(
@@ -325,6 +335,14 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
         last_dot=last_dot,
         no_labels=no_labels,
     )
+
+
+def _twins(files: SourceFiles) -> list[str]:
+    """Return pairs of shards that may be the same: a.tar and a.tar.gz, or a.tar and a (1).tar of equal size."""
+    first = {_END.sub("", file.name): file for file in reversed(files.files)}
+    pairs = [(first[_END.sub("", file.name)], file) for file in files.files]
+    alike = [(a, b) for a, b in pairs if a is not b and (a.size == b.size or a.name[-3:] != b.name[-3:])]
+    return [f"{a.name} and {b.name}" for a, b in alike]
 
 
 def _is_gzipped(files: SourceFiles, number: int) -> bool:
