@@ -48,8 +48,8 @@ def test_label_is_in_cls_txt_or_json(tmp_path: Path) -> None:
 
 
 NO_IMAGE = "no image in the sample, which has "
-INVALID = "no label: json is not a valid JSON object"
-OTHER = "no label: label of json is {}, expected a number or a text"
+INVALID = "no label: json: not a valid JSON object"
+OTHER = "no label: json (key label): {}, expected a number or a text"
 FIRST_DOT = "a sample's files are equal up to the first dot"
 
 
@@ -127,7 +127,7 @@ def test_all_labels_are_from_one_suffix_and_key(tmp_path: Path) -> None:
     assert warned(open_webdataset(two, no_labels=True)) == []
 
 
-@pytest.mark.parametrize(("other", "expected"), [(1, []), ("cat", ["the key class"])])
+@pytest.mark.parametrize(("other", "expected"), [(1, []), ("cat", ["json (key class)"])])
 def test_keys_that_are_not_read_are_named(tmp_path: Path, other: object, expected: list[str]) -> None:
     path = shard(tmp_path, sample("a", IMAGE, json={"label": 1, "class": other}))
     texts = [f"labels are from json (key label), but {path}/a.jpg also has {one}; {OTHER_LABELS}" for one in expected]

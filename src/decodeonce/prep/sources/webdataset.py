@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -360,7 +360,7 @@ class TarSample(NamedTuple):
         values: A value for each requested column, `...` for a missing one.
         paired: Place and size of each requested member; none if the member has a problem.
         unread: Names of other images in the sample, which become no rows.
-        unused: Other files and keys that may have labels.
+        unused: The other files and keys that have another label.
     """
 
     member: Member
@@ -415,7 +415,7 @@ class Naming(NamedTuple):
         texts: dict[bytes, bytes] = {}
         for suffix, member in parts:
             members.append((suffix, member))
-            if suffix not in texts and 0 < member.size <= MAX_LABEL_BYTES and self._is_read(suffix, texts):
+            if suffix not in texts and 0 < member.size <= MAX_LABEL_BYTES and self._is_read(suffix):
                 texts[suffix] = tar.read_at(member.place, member.size)
         suffixes = [suffix for suffix, _ in members]
         like_images = [(suffix, member) for suffix, member in members if _ends_like(suffix, IMAGE_SUFFIXES)]
@@ -426,7 +426,8 @@ class Naming(NamedTuple):
                 yield TarSample(member._replace(problem=problem), "", "")
             return
         by_suffix = dict(members)
-        label = self._label(by_suffix, texts)
+        files = ((suffix, by_suffix[suffix], texts.get(suffix)) for suffix in self.labels if suffix in by_suffix)
+        label, *unused = [*chain.from_iterable(_labels(*file) for file in files), FoundLabel()]
         main = main._replace(problem=main.problem or self._problem(suffixes, label))
         wanted = {suffix: by_suffix.get(suffix) for suffix in self.paired}
         for suffix, other in wanted.items():
@@ -436,27 +437,12 @@ class Naming(NamedTuple):
         fields = _fields(texts.get(self.json, b"")) or {} if self.columns else {}
         values = [fields.get(column, ...) for column in self.columns]
         others = [member.name for suffix, member in like_images if suffix not in (*self.images, *self.paired)]
-        yield TarSample(main, label.text, label.found_in, values, places, others, label.unused)
+        different = [other.found_in for other in unused if other.text not in ("", label.text)]
+        yield TarSample(main, label.text, label.found_in, values, places, others, different)
 
-    def _is_read(self, suffix: bytes, texts: Mapping[bytes, bytes]) -> bool:
-        """Return whether the file with a suffix has the columns, or a better label than the `texts` that were read."""
-        better = self.labels[: self.labels.index(suffix)] if suffix in self.labels else ()
-        if suffix in self.labels and not any(any(_label(label, texts[label])) for label in better if label in texts):
-            return True
-        return bool(self.columns) and suffix == self.json
-
-    def _label(self, members: Mapping[bytes, Member], texts: Mapping[bytes, bytes]) -> FoundLabel:
-        """Return the label of a sample with these members, from the first file that has a label or should have one."""
-        for suffix in (label for label in self.labels if label in members):
-            member, found = members[suffix], FoundLabel()
-            if suffix in texts:
-                found = _label(suffix, texts[suffix])
-            elif problem := member.problem or f"{member.size:,} bytes, expected at most {MAX_LABEL_BYTES:,}":
-                found = FoundLabel(problem=f"{name_text(suffix)}: {problem}")
-            if any(found):
-                others = {*self.labels} & members.keys() - {suffix, self.json if self.columns else b""}
-                return found._replace(unused=[*sorted(map(name_text, others)), *found.unused])
-        return FoundLabel()
+    def _is_read(self, suffix: bytes) -> bool:
+        """Return whether the file with a suffix has a label or the columns."""
+        return suffix in self.labels or (bool(self.columns) and suffix == self.json)
 
     def _no_image(self, suffixes: Sequence[bytes], longer: Sequence[str]) -> str:
         """Return why a sample with files of these suffixes has no image, and what to do; `longer` end like images."""
@@ -479,7 +465,7 @@ class Naming(NamedTuple):
         if label.text or not self.labels:
             return ""
         if label.problem:
-            return f"no label: {label.problem}"
+            return f"no label: {label.found_in}: {label.problem}"
         other = next((name_text(suffix) for suffix in suffixes if _ends_like(suffix, LABELS)), "")
         return f"no label; to read {other}, pass --label-suffix {other}" if other else "no label"
 
@@ -494,30 +480,32 @@ def _member_suffix(text: str) -> bytes:
 
 
 class FoundLabel(NamedTuple):
-    """A label as text, or the problem of a file without a valid one; all are empty if a json has no key for labels."""
+    """A label as text, or why it is none, and the suffix and key that it was found in."""
 
     text: str = ""
     problem: str = ""
     found_in: str = ""
-    unused: Sequence[str] = ()
 
 
-def _label(suffix: bytes, data: bytes) -> FoundLabel:
-    name, fields = name_text(suffix), _fields(data) if suffix.endswith(JSON) else {}
-    if not suffix.endswith(JSON):
-        return FoundLabel(name_text(data).strip(), "", name)
-    if fields is None:
-        return FoundLabel(problem=f"{name} is not a valid JSON object")
-    keys = [key for key in LABEL_KEYS if key in fields]
-    if not keys:
-        return FoundLabel()
-    found = fields[keys[0]]
-    whole = isinstance(found, (int, str)) and not isinstance(found, bool)
-    label = str(found) if whole or (isinstance(found, float) and math.isfinite(found)) else ""
-    if not label or _LONE.search(label):
-        return FoundLabel(problem=f"{keys[0]} of {name} is {found!r:.40}, expected a number or a text")
-    unused = [f"the key {key}" for key in keys if fields[key] != found]
-    return FoundLabel(label, "", f"{name} (key {keys[0]})", unused)
+def _labels(suffix: bytes, member: Member, data: bytes | None) -> Iterator[FoundLabel]:
+    """Yield the labels in a file: that of a text, or those of the keys of a json. `data` is None if it was not read."""
+    name = name_text(suffix)
+    if data is None:
+        large = f"{member.size:,} bytes, expected at most {MAX_LABEL_BYTES:,}"
+        yield FoundLabel("", member.problem or large, name)
+    elif not suffix.endswith(JSON):
+        yield FoundLabel(name_text(data).strip(), "", name)
+    elif (fields := _fields(data)) is None:
+        yield FoundLabel("", "not a valid JSON object", name)
+    else:
+        for key in (key for key in LABEL_KEYS if key in fields):
+            found = fields[key]
+            whole = isinstance(found, (int, str)) and not isinstance(found, bool)
+            label = str(found) if whole or (isinstance(found, float) and math.isfinite(found)) else ""
+            label = "" if _LONE.search(label) else label
+            yield FoundLabel(
+                label, "" if label else f"{found!r:.40}, expected a number or a text", f"{name} (key {key})"
+            )
 
 
 def _fields(data: bytes) -> Json | None:
