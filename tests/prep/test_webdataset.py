@@ -16,7 +16,7 @@ from decodeonce.prep.listing import Entry
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.files import LOCAL_FILES, STAT_THREADS
 from decodeonce.prep.sources.holders import GzipStream, open_holder
-from decodeonce.prep.sources.webdataset import OTHER_LABELS, WebdatasetSource, open_webdataset
+from decodeonce.prep.sources.webdataset import WebdatasetSource, open_webdataset
 from decodeonce.store.manifest import DATA_OFFSET
 from tests.command import prep
 from tests.forms.webdataset import sample, write_tar
@@ -103,12 +103,15 @@ def test_label_that_is_a_link_is_named(tmp_path: Path) -> None:
     assert entry.problem == "no label: cls: a link in the tar"
 
 
+CHOOSE = "(--label-suffix chooses a file)"
+
+
 def warned(source: WebdatasetSource) -> list[str]:
-    return [line for line in source.listing().warnings if "labels are from" in line]
+    return [line for line in source.listing().warnings if line.startswith("labels from")]
 
 
 def test_all_labels_are_from_one_suffix_and_key(tmp_path: Path) -> None:
-    choose = re.escape(f"; {OTHER_LABELS}")
+    choose = "; choose a suffix with --label-suffix, or write all labels under one key of json"
     for first, second, found in (
         ({"json": {"label": 0}}, {"txt": "a cat"}, r"label from txt, but those before are from json \(key label\)"),
         ({"cls": 1}, {"json": {"label": 0}}, r"label from json \(key label\), but those before are from cls"),
@@ -120,7 +123,9 @@ def test_all_labels_are_from_one_suffix_and_key(tmp_path: Path) -> None:
     two = shard(tmp_path, sample("a", IMAGE, json={"label": 0}), sample("b", IMAGE, json={"label": 1}, txt="a cat"))
     source = open_webdataset(two)
     assert [entry.label for entry in source.scan().entries] == [0, 1]
-    assert warned(source) == [f"labels are from json (key label), but {two}/b.jpg also has txt; {OTHER_LABELS}"]
+    assert warned(source) == [
+        f"labels from json (key label) that differ from those in txt {CHOOSE}: 1 (first {two}/b.jpg)"
+    ]
     chosen = open_webdataset(two, label_suffix="txt")
     assert [entry.problem for entry in chosen.scan().entries] == ["no label", ""]
     assert warned(chosen) == []
@@ -130,7 +135,8 @@ def test_all_labels_are_from_one_suffix_and_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("other", "expected"), [(1, []), ("cat", ["json (key class)"])])
 def test_keys_that_are_not_read_are_named(tmp_path: Path, other: object, expected: list[str]) -> None:
     path = shard(tmp_path, sample("a", IMAGE, json={"label": 1, "class": other}))
-    texts = [f"labels are from json (key label), but {path}/a.jpg also has {one}; {OTHER_LABELS}" for one in expected]
+    found = "labels from json (key label) that differ from those in"
+    texts = [f"{found} {one} {CHOOSE}: 1 (first {path}/a.jpg)" for one in expected]
     assert warned(open_webdataset(path)) == texts
 
 
@@ -192,8 +198,8 @@ def test_samples_with_dots_in_their_names_are_counted_and_can_be_read(tmp_path: 
         shard(tmp_path, [("p.jpg", IMAGE), ("p.cls", b"0"), ("p.1.jpg", IMAGE), ("p.2.jpg", IMAGE)])
     )
     assert len(source.listing()) == 1
-    found = "2 images beside the images of samples not read (first p.1.jpg); if the"
-    assert source.listing().warnings[-1].startswith(found)
+    found = f"images next to the images of samples, not read ({advice}): 2 (first p.1.jpg)"
+    assert found in source.listing().warnings
 
 
 def test_ignored_labels_need_no_suffix_in_a_repair(tmp_path: Path) -> None:

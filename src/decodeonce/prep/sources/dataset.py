@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import operator
+import re
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -46,6 +47,7 @@ from decodeonce.store.manifest import ImageClass
 MOST_SAMPLES = 1_000_000_000  # a plan of more would not fit into memory
 FIRST_SAMPLES = 8  # the first one of them that can be read tells the names of columns and masks
 TABLE_ROWS_AT_ONCE = 1 << 14  # of a Hugging Face dataset, whose listing reads no images
+PALETTE_PNG = re.compile(rb"\x89PNG.{21}\x03", re.DOTALL)  # by its color type
 EXPECTED_IMAGE = "expected a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W, 3), or the bytes of an image file"
 EXPECTED_DATASET = "expected an object with len() and [index], where dataset[0] is (image, label)"
 
@@ -402,7 +404,7 @@ class DatasetSource(LabeledSource):
             raise BuildError(f"{self._where(index)}: has {others[0]!r:.80}, which the first sample lacks; {advice}")
         if missing := [one.name for one in self.paired if one.name not in sample.paired]:
             problem = f"{missing[0]} is missing, or is not an image as in the first sample"
-        elif colors := [one.name for one in self.paired if one.channels == 1 < _channels(sample.paired[one.name])]:
+        elif colors := [one.name for one in self.paired if one.channels == 1 and sample.paired[one.name][:2] == b"P6"]:
             advice = "for photos, return .convert('RGB') in all samples, and for masks, one channel"
             problem = f"{colors[0]} has three channels, but one in the first sample; {advice}"
         if problem:
@@ -422,12 +424,11 @@ class DatasetSource(LabeledSource):
                 problem = problem or f"{self._where(index)}: {error}"
                 continue
             try:
-                paired = [Paired(name, _channels(data)) for name, data in sample.paired.items()]
+                paired = [Paired(name, 3 if data.startswith(b"P6") else 1) for name, data in sample.paired.items()]
             except ValueError as error:
                 advice = "rename it, or name the others with --column"
                 raise BuildError(f"{self._where(index)}: {error}; {advice}") from None
-            png = {name: data[25:26] for name, data in sample.paired.items() if data.startswith(b"\x89PNG")}
-            self._of_palettes = [name for name, color_type in png.items() if color_type == b"\3"]
+            self._of_palettes = [name for name, data in sample.paired.items() if PALETTE_PNG.match(data)]
             wanted = sample.numbers if self._wanted is None else self._wanted
             columns = [NumberColumn(name) for name in wanted if name not in sample.paired]
             for one in columns:
@@ -597,11 +598,6 @@ def _netpbm(pixels: NDArray[Any]) -> bytes:
     kind, deep = "6" if pixels.shape[2:] == (3,) else "5", pixels.dtype != np.uint8
     header = f"P{kind}\n{pixels.shape[1]} {pixels.shape[0]}\n{65535 if deep else 255}\n"
     return header.encode() + (pixels.astype(">u2") if deep else pixels).tobytes()
-
-
-def _channels(data: bytes) -> int:
-    """Return the number of channels of what `_encoded_mask` returned."""
-    return 3 if data.startswith(b"P6") else 1
 
 
 def _label_text(label: object) -> str | None:

@@ -26,6 +26,7 @@ from decodeonce.host import usable_cores
 from decodeonce.prep.listing import Entry, NumberColumn, Scan, Value, name_bytes, name_text
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
+from decodeonce.prep.sources.base import Notes
 from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import expecting, parallel_map, system_of
 from decodeonce.prep.sources.holders import GZIP_MAGIC, FileFacts, GzipStream, Holder, Member, SourceFiles, read_exactly
@@ -40,9 +41,7 @@ JSON = b"json"
 LABELS = (b"cls", JSON, b"txt")  # the first one with a label gives it; a txt is often a caption
 LABEL_KEYS = ("label", "cls", "class")
 MAX_LABEL_BYTES = 1 << 16
-OTHER_LABELS = (
-    "choose a file with --label-suffix, or a key with a dataset of your own (docs/how-to/data/dataset-object.md)"
-)
+UNREAD = "images next to the images of samples, not read (if the names of samples contain dots, pass --last-dot)"
 _END = re.compile(r"(?: ?\(\d+\)| - Copy)?(?:\.tar|\.tar\.gz|\.tgz)$")  # also of a file that was downloaded twice
 _LONE = re.compile("[\ud800-\udfff]")  # lone surrogates: JSON can contain them, valid text cannot
 _PARTS = re.compile(rb"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)
@@ -120,8 +119,7 @@ class WebdatasetSource(LabeledSource):
         self.files = SourceFiles(root, files)
         self._gzipped = frozenset(gzipped)
         self._stream: tuple[int, GzipStream] | None = None
-        self._unread, self._first_unread = 0, ""  # images in samples that have another image
-        self._unused = ""  # labels in the first sample that has more than one
+        self._notes = Notes()
         self._without_end = set[str]()  # names of the tars that lack the empty blocks at the end
         self._asked = self.options()  # listing may find out that labels are to be ignored
 
@@ -141,7 +139,7 @@ class WebdatasetSource(LabeledSource):
         return f"{self.files.describe('shard')}, {labels}"
 
     def _warnings(self, samples: int) -> list[str]:
-        warnings = super()._warnings(samples)
+        warnings = [*super()._warnings(samples), *self._notes.texts()]
         if twins := _twins(self.files):
             found = f"{counted(len(twins), 'pair')} of shards may have the same images (first {twins[0]})"
             warnings.append(f"{found}; if so, remove one of them")
@@ -149,12 +147,6 @@ class WebdatasetSource(LabeledSource):
             found = f"{counted(len(self._without_end), 'shard')} without the empty blocks that end a tar"
             missing = "all members are whole, but others may be missing; if you downloaded it, check its size"
             warnings.append(f"{found} (first {min(self._without_end)}): {missing}")
-        if self._unused:
-            warnings.append(f"{self._unused}; {OTHER_LABELS}")
-        if self._unread:
-            found = f"{counted(self._unread, 'image')} beside the images of samples not read"
-            dots = "if the names of samples contain dots, pass --last-dot"
-            warnings.append(f"{found} (first {self._first_unread}); {dots}")
         return warnings
 
     def arguments(self) -> Json:
@@ -171,7 +163,7 @@ class WebdatasetSource(LabeledSource):
     def scan(self) -> Scan:
         """Return every sample in the order of shards and members, after all shards have been indexed."""
         columns, seen, indexes = number_columns(self.column_names), dict[str, str](), list[str]()
-        self._unread, self._unused, places = 0, "", dict[str, str]()
+        self._notes, places = Notes(), dict[str, str]()
         at_once = max(system_of(self.root).reads_at_once(self.root), usable_cores() if self._gzipped else 1)
         with ThreadPoolExecutor(at_once) as threads:
             shards = threads.map(partial(self._listed, self._naming), range(len(self.files.files)))
@@ -182,18 +174,19 @@ class WebdatasetSource(LabeledSource):
                     if sample.label:
                         seen.setdefault(sample.label, where)
                         places.setdefault(sample.label_from, where)
-                        if sample.unused and not self._unused:
-                            others = ", ".join(sample.unused)
-                            self._unused = f"labels are from {sample.label_from}, but {where} also has {others}"
+                        if sample.unused:
+                            which = f"labels from {sample.label_from} that differ from those in {sample.unused[0]}"
+                            self._notes.note(f"{which} (--label-suffix chooses a file)", where)
                     _collect(columns, sample, path)
-                    self._unread += len(sample.unread)
-                    self._first_unread = self._first_unread or name_text(next(iter(sample.unread), b""))
+                    for name in sample.unread:
+                        self._notes.note(UNREAD, name_text(name))
                 # JSON takes 60 bytes per sample and its name, objects 500.
                 listed = [(*sample.member, sample.label, sample.paired) for sample in found]
                 indexes.append(json.dumps(listed, default=name_text))
         if len(places) > 1:
             (first, _), (other, where) = list(places.items())[:2]
-            raise BuildError(f"{where}: label from {other}, but those before are from {first}; {OTHER_LABELS}")
+            advice = "choose a suffix with --label-suffix, or write all labels under one key of json"
+            raise BuildError(f"{where}: label from {other}, but those before are from {first}; {advice}")
         self._learn(seen)
         return self._scanned(self._entries(indexes, zip(*columns, strict=True)))
 
