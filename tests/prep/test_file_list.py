@@ -98,7 +98,7 @@ def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
     assert [entry.problem for entry in numbered.scan().entries] == ["", "label -1, expected 0 or more"]
 
 
-@pytest.mark.parametrize("label", ["nan", "NaN", "None", "null", "NA", "<NA>"])
+@pytest.mark.parametrize("label", ["nan", "NaN", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A"])
 def test_label_that_may_stand_for_a_missing_one_is_named(root: Path, label: str) -> None:
     text = f"path,label\ncat/1.jpg,cat\ncat/1.jpg,cat\ndog/2.jpg,{label}\n"
     path = write_list(root / "list.csv", text)

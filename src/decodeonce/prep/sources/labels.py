@@ -26,7 +26,7 @@ from decodeonce.store.manifest import ImageClass
 MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
 MULTI_LABEL = "docs/how-to/data/multi-label.md"
 NEGATIVE = "label {}, expected 0 or more"
-MISSING_LABELS = {"nan", "NaN", "None", "null", "NA", "<NA>"}  # as pandas, NumPy, Python and R write them
+MISSING_LABELS = {"nan", "NaN", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A"}  # pandas reads these as NaN
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
 _SEPARATORS = re.compile(r"[\s,;|]+")  # between several labels of one image
