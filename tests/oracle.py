@@ -365,7 +365,9 @@ class Side:
             return ""
         kill = words[0] == "kill"
         command, *others = words[kill:]
-        flags = [*DEFAULTS.get(command, ()), "--quiet"]
+        defaults = DEFAULTS.get(command, ())
+        missing = [pair for pair in zip(defaults[::2], defaults[1::2], strict=True) if pair[0] not in others]
+        flags = [*chain.from_iterable(missing), "--quiet"]
         at = 1 if command in ("build", "plan") else 0  # after the kind
         arguments = [command, *others[:at], *flags, *others[at:]]
         path = f"{self.tree / 'src'}:{self.sources}"

@@ -21,7 +21,7 @@ SMALL = Recipe(height=24, width=24)
 
 
 def lines(source: Source, out: Path, recipe: Recipe = SMALL, max_bad: str = "0") -> list[str]:
-    return [*dry_run(source, out, recipe, max_bad, None, {})]
+    return [line for line, _ in dry_run(source, out, recipe, max_bad, None, {})]
 
 
 @pytest.mark.parametrize("command", ["build", "plan", "submit slurm --tasks 2 --cpus 5 --submit build"])

@@ -172,9 +172,9 @@ def test_convert_stage_and_repair_give_results(pics: Path, tmp_path: Path) -> No
 
 def test_failed_command_prints_no_object(pics: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = ("build", "folder", pics, out, "--size", 16, "--max-bad", 0, "--json")
+    words = ("build", "folder", pics, out, "--max-bad", 0, "--json")
     for extra, code, expected in (
-        ((), 1, "--max-bad 0 allows 0"),
+        (("--size", 16), 1, "--max-bad 0 allows 0"),
         (("--size", 24), 1, "--size is 24, the plan says 16"),
         (("--size", "x"), 2, "expected pixels"),
     ):
@@ -186,11 +186,12 @@ def test_failed_command_prints_no_object(pics: Path, tmp_path: Path) -> None:
     assert not result("verify", tmp_path / "none", code=1, text="none: no such folder")["ok"]
 
 
-def test_quiet_leaves_only_the_object(pics: Path, tmp_path: Path) -> None:
+def test_quiet_leaves_only_the_object_and_warnings(pics: Path, tmp_path: Path) -> None:
     shutil.rmtree(pics / "empty")  # a class without images is a warning
     words = ("build", "folder", pics, tmp_path / "out", "--size", 16, "--json", "--quiet")
     done = prep_process(*words)
-    assert (done.returncode, done.stderr) == (0, "")
+    rejected = "1 of 15 images was rejected and 2 unusual images were kept; see rejects.tsv"
+    assert (done.returncode, done.stderr) == (0, f"{tmp_path}/out: {rejected}\n{tmp_path}/out: {ADVICE}")
     assert json.loads(done.stdout)["rows"] == 14
     assert prep("verify", tmp_path / "out").stdout.endswith("14 rows intact\n")  # the next command prints text
 

@@ -32,7 +32,7 @@ from tests.docs.pages import ROOT, SHELL, Block, blocks
 from tests.docs.test_blocks import one_thread, run_block
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
-from tests.images import encoded, exif, jpeg
+from tests.images import encoded, exif, jpeg, reference_row
 from tests.plugins import example_installed
 
 __all__ = ["one_thread"]  # a fixture
@@ -81,6 +81,14 @@ def write_kaggle(folder: Path) -> None:
     for number in range(4):
         put(folder / "photos" / f"{number}.jpg", jpeg(80, 60, exif=exif(6)))
     write_species(folder)
+    pairs = [f"{number}/l.jpg,{number}/r.jpg,{number % 2},{1 - number % 2}" for number in range(4)]
+    write_lines(folder / "pairs.csv", "left,right,label,label_right", *pairs)
+    for number in range(4):
+        put(folder / f"views/{number}/l.jpg", jpeg(80, 60, seed=number))
+        put(folder / f"views/{number}/r.jpg", jpeg(80, 60, seed=10 + number))
+    write_lines(folder / "sites.csv", "site,region", "Oslo,north", "Rome,south")
+    for number in range(4):
+        put(folder / f"field/{('fox', 'owl')[number // 2]}_{('Oslo', 'Rome')[number % 2]}_{number}.jpg", jpeg(80, 60))
 
 
 def write_species(folder: Path) -> None:
@@ -180,6 +188,17 @@ def check_csv(folder: Path) -> None:
     wanted = (folder / "sample_submission.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == [line.split(",")[0] for line in wanted]
     assert {line.split(",")[1] for line in lines[1:]} <= {"boxer", "collie"}
+    pairs, regions = open_store(folder / "pairs.store"), open_store(folder / "regions.store")
+    row_of = {sample.source: row for row, sample in enumerate(pairs.samples)}
+    for number in range(4):
+        row = row_of[f"{number}/l.jpg"]
+        assert (pairs.labels[row], pairs.column("label_right")[row]) == (number % 2, 1 - number % 2)
+        expected = reference_row((folder / f"views/{number}/r.jpg").read_bytes(), 256, 256)
+        np.testing.assert_array_equal(pairs.paired["right"][row], expected)
+    region_of = {sample.source: str(regions.classes[sample.label]) for sample in regions.samples}
+    assert region_of == {
+        f"field/{('fox', 'owl')[n // 2]}_{('Oslo', 'Rome')[n % 2]}_{n}.jpg": ("north", "south")[n % 2] for n in range(4)
+    }
     store = open_store(folder / "species.store")
     assert [str(one) for one in store.classes] == ["Lynx lynx", "Apis mellifera", "Aix"]
     assert {sample.source: sample.label for sample in store.samples} == {f"train/{n}.jpg": n % 2 for n in range(4)}

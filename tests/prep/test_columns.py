@@ -208,9 +208,17 @@ def test_list_with_columns_but_no_label_uses_folders_as_classes(tmp_path: Path) 
 def test_missing_webdataset_value_is_reported(tmp_path: Path) -> None:
     for parts, message in (
         ({"json": {"label": 1}}, "k.jpg: column 'x': found nothing, expected a json object of at most 65536 bytes"),
+        (
+            {"cls": 1, "json": {"x": None}},
+            "found nothing, expected a number, like the first row; if the value is missing",
+        ),
         ({"cls": 1, "json": {"x": [1] * 40000}}, "found nothing, expected a json object of at most 65536 bytes"),
         ({"cls": 1}, "a.tar: k.jpg: column 'x': found nothing"),
         ({"cls": 1, "json": {"x": "a cat"}}, "a.tar: k.jpg: column 'x': found 'a cat'"),
+        (
+            {"cls": 1, "json": {"x": "cat"}},
+            "for labels, write numbers first, in pandas df['x'].astype('category').cat.codes",
+        ),
     ):
         files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0], **parts)]
         with pytest.raises(BuildError, match=re.escape(message)):

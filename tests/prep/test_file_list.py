@@ -88,9 +88,9 @@ def test_numeric_labels_are_class_numbers(root: Path) -> None:
 def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
     text = "cat/1.jpg\ta\ndog/gone.jpg\ta\ncat/1.jpg\tb\ndog/2.jpg\t\ncat\tb\n"
     assert [(entry.name, entry.problem) for entry in listed(root, text).scan().entries] == [
-        (b"cat/1.jpg", ""),
+        (b"cat/1.jpg", "several times in the list, with different labels or values"),
         (b"dog/gone.jpg", "No such file or directory"),
-        (b"cat/1.jpg", "in the list before, with another label or other values"),
+        (b"cat/1.jpg", "several times in the list, with different labels or values"),
         (b"dog/2.jpg", "no label"),
         (b"cat", "a directory"),
     ]
@@ -98,10 +98,20 @@ def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
     assert [entry.problem for entry in numbered.scan().entries] == ["", "label -1, expected 0 or more"]
 
 
-def test_repeated_line_is_ignored_and_another_label_is_a_reason(root: Path) -> None:
-    other = "in the list before, with another label or other values"
+@pytest.mark.parametrize("label", ["nan", "NaN", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A"])
+def test_label_that_may_stand_for_a_missing_one_is_named(root: Path, label: str) -> None:
+    text = f"path,label\ncat/1.jpg,cat\ncat/1.jpg,cat\ndog/2.jpg,{label}\n"
+    path = write_list(root / "list.csv", text)
+    what = f"{label!r} is a class, and may stand for a missing label"
+    advice = "to drop such rows of a table in pandas: df = df.dropna(subset=['label'])"
+    assert f"{what}; {advice}" in open_list(path).listing().warnings
+    assert not [line for line in open_list(path, classes=["cat", label]).listing().warnings if "missing" in line]
+
+
+def test_repeated_line_is_ignored_and_lines_of_other_labels_are_rejected(root: Path) -> None:
+    other = "several times in the list, with different labels or values"
     ignored = "lines that repeat an earlier line, ignored: {}"
-    rejected = "paths with another label or other values than before, rejected: 1 (first line {})"
+    rejected = "lines of paths that have several labels or values, rejected: {}"
     twice = "path\tlabel\tx\ncat/1.jpg\ta\t1\ncat/1.jpg\ta\t"
     for text, labels, problems, warnings in (
         (
@@ -112,12 +122,12 @@ def test_repeated_line_is_ignored_and_another_label_is_a_reason(root: Path) -> N
         ),
         (
             "cat/1.jpg\tb\ncat/1.jpg\ta\ncat/1.jpg\tb\n",
-            [1, 0],
-            ["", other],
-            [rejected.format(2), ignored.format("1 (first line 3)")],
+            [1, 0, 1],
+            [other] * 3,
+            [rejected.format("3 (first line 1)")],
         ),
-        ("cat/1.jpg\t\ncat/1.jpg\ta\n", [0, 0], ["no label", other], [rejected.format(2)]),
-        (f"{twice}2\n", [0, 0], ["", other], [rejected.format(3)]),
+        ("cat/1.jpg\t\ncat/1.jpg\ta\n", [0, 0], [other] * 2, [rejected.format("2 (first line 1)")]),
+        (f"{twice}2\n", [0, 0], [other] * 2, [rejected.format("2 (first line 2)")]),
         (f"{twice}1\n", [0], [""], [ignored.format("1 (first line 3)")]),
     ):
         source = open_list(write_list(root / "list.txt", text), column=["x"] if twice in text else [])

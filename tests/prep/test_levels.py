@@ -14,7 +14,7 @@ from decodeonce.prep.recipe import Recipe, gray_range
 from decodeonce.store import open_store
 from decodeonce.store.table import read_rejects
 from tests.command import prep, printed
-from tests.images import color_tiff, exif, jpeg, need_format, raw_png
+from tests.images import color_tiff, exif, jpeg, make_tree, need_format, raw_png
 
 VALUES = np.arange(4096, dtype=np.uint16).reshape(64, 64)  # 12 bits, as in X-rays
 FLAGS = ("--size", 64, "--workers", 1)
@@ -140,3 +140,23 @@ def test_build_names_the_flag_for_ignored_rotations(tmp_path: Path) -> None:
     ]
     upright = prep("build", "folder", tmp_path / "src", tmp_path / "upright", *FLAGS, "--exif", "apply")
     assert "EXIF" not in upright.stdout
+
+
+@pytest.mark.parametrize("more", [(), ("--json",), ("--dry-run",), ("--dry-run", "--json")])
+def test_quiet_build_prints_warnings_alone(folder: Path, more: tuple[str, ...]) -> None:
+    (folder / "src/chest/c.png").write_bytes(b"")
+    (folder / "src/chest/d.png").write_bytes(b"no picture")
+    done = prep("build", "folder", folder / "src", folder / "out", *FLAGS, "--no-labels", "--max-bad", 2, "-q", *more)
+    assert done.returncode == 0
+    assert done.stdout.count("\n") == ("--json" in more)
+    rejected, *others = done.stderr.splitlines()
+    if "--dry-run" in more:
+        assert "3 rows of " in rejected
+        assert "; 1 file rejected; nothing was written" in rejected
+        assert others.pop(0).startswith("sample: 3 of 3 images read; 1 of them cannot be decoded, first chest/d.png")
+    else:
+        assert "2 of 4 images were rejected and 2 unusual images were kept; see rejects.tsv" in rejected
+    [dark] = others
+    assert "2 images were stored dark: the values have at most 12 bits" in dark
+    clean = prep("build", "folder", make_tree(folder / "clean") / "train", folder / "quiet", *FLAGS, "-q")
+    assert (clean.stdout, clean.stderr) == ("", "")

@@ -472,6 +472,27 @@ def Named():
 def Depths():
     return Scenes(change=lambda index, others: {{**others, "depth": np.zeros((4, 4), np.float32)}})
 
+def Photos():
+    modes = ["RGB", "P", "1", "L", "RGBA", "P"]
+    return Scenes(change=lambda index, others: {{"mask": photo(index, modes)}})
+
+def Palettes():
+    return Scenes(change=lambda index, others: {{"mask": photo(index, "P1PPPP")}})
+
+def photo(index, modes):
+    image = Image.open(paths[index]).convert("RGB").convert(modes[index])
+    if index == 1:
+        image.info["transparency"] = 3
+    if index == 5:  # a palette of fewer colors than indexes, as of a mask whose border is 255
+        image.putpalette([9, 8, 7, 1, 2, 3])
+    return image
+
+def Mixed():
+    return Scenes(change=lambda index, others: {{"mask": photo(index, ["L", "L", "RGB", "P", "1", "L"])}})
+
+def Bytes():
+    return Scenes(change=lambda index, others: {{"mask": b"an image"}})
+
 def changed(index, others):
     mask = others["mask"]
     size = mask.shape[::-1]
@@ -501,6 +522,58 @@ def test_masks_of_any_dataset(tree: Path, tmp_path: Path, module: Callable[[str]
         return
     folder = open_store(build_in_process(paired_source(tree), tmp_path / "folder", RECIPE))
     assert [row_bytes(store, row) for row in range(len(SIZES))] == [row_bytes(folder, row) for row in range(len(SIZES))]
+
+
+@pytest.mark.parametrize("name", ["Photos", "Palettes"])
+def test_palette_of_a_dataset_is_converted_for_photos_and_gives_indexes_for_masks(
+    tmp_path: Path, module: Callable[[str], str], name: str
+) -> None:
+    source = open_dataset(module(name))
+    advice = "; mask: one channel of palette indexes; for a photo, return .convert('RGB')"
+    assert source.found == "6 samples" + (advice if name == "Palettes" else "")
+    recipe = Recipe(height=24, width=20, fit="stretch", filter="box")
+    store = open_store(build_in_process(source, tmp_path / "out", recipe))
+    user: dict[str, Any] = {}
+    exec(Path(module("x")[:-2] + ".py").read_text(), user)
+    assert len(store) == len(SIZES)
+    for row in range(len(SIZES)):
+        index = number_of(store, row)
+        image = user["photo"](index, ["RGB", "P", "1", "L", "RGBA", "P"] if name == "Photos" else "P1PPPP")
+        if name == "Photos":
+            image.info.pop("transparency", None)
+            expected = image.convert("RGB").resize((20, 24), Image.Resampling.BOX)
+        else:
+            expected = Image.fromarray(np.asarray(image).astype(np.uint8)).resize((20, 24), Image.Resampling.NEAREST)
+        np.testing.assert_array_equal(store.paired["mask"][row], np.asarray(expected))
+
+
+def test_colors_after_a_mask_are_rejected(tmp_path: Path, module: Callable[[str], str]) -> None:
+    out = build_in_process(open_dataset(module("Mixed")), tmp_path / "out", RECIPE)
+    advice = "for photos, return .convert('RGB') in all samples, and for masks, one channel"
+    assert [(one.source, one.reason) for one in rejected(out)] == [
+        ("2", f"mask has three channels, but one in the first sample; {advice}")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("exif_choice", "own", "listed"), [("apply", 6, True), ("apply", 1, False), ("ignore", 6, True)]
+)
+def test_orientation_of_a_second_image_alone_is_listed(
+    tmp_path: Path, exif_choice: Any, own: int, *, listed: bool
+) -> None:
+    (tmp_path / "left/a").mkdir(parents=True)
+    (tmp_path / "right/a").mkdir(parents=True)
+    (tmp_path / "left/a/1.jpg").write_bytes(jpeg(40, 40))
+    (tmp_path / "right/a/1.jpg").write_bytes(jpeg(40, 40, exif=exif(own)))
+    source = PairedSource(FolderSource(tmp_path / "left"), {"right:rgb": tmp_path / "right"})
+    out = build_in_process(source, tmp_path / "out", replace(RECIPE, exif=exif_choice))
+    reasons = [(one.action, one.reason) for one in read_rejects(out / "rejects.tsv")]
+    assert reasons == ([("kept", "right: EXIF orientation ignored")] if listed else [])
+
+
+def test_encoded_mask_is_refused(module: Callable[[str], str]) -> None:
+    with pytest.raises(BuildError, match="mask is bytes; a paired image must be a PIL image or an array"):
+        open_dataset(module("Bytes"))
 
 
 def test_sample_of_a_dataset_without_a_mask_is_rejected(tmp_path: Path, module: Callable[[str], str]) -> None:

@@ -20,7 +20,7 @@ from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.building import plan as plan_module
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.repair.reasons import COPY
-from decodeonce.sources import BoxedSource, FolderSource, Source, open_imagenet, open_webdataset
+from decodeonce.sources import BoxedSource, FolderSource, Source, open_imagenet, open_list, open_webdataset
 from decodeonce.store import open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
@@ -111,6 +111,16 @@ def test_rows_and_header_are_repaired_from_every_kind_of_source(form: Form, tmp_
     repair_all(store, source_of(form, source, tmp_path / "src"), 3, ["images-00001.npy"])
     assert tree_bytes(store) == before
     assert tree_bytes(tmp_path / "src") == images
+
+
+def test_repair_from_a_list_asks_for_the_folder_of_its_paths(tree: Path, tmp_path: Path) -> None:
+    names = sorted(str(path.relative_to(tree)) for path in tree.rglob("*.JPEG"))
+    (tmp_path / "list.txt").write_text("".join(f"{name}\n" for name in names))
+    store = build_in_process(open_list(tmp_path / "list.txt", root=tree), tmp_path / "out", RECIPE)
+    damage_rows(store, 1)
+    advice = "pass as --from the folder that its paths are relative to, as --root"
+    assert advice in unrepaired_sentence(store, tmp_path / "list.txt")
+    assert repair_store(store, tree).ok
 
 
 def test_undamaged_store_is_not_changed(store: Path, tree: Path) -> None:

@@ -28,6 +28,7 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
 from decodeonce.store.table import read_rejects
+from tests.command import prep
 from tests.hostile.bombs import BOMBS
 from tests.images import (
     color_tiff,
@@ -748,6 +749,14 @@ def test_jpeg_without_end_marker_has_all_pixels(options: dict[str, Any], trailer
     row = decode(whole[:-2] + trailer)
     np.testing.assert_array_equal(pixels(row), pixels(decode(whole)))
     assert "no end marker" in row.unusual
+
+
+def test_build_counts_tiffs_of_several_pages(tmp_path: Path) -> None:
+    pages = [make_image(30, 20, seed=seed) for seed in range(3)]
+    (tmp_path / "src/a").mkdir(parents=True)
+    pages[0].save(tmp_path / "src/a/1.tif", save_all=True, append_images=pages[1:])
+    done = prep("build", "folder", tmp_path / "src", tmp_path / "out", "--size", 16, "--workers", 1, "-q")
+    assert "out: 1 TIFF was stored as the first of several pages\n" in done.stderr
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB"])

@@ -16,7 +16,7 @@ from decodeonce.prep.listing import Entry
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.files import LOCAL_FILES, STAT_THREADS
 from decodeonce.prep.sources.holders import GzipStream, open_holder
-from decodeonce.prep.sources.webdataset import open_webdataset
+from decodeonce.prep.sources.webdataset import WebdatasetSource, open_webdataset
 from decodeonce.store.manifest import DATA_OFFSET
 from tests.command import prep
 from tests.forms.webdataset import sample, write_tar
@@ -34,11 +34,12 @@ def test_label_is_in_cls_txt_or_json(tmp_path: Path) -> None:
     for parts, label, found in (
         ({"cls": 1}, "1", "cls"),
         ({"cls": " 1\n", "json": {"label": 0}, "txt": "a cat"}, "1", "cls"),
-        ({"txt": "cat\n", "json": {"label": 0}}, "cat", "txt"),
+        ({"txt": "a cat", "json": {"label": 0}}, "0", "json (key label)"),
+        ({"txt": "cat\n", "json": {"width": 7}}, "cat", "txt"),
         ({"cls": "größe"}, "größe", "cls"),
-        ({"json": {"cls": 3, "class": "cat"}}, "3", "json"),
-        ({"json": {"class": "cat"}}, "cat", "json"),
-        ({"json": {"width": 7, "label": "cat", "class": 1}}, "cat", "json"),
+        ({"json": {"cls": 3, "class": "cat"}}, "3", "json (key cls)"),
+        ({"json": {"class": "cat"}}, "cat", "json (key class)"),
+        ({"json": {"width": 7, "label": "cat", "class": 1}}, "cat", "json (key label)"),
     ):
         source = open_webdataset(shard(tmp_path, sample("k", IMAGE, **parts)))
         (entry,) = source.scan().entries
@@ -47,18 +48,33 @@ def test_label_is_in_cls_txt_or_json(tmp_path: Path) -> None:
 
 
 NO_IMAGE = "no image in the sample, which has "
+INVALID = "no label: json: not a valid JSON object"
+OTHER = "no label: json (key label): {}, expected a number or a text"
 FIRST_DOT = "a sample's files are equal up to the first dot"
 
 
 def test_sample_is_a_row_or_has_a_reason(tmp_path: Path) -> None:
     for files, name, problem in (
-        ([("a/k.jpg", IMAGE), ("a/k.cls", b"")], b"a/k.jpg", "no label"),
-        ([("k.jpg", IMAGE), ("k.json", b"{")], b"k.jpg", "no label"),
-        ([("k.jpg", IMAGE), ("k.json", b'{"label": ' + b"[" * 60_000)], b"k.jpg", "no label"),
-        ([("k.jpg", IMAGE), ("k.json", b'{"label": ' + b"9" * 5000 + b"}")], b"k.jpg", "no label"),
-        ([("k.jpg", IMAGE), ("k.json", b'{"label": "\\ud800"}')], b"k.jpg", "no label"),
-        ([("k.jpg", IMAGE), ("k.json", b'{"label": "k"' + b" " * (1 << 16) + b"}")], b"k.jpg", "no label"),
-        ([("k.jpg", IMAGE), ("k.txt", b"x" * (1 << 17))], b"k.jpg", "no label"),
+        ([("a/k.jpg", IMAGE), ("a/k.cls", b"")], b"a/k.jpg", "no label: cls: empty file"),
+        ([("k.jpg", IMAGE), ("k.json", b"{")], b"k.jpg", INVALID),
+        ([("k.jpg", IMAGE), ("k.json", b'{"label": ' + b"[" * 60_000)], b"k.jpg", INVALID),
+        ([("k.jpg", IMAGE), ("k.json", b'{"label": ' + b"9" * 5000 + b"}")], b"k.jpg", INVALID),
+        ([("k.jpg", IMAGE), ("k.json", b"[7]")], b"k.jpg", INVALID),
+        ([("k.jpg", IMAGE), ("k.json", b'{"label": "\\ud800"}')], b"k.jpg", OTHER.format(r"'\ud800'")),
+        ([("k.jpg", IMAGE), ("k.json", b'{"label": [1, 2]}')], b"k.jpg", OTHER.format("[1, 2]")),
+        ([("k.jpg", IMAGE), ("k.json", b'{"label": true}'), ("k.txt", b"a")], b"k.jpg", OTHER.format("True")),
+        ([("k.jpg", IMAGE), ("k.json", b'{"label": null}')], b"k.jpg", OTHER.format("None")),
+        ([("k.jpg", IMAGE), ("k.json", b'{"width": 7}')], b"k.jpg", "no label"),
+        (
+            [("k.jpg", IMAGE), ("k.json", b'{"label": "k"' + b" " * (1 << 16) + b"}")],
+            b"k.jpg",
+            "no label: json: 65,550 bytes, expected at most 65,536",
+        ),
+        (
+            [("k.jpg", IMAGE), ("k.txt", b"x" * 131072)],
+            b"k.jpg",
+            "no label: txt: 131,072 bytes, expected at most 65,536",
+        ),
         ([("k.cls", b"1"), ("k.exr", IMAGE)], b"k.cls", f"{NO_IMAGE}cls, exr; {FIRST_DOT}"),
         (
             [("k.cls", b"1"), ("k.mask.png", IMAGE)],
@@ -75,6 +91,53 @@ def test_sample_is_a_row_or_has_a_reason(tmp_path: Path) -> None:
     ):
         (entry,) = open_webdataset(shard(tmp_path, files)).scan().entries
         assert (entry.name, entry.problem) == (b"a-0.tar/" + name, problem)
+
+
+def test_label_that_is_a_link_is_named(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(__file__, "k.jpg")
+        link = tarfile.TarInfo("k.cls")
+        link.type, link.linkname = tarfile.SYMTYPE, "other.cls"
+        tar.addfile(link)
+    (entry,) = open_webdataset(str(tmp_path / "a.tar")).scan().entries
+    assert entry.problem == "no label: cls: a link in the tar"
+
+
+CHOOSE = "(--label-suffix chooses a file)"
+
+
+def warned(source: WebdatasetSource) -> list[str]:
+    return [line for line in source.listing().warnings if line.startswith("labels from")]
+
+
+def test_all_labels_are_from_one_suffix_and_key(tmp_path: Path) -> None:
+    choose = "; choose a suffix with --label-suffix, or write all labels under one key of json"
+    for first, second, found in (
+        ({"json": {"label": 0}}, {"txt": "a cat"}, r"label from txt, but those before are from json \(key label\)"),
+        ({"cls": 1}, {"json": {"label": 0}}, r"label from json \(key label\), but those before are from cls"),
+        ({"json": {"label": 0}}, {"json": {"cls": 1}}, r"json \(key cls\), but those before are from json \(key label"),
+    ):
+        pattern = shard(tmp_path, sample("a", IMAGE, **first), sample("b", IMAGE, **second))
+        with pytest.raises(BuildError, match=f"a-0.tar/b.jpg: .*{found}.*{choose}"):
+            open_webdataset(pattern).scan()
+    two = shard(tmp_path, sample("a", IMAGE, json={"label": 0}), sample("b", IMAGE, json={"label": 1}, txt="a cat"))
+    source = open_webdataset(two)
+    assert [entry.label for entry in source.scan().entries] == [0, 1]
+    assert warned(source) == [
+        f"labels from json (key label) that differ from those in txt {CHOOSE}: 1 (first {two}/b.jpg)"
+    ]
+    chosen = open_webdataset(two, label_suffix="txt")
+    assert [entry.problem for entry in chosen.scan().entries] == ["no label", ""]
+    assert warned(chosen) == []
+    assert warned(open_webdataset(two, no_labels=True)) == []
+
+
+@pytest.mark.parametrize(("other", "expected"), [(1, []), ("cat", ["json (key class)"])])
+def test_keys_that_are_not_read_are_named(tmp_path: Path, other: object, expected: list[str]) -> None:
+    path = shard(tmp_path, sample("a", IMAGE, json={"label": 1, "class": other}))
+    found = "labels from json (key label) that differ from those in"
+    texts = [f"{found} {one} {CHOOSE}: 1 (first {path}/a.jpg)" for one in expected]
+    assert warned(open_webdataset(path)) == texts
 
 
 def test_suffixes_can_be_named(tmp_path: Path) -> None:
@@ -135,8 +198,8 @@ def test_samples_with_dots_in_their_names_are_counted_and_can_be_read(tmp_path: 
         shard(tmp_path, [("p.jpg", IMAGE), ("p.cls", b"0"), ("p.1.jpg", IMAGE), ("p.2.jpg", IMAGE)])
     )
     assert len(source.listing()) == 1
-    found = "2 images beside the images of samples not read (first p.1.jpg); if the"
-    assert source.listing().warnings[-1].startswith(found)
+    found = f"images next to the images of samples, not read ({advice}): 2 (first p.1.jpg)"
+    assert found in source.listing().warnings
 
 
 def test_ignored_labels_need_no_suffix_in_a_repair(tmp_path: Path) -> None:
@@ -197,6 +260,38 @@ def test_error_for_label_beyond_class_list_names_shard(tmp_path: Path) -> None:
 def test_classes_may_be_called_before_entries(tmp_path: Path) -> None:
     source = open_webdataset(shard(tmp_path, sample("k", IMAGE, txt="dog")))
     assert [cls.name for cls in source.listing().classes] == ["dog"]
+
+
+def test_files_left_out_of_a_folder_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shard(tmp_path, sample("a", IMAGE, cls=0))
+    open_webdataset(tmp_path)
+    assert caplog.messages == []
+    for name in ("b.TAR", "c.tar.bz2", ".hidden", "notes.md"):
+        (tmp_path / name).touch()
+    (tmp_path / "more").mkdir()
+    for src in (tmp_path, tmp_path / "a-0.tar"):
+        open_webdataset(src)
+    found = "files and folders left out, because shards are called *.tar, *.tar.gz, *.tgz"
+    assert caplog.messages == [f"{tmp_path}: {found}: 4 (b.TAR, c.tar.bz2, more, notes.md)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "same", "expected"),
+    [
+        ("a-0.tar.gz", 1, True),
+        ("a-0 (1).tar", 1, True),
+        ("a-0(2).tar", 1, True),
+        ("a-0 (1).tar", 2, False),
+        ("a-1.tar", 1, False),
+    ],
+)
+def test_shards_that_may_be_the_same_are_named(tmp_path: Path, name: str, same: int, *, expected: bool) -> None:
+    shard(tmp_path, sample("a", IMAGE, cls=0))
+    more = [sample(f"{number}", IMAGE, cls=0) for number in range(10 * (same - 1))]
+    shard(tmp_path, *more, sample("b", IMAGE, cls=0), name=name)
+    first, second = sorted(("a-0.tar", name))
+    what = f"1 pair of shards may have the same images (first {first} and {second}); if so, remove one of them"
+    assert [line for line in open_webdataset(tmp_path).listing().warnings if "pair" in line] == [what] * expected
 
 
 def test_plain_and_gzipped_shards_may_be_mixed_and_have_any_name(tmp_path: Path) -> None:

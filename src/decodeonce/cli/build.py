@@ -431,8 +431,9 @@ def say_dry_run(request: BuildRequest) -> None:
     if is_built(request.source, request.out, request.recipe, request.expect):
         return say_built(request.out)
     facts: Json = {"out": str(request.out), "already_finished": False}
-    for line in dry_run(request.source, request.out, request.recipe, request.how.max_bad, request.expect, facts):
-        say(line)
+    found = dry_run(request.source, request.out, request.recipe, request.how.max_bad, request.expect, facts)
+    for line, is_warning in found:
+        say(line, err=is_warning and cli.quiet)
     print_result(facts)
 
 
@@ -445,9 +446,10 @@ def say_outcome(out: Path, was_finished: bool, speed: str = "", **run: object) -
     some = f"{used} of " if used < classes else ""
     rows = f"{counted(facts['rows'], 'row')} in {some}{counted(classes, 'class', 'classes')}"
     if any(facts["rejects"].values()):
-        say(f"{out}: {rejects_text(facts['rejects'], facts['rows'])}; see rejects.tsv")
+        counts = f"{rejects_text(facts['rejects'], facts['rows'])}; see rejects.tsv"
+        say(f"{out}: {counts}", err=facts["rejects"]["rejected"] > 0 and cli.quiet)
     for line in advice_on(facts["kept"], facts["recipe"].get("levels")):
-        say(f"{out}: {line}")
+        say(f"{out}: {line}", err=cli.quiet)
     say(f"{out}: {rows}, {size_text(facts['bytes'])}, written{speed}; next: prep info {quoted(out)}")
     print_result(facts)
 

@@ -32,7 +32,6 @@ Click = Any  # an object of click, or of the copy of click in newer versions of 
 USAGE_ERROR: Click = typer.BadParameter.__base__
 QUIET = "Print only errors, warnings and --json output."
 LOG = "Append events to FILE as JSON lines. If FILE is a folder (FILE/), each process writes its own file there."
-PATHS = ("DIR", "FILE", "PATH")  # the metavars of flags that take a path
 LARGEST = 2**63 - 1
 LEAST = 4096  # bytes; a smaller size without a unit is refused
 
@@ -139,7 +138,7 @@ class Command(_Summarized, TyperCommand):
         given = bool(args)
         try:
             if not ctx.resilient_parsing:  # which completes a line
-                self._refuse_repeated_paths(ctx, args)
+                self._refuse_repeated(ctx, args)
             return super().parse_args(ctx, args)
         except USAGE_ERROR as error:
             error.ctx = error.ctx or ctx
@@ -150,12 +149,13 @@ class Command(_Summarized, TyperCommand):
                 error.param = [param for param in self.params if param.param_type_name == "argument"][-1]
             raise
 
-    def _refuse_repeated_paths(self, ctx: Click, args: list[str]) -> None:
-        """Raise a usage error if a flag that takes one path is repeated: click would use the last in silence."""
-        order = self.make_parser(ctx).parse_args(args=list(args))[2]
-        for param in self.params:
-            if param.metavar in PATHS and not param.multiple and order.count(param) > 1:
-                raise typer.BadParameter(f"{param.opts[0]} is given {order.count(param)} times, but takes one path")
+    def _refuse_repeated(self, ctx: Click, args: list[str]) -> None:
+        """Raise a usage error if a flag that takes one value is repeated: click would use the last in silence."""
+        order: list[Click] = self.make_parser(ctx).parse_args(args=list(args))[2]
+        for param in order:
+            takes_one = param.param_type_name == "option" and not (param.multiple or param.is_flag)
+            if takes_one and order.count(param) > 1:
+                raise typer.BadParameter(f"{param.opts[0]} is given {order.count(param)} times, but takes one value")
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Name the arguments as messages do: SRC, IN..., [PATH]. Typer would write {SRC}."""

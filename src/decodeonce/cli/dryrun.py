@@ -44,11 +44,14 @@ from decodeonce.remote import QUERY, take_over
 from decodeonce.store import Reject
 from decodeonce.store.layout import Json
 
+DryRunLine = tuple[str, bool]  # the text, and whether it is a warning
 IMAGES = 32  # to look at
 UNITS = 4  # to read some of the images from, because a read unit is read as a whole
 
 
-def dry_run(source: Source, out: Path, recipe: Recipe, max_bad: str, expect: int | None, facts: Json) -> Iterator[str]:
+def dry_run(
+    source: Source, out: Path, recipe: Recipe, max_bad: str, expect: int | None, facts: Json
+) -> Iterator[DryRunLine]:
     """Yield the lines to print, and add to the facts for --json. Raises the errors of a build, lack of space last."""
     paths = BuildPaths(out)
     check_output_dir(paths, source)
@@ -63,23 +66,23 @@ def dry_run(source: Source, out: Path, recipe: Recipe, max_bad: str, expect: int
     facts |= {"rejected_files": rejected, "unfinished_build": started}
     rows = f"{counted(plan.count, 'row')} of {recipe.height}x{recipe.width}x3{in_classes(len(listing.classes))}"
     shards = f"{bytes_as_text(sizes)} in {counted(blocks.shards, f'{recipe.container} shard')}"
-    yield f"{rows}, {shards}; {counted(rejected, 'file')} rejected; nothing was written"
+    yield f"{rows}, {shards}; {counted(rejected, 'file')} rejected; nothing was written", rejected > 0
     needed = space_needed(plan)
     other = needed.bytes - facts["bytes"]
     facts |= {"other_bytes": other, "files": needed.files}
     space = f"space: {size_text(facts['bytes'])} for shards, up to {size_text(other)} for other data"
-    yield f"{space}; up to {needed.files} files"
+    yield f"{space}; up to {needed.files} files", False
     yield from _sample_lines(source, plan, listing, max_bad, facts)
     if started:  # its space is already reserved
-        yield f"{out}: an unfinished build is here; the same command without --dry-run resumes it"
+        yield f"{out}: an unfinished build is here; the same command without --dry-run resumes it", False
         return
     storage = find_storage(out)
     facts["storage"] = {**asdict(storage), "place": str(storage.place)}
-    yield from [*describe_storage(storage), *stripe_advice(out, storage)]
+    yield from ((line, False) for line in [*describe_storage(storage), *stripe_advice(out, storage)])
     check_free_space(out, storage, needed)
 
 
-def _sample_lines(source: Source, plan: Plan, listing: Listing, max_bad: str, facts: Json) -> Iterator[str]:
+def _sample_lines(source: Source, plan: Plan, listing: Listing, max_bad: str, facts: Json) -> Iterator[DryRunLine]:
     """Yield what a sample of the images shows, and a warning if the build would fail because of too many rejects.
 
     Raises:
@@ -97,14 +100,15 @@ def _sample_lines(source: Source, plan: Plan, listing: Listing, max_bad: str, fa
     expected = len(listing.rejects) + round(len(rejects) / len(sample) * len(listing))
     facts["sample"] = {"images": len(sample), "rejected": len(rejects), "kept": kept}
     facts |= {"images": listing.candidates, "expected_rejects": expected, "allowed_rejects": allowed}
-    yield f"sample: {len(sample)} of {counted(len(listing), 'image')} read; {bad}"
+    yield f"sample: {len(sample)} of {counted(len(listing), 'image')} read; {bad}", bool(rejects)
     for line in advice_on(kept, plan.recipe.levels):
-        yield f"in this sample, {line}"
+        yield f"in this sample, {line}", True
     if expected > allowed:
         yield (
             f"this build would probably fail: about {expected} of {listing.candidates} images would be rejected, but "
             f"--max-bad {max_bad} allows {allowed}; repair or remove them, or pass "
-            f"--max-bad {enough_rejects(expected, listing.candidates)}"
+            f"--max-bad {enough_rejects(expected, listing.candidates)}",
+            True,
         )
 
 

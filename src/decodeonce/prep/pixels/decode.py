@@ -176,6 +176,8 @@ class Decoder:
         for one, encoded in zip(self._recipe.paired, paired, strict=True):
             other = self._decode_paired(one, encoded, decoded, box)
             notes += [f"{one.name}: {other.unusual}"] if other.unusual else []
+            own_turn = unusual.orientation(encoded) if one.channels == 3 and _may_have_exif(encoded) else 1
+            notes += [f"{one.name}: EXIF orientation ignored"] if own_turn not in (1, decoded.turn) else []
             filter_, mode = (Resampling.NEAREST, "L") if one.channels == 1 else (self._filter, "RGB")
             pixels += resize(other.image, placement, filter_, other.extent).tobytes("raw", mode)
         if _may_have_exif(data):

@@ -76,6 +76,8 @@ class FromImages:
     def __init__(self, manifest: Manifest, src: str, paired: Mapping[str, str]) -> None:
         self._manifest, self._src = manifest, src
         self._source = reopen_source(manifest, src, paired)
+        is_list = self._source.kind == "list" and os.path.isfile(src)
+        self._advice = "; pass as --from the folder that its paths are relative to, as --root" if is_list else ""
         recipe = {key: value for key, value in manifest.recipe.items() if key != "columns"}  # they change no pixel
         try:
             self._recipe = Recipe.from_facts(recipe)
@@ -105,6 +107,7 @@ class FromImages:
                 yield from pool.map(decode, some)
         for name, missing in left.items():
             why = problems.get(name) or f"not in {self._src}; pass what the store was built from"
+            why += self._advice
             yield from ((sample, Reason(why, sample.source)) for sample in missing)
 
     def _read(

@@ -5,9 +5,11 @@ The dataset is named by the function or class that makes it. Every process impor
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import operator
+import re
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -45,6 +47,7 @@ from decodeonce.store.manifest import ImageClass
 MOST_SAMPLES = 1_000_000_000  # a plan of more would not fit into memory
 FIRST_SAMPLES = 8  # the first one of them that can be read tells the names of columns and masks
 TABLE_ROWS_AT_ONCE = 1 << 14  # of a Hugging Face dataset, whose listing reads no images
+PALETTE_PNG = re.compile(rb"\x89PNG.{21}\x03", re.DOTALL)  # by its color type
 EXPECTED_IMAGE = "expected a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W, 3), or the bytes of an image file"
 EXPECTED_DATASET = "expected an object with len() and [index], where dataset[0] is (image, label)"
 
@@ -224,6 +227,7 @@ class DatasetSource(LabeledSource):
         self._all_columns = all_columns
         self.paired = tuple(map(Paired.parse, paired))
         self._is_late = length is not None and not fingerprint  # whether labels come with the rows of a plan
+        self._of_palettes: list[str] = []  # masks that are palette images in the first sample
         self._late_facts: list[LateFacts] = []
         self._classes_alone: dict[str, tuple[int | None, str]] = {}
         if length is None:
@@ -252,7 +256,8 @@ class DatasetSource(LabeledSource):
 
     @property
     def found(self) -> str:
-        return self._dataset.description
+        advice = "one channel of palette indexes; for a photo, return .convert('RGB')"
+        return "; ".join([self._dataset.description, *(f"{name}: {advice}" for name in self._of_palettes)])
 
     def arguments(self) -> dict[str, Any]:
         origin = {} if self._requested is None else {"origin": self._requested.origin}
@@ -399,6 +404,9 @@ class DatasetSource(LabeledSource):
             raise BuildError(f"{self._where(index)}: has {others[0]!r:.80}, which the first sample lacks; {advice}")
         if missing := [one.name for one in self.paired if one.name not in sample.paired]:
             problem = f"{missing[0]} is missing, or is not an image as in the first sample"
+        elif colors := [one.name for one in self.paired if one.channels == 1 and sample.paired[one.name][:2] == b"P6"]:
+            advice = "for photos, return .convert('RGB') in all samples, and for masks, one channel"
+            problem = f"{colors[0]} has three channels, but one in the first sample; {advice}"
         if problem:
             raise Undecodable(problem)
         return sample
@@ -420,6 +428,7 @@ class DatasetSource(LabeledSource):
             except ValueError as error:
                 advice = "rename it, or name the others with --column"
                 raise BuildError(f"{self._where(index)}: {error}; {advice}") from None
+            self._of_palettes = [name for name, data in sample.paired.items() if PALETTE_PNG.match(data)]
             wanted = sample.numbers if self._wanted is None else self._wanted
             columns = [NumberColumn(name) for name in wanted if name not in sample.paired]
             for one in columns:
@@ -552,13 +561,17 @@ def encoded(image: object) -> bytes:
 
 
 def _encoded_mask(name: str, value: Any) -> bytes:
-    """Return a mask or second image as a PGM or PPM file; b"" if the value is a number or a list of numbers."""
+    """Return a mask or second image as a PGM, PPM or PNG file; b"" if the value is a number or a list of numbers."""
     from PIL import Image
 
+    if isinstance(value, bytes | bytearray):
+        raise Undecodable(f"{name} is {type(value).__name__}; a paired image must be a PIL image or an array")
+    if isinstance(value, Image.Image) and value.mode in ("1", "P"):  # a mask has its values, a photo its colors
+        value.save(file := io.BytesIO(), "PNG", bits=8, compress_level=1)  # indexes may exceed the palette
+        return file.getvalue()
     if isinstance(value, Image.Image):
         deep = value.mode[0] in "IF"  # to RGB, Pillow would clip these to white
-        pixels = np.asarray(value if deep or value.mode in ("1", "L", "P") else value.convert("RGB"))
-        pixels = pixels.astype(np.uint8) if value.mode == "1" else pixels
+        pixels = np.asarray(value if deep or value.mode == "L" else value.convert("RGB"))
     elif getattr(value, "ndim", 0) < 2:
         return b""
     else:

@@ -47,8 +47,8 @@ MAX_LINE = 1 << 20  # characters of a line; a path has at most 4096
 class ListSource(LabeledSource):
     """The images that a text file lists, in its order: one path per line, or a TSV or CSV table of paths and labels.
 
-    The list is read twice, first for its classes. A line that repeats an earlier one is ignored, and a path that has
-    another label or other values than before is rejected.
+    The list is read twice, first for its classes. A line that repeats an earlier one is ignored. All lines of a path
+    that has several labels or values are rejected.
 
     Args:
         root: The folder that relative paths start from. Absolute paths must be below it.
@@ -148,12 +148,16 @@ class ListSource(LabeledSource):
         seen: dict[str, str] = {}
         labeled, layout = False, find_layout(self.file, self._columns)
         self._keeps_labels = layout.label in layout.others and not self._columns.label
+        facts, self._contradicted = dict[bytes, int](), set[bytes]()  # about 100 bytes per line
         for number, (line, name) in enumerate(self._lines()):
             if number == 0 and not layout.header:
                 self._check_first(line, name)
             labeled = line.label is not None
             if label := self._label(line, name):
                 seen.setdefault(label, f"{self.file}: line {line.number}")
+            digest, fact = xxhash.xxh3_128_digest(name), hash_of(name_bytes("\t".join([label, *line.values])))
+            if facts.setdefault(digest, fact) != fact:
+                self._contradicted.add(digest)
         self._learn(seen, numbered=labeled)
 
     def _check_first(self, line: ListLine, name: bytes) -> None:
@@ -169,20 +173,17 @@ class ListSource(LabeledSource):
                 raise BuildError(f"{where}: no such file; {advice}; otherwise correct or remove the line")
 
     def _listed(self) -> Iterator[Entry]:
-        listed = dict[bytes, object]()  # label and values by the digest of a path: about 100 bytes per line
+        listed = set[bytes]()  # the digests of paths
         for line, name in self._lines():
             label, problem = self._class_of(self._label(line, name))
-            facts: object = problem or label
-            if line.values:
-                facts = (facts, hash_of(name_bytes("\t".join(line.values))))
             digest, where = xxhash.xxh3_128_digest(name), f"line {line.number}"
-            if listed.get(digest) == facts:
+            if digest in self._contradicted:  # which of its labels is right is not known
+                problem = "several times in the list, with different labels or values"
+                self._notes.note("lines of paths that have several labels or values, rejected", where)
+            elif digest in listed:
                 self._notes.note("lines that repeat an earlier line, ignored", where)
                 continue
-            if digest in listed:
-                problem = "in the list before, with another label or other values"
-                self._notes.note("paths with another label or other values than before, rejected", where)
-            listed.setdefault(digest, facts)
+            listed.add(digest)
             fields = () if problem else line.values
             values = self._checked(map(parse_value, fields), f"{self.file}: line {line.number}") if fields else ()
             yield Entry(name, label, 0, 0, problem, values=values)

@@ -27,6 +27,7 @@ from decodeonce.store.manifest import ImageClass
 MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
 MULTI_LABEL = "docs/how-to/data/multi-label.md"
 NEGATIVE = "label {}, expected 0 or more"
+MISSING_LABELS = {"nan", "NaN", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A"}  # pandas reads these as NaN
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
 _SEPARATORS = re.compile(r"[\s,;|]+")  # between several labels of one image
@@ -49,6 +50,7 @@ class LabeledSource(Source):
         BuildError: If there are both `classes` and `no_labels`, or a name of a column is invalid.
     """
 
+    label_advice: ClassVar = ""  # how to choose other labels
     are_texts: ClassVar = False  # whether a label is a text, which may be a name that looks like a number
 
     def __init__(
@@ -82,7 +84,10 @@ class LabeledSource(Source):
             warnings.append("the labels are numbers to predict, which the column keeps; all images get the label 0")
         if self._given is None and samples and len(used) > max(samples // 2, 1):
             many = f"{len(used)} different labels for {counted(samples, 'sample')}"
-            warnings.append(f"{many}; check that the labels are classes")
+            warnings.append(f"{many}; check that the labels are classes{self.label_advice}")
+        if self._given is None and (missing := [name for name in names if name in MISSING_LABELS]):
+            what = f"{missing[0]!r} is a class, and may stand for a missing label"
+            warnings.append(f"{what}; to drop such rows of a table in pandas: df = df.dropna(subset=['label'])")
         if self._given is None and (several := _several_labels(names)):
             what = "look like several labels of one image, and each is a class of its own"
             warnings.append(f"labels such as {several!r:.80} {what}; if so, see {MULTI_LABEL}")

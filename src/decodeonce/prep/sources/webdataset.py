@@ -6,6 +6,7 @@ A sample is a run of members whose names are equal up to the first dot, or up to
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -25,6 +26,7 @@ from decodeonce.host import usable_cores
 from decodeonce.prep.listing import Entry, NumberColumn, Scan, Value, name_bytes, name_text
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
+from decodeonce.prep.sources.base import Notes
 from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import expecting, parallel_map, system_of
 from decodeonce.prep.sources.holders import GZIP_MAGIC, FileFacts, GzipStream, Holder, Member, SourceFiles, read_exactly
@@ -36,9 +38,11 @@ SUFFIXES = SOURCES["webdataset"].suffixes
 # The first one that a sample has is its image.
 IMAGE_SUFFIXES = (b"jpg", b"jpeg", b"png", b"webp", b"gif", b"bmp", b"tif", b"tiff", b"ppm", b"pgm", b"pbm", b"avif")
 JSON = b"json"
-LABELS = (b"cls", b"txt", JSON)  # the first one that a sample has gives its label
+LABELS = (b"cls", JSON, b"txt")  # the first one with a label gives it; a txt is often a caption
 LABEL_KEYS = ("label", "cls", "class")
 MAX_LABEL_BYTES = 1 << 16
+UNREAD = "images next to the images of samples, not read (if the names of samples contain dots, pass --last-dot)"
+_END = re.compile(r"(?: ?\(\d+\)| - Copy)?(?:\.tar|\.tar\.gz|\.tgz)$")  # also of a file that was downloaded twice
 _LONE = re.compile("[\ud800-\udfff]")  # lone surrogates: JSON can contain them, valid text cannot
 _PARTS = re.compile(rb"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)
 _PARTS_AT_LAST_DOT = re.compile(rb"((?:.*/)?[^/]+)\.([^/.]+)", re.DOTALL)
@@ -59,7 +63,7 @@ class WebdatasetSource(LabeledSource):
         paired: The suffix, such as "mask.png", of each mask ("mask") or image of three channels ("target:rgb") of a
             sample; default None: none.
         image_suffix: Suffix of each sample's image, such as "input.jpg"; default "": the first known one of a sample.
-        label_suffix: Suffix of each sample's label, such as "target.cls"; default "": cls, txt or json.
+        label_suffix: Suffix of each sample's label, such as "target.cls"; default "": cls, json or txt.
         last_dot: Whether a suffix begins at the last dot of a name; default False: at the first.
         no_labels: Whether to ignore labels: all samples are of one class; default False.
 
@@ -74,6 +78,7 @@ class WebdatasetSource(LabeledSource):
 
     kind = "webdataset"
     are_texts = True
+    label_advice = ", or name the files of labels with --label-suffix"
     files: SourceFiles
 
     def __init__(  # noqa: PLR0913 - the settings that a plan records
@@ -114,7 +119,7 @@ class WebdatasetSource(LabeledSource):
         self.files = SourceFiles(root, files)
         self._gzipped = frozenset(gzipped)
         self._stream: tuple[int, GzipStream] | None = None
-        self._unread, self._first_unread = 0, ""  # images in samples that have another image
+        self._notes = Notes()
         self._without_end = set[str]()  # names of the tars that lack the empty blocks at the end
         self._asked = self.options()  # listing may find out that labels are to be ignored
 
@@ -134,15 +139,14 @@ class WebdatasetSource(LabeledSource):
         return f"{self.files.describe('shard')}, {labels}"
 
     def _warnings(self, samples: int) -> list[str]:
-        warnings = super()._warnings(samples)
+        warnings = [*super()._warnings(samples), *self._notes.texts()]
+        if twins := _twins(self.files):
+            found = f"{counted(len(twins), 'pair')} of shards may have the same images (first {twins[0]})"
+            warnings.append(f"{found}; if so, remove one of them")
         if self._without_end:
             found = f"{counted(len(self._without_end), 'shard')} without the empty blocks that end a tar"
             missing = "all members are whole, but others may be missing; if you downloaded it, check its size"
             warnings.append(f"{found} (first {min(self._without_end)}): {missing}")
-        if self._unread:
-            found = f"{counted(self._unread, 'image')} beside the images of samples not read"
-            dots = "if the names of samples contain dots, pass --last-dot"
-            warnings.append(f"{found} (first {self._first_unread}); {dots}")
         return warnings
 
     def arguments(self) -> Json:
@@ -159,21 +163,30 @@ class WebdatasetSource(LabeledSource):
     def scan(self) -> Scan:
         """Return every sample in the order of shards and members, after all shards have been indexed."""
         columns, seen, indexes = number_columns(self.column_names), dict[str, str](), list[str]()
-        self._unread = 0
+        self._notes, places = Notes(), dict[str, str]()
         at_once = max(system_of(self.root).reads_at_once(self.root), usable_cores() if self._gzipped else 1)
         with ThreadPoolExecutor(at_once) as threads:
             shards = threads.map(partial(self._listed, self._naming), range(len(self.files.files)))
             for number, found in enumerate(shards):
                 path = os.fsdecode(self.files.path(number))
                 for sample in found:
-                    if sample.label and sample.label not in seen:
-                        seen[sample.label] = f"{path}/{name_text(sample.member.name)}"
+                    where = f"{path}/{name_text(sample.member.name)}"
+                    if sample.label:
+                        seen.setdefault(sample.label, where)
+                        places.setdefault(sample.label_from, where)
+                        if sample.unused:
+                            which = f"labels from {sample.label_from} that differ from those in {sample.unused[0]}"
+                            self._notes.note(f"{which} (--label-suffix chooses a file)", where)
                     _collect(columns, sample, path)
-                    self._unread += len(sample.unread)
-                    self._first_unread = self._first_unread or name_text(next(iter(sample.unread), b""))
+                    for name in sample.unread:
+                        self._notes.note(UNREAD, name_text(name))
                 # JSON takes 60 bytes per sample and its name, objects 500.
                 listed = [(*sample.member, sample.label, sample.paired) for sample in found]
                 indexes.append(json.dumps(listed, default=name_text))
+        if len(places) > 1:
+            (first, _), (other, where) = list(places.items())[:2]
+            advice = "choose a suffix with --label-suffix, or write all labels under one key of json"
+            raise BuildError(f"{where}: label from {other}, but those before are from {first}; {advice}")
         self._learn(seen)
         return self._scanned(self._entries(indexes, zip(*columns, strict=True)))
 
@@ -250,7 +263,7 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
         "TEXT",
     ] = "",
     label_suffix: Annotated[
-        str, "Read labels from the file with this suffix, such as target.cls. (default: cls, txt or json)", "TEXT"
+        str, "Read labels from the file with this suffix, such as target.cls. (default: cls, json or txt)", "TEXT"
     ] = "",
     last_dot: Annotated[
         bool, "Let suffixes begin at the last dot of a name. Without this flag, they begin at the first dot."
@@ -267,12 +280,13 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
 ) -> WebdatasetSource:
     """Read WebDataset shards. SRC is a folder of tars, or a pattern: 'shard-{0000..0147}.tar'.
 
-    A sample is an image with a label in cls, txt or json (key `label`, `cls` or `class`), in this order.
+    A sample is an image with a label in cls, json (key `label`, `cls` or `class`) or txt, in this order. The labels of
+    all samples must have the same suffix and key.
 
     Args:
         src: A folder of tars, a tar, or a pattern with braces or wildcards. Tars may be gzipped.
         image_suffix: Suffix of each sample's image, such as "input.jpg"; default "": the first known one of a sample.
-        label_suffix: Suffix of each sample's label, such as "target.cls"; default "": cls, txt or json. If it ends with
+        label_suffix: Suffix of each sample's label, such as "target.cls"; default "": cls, json or txt. If it ends with
             "json", the label is the value of the key `label`, `cls` or `class`, and the file has the columns, too.
         last_dot: Whether a suffix begins at the last dot of a name; default False: at the first.
         column: Keys of each sample's json to keep as columns of numbers; default None: none.
@@ -295,6 +309,11 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
     has_columns = bool(column) and _member_suffix(label_suffix).endswith(JSON)
     check_unlabeled(no_labels, label_suffix="" if has_columns else label_suffix)
     files = matching_files(src, SUFFIXES, follow_links=follow_links)
+    if os.path.isdir(src):
+        read = {file.name for file in files.files}
+        if others := sorted(name for name in os.listdir(src) if name not in read and name[0] != "."):
+            found = f"files and folders left out, because shards are called {', '.join(f'*{end}' for end in SUFFIXES)}"
+            logging.getLogger("decodeonce").warning("%s: %s: %d (%s)", src, found, len(others), ", ".join(others[:4]))
     packed = parallel_map(files.root, partial(_is_gzipped, files), range(len(files.files)))
     gzipped = [number for number, is_gzipped in enumerate(packed) if is_gzipped]
     return WebdatasetSource(
@@ -311,6 +330,14 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
     )
 
 
+def _twins(files: SourceFiles) -> list[str]:
+    """Return pairs of shards that may be the same: a.tar and a.tar.gz, or a.tar and a (1).tar of equal size."""
+    first = {_END.sub("", file.name): file for file in reversed(files.files)}
+    pairs = [(first[_END.sub("", file.name)], file) for file in files.files]
+    alike = [(a, b) for a, b in pairs if a is not b and (a.size == b.size or a.name[-3:] != b.name[-3:])]
+    return [f"{a.name} and {b.name}" for a, b in alike]
+
+
 def _is_gzipped(files: SourceFiles, number: int) -> bool:
     with expecting(files.path(number), "expected a readable tar"), files.opened(number) as holder:
         return holder.read_at(0, len(GZIP_MAGIC)) == GZIP_MAGIC
@@ -322,10 +349,11 @@ class TarSample(NamedTuple):
     Attributes:
         member: The image.
         label: The label as text; "" for none.
-        label_from: The suffix of the file with the label.
-        values: A value for each requested column, None for a missing one.
+        label_from: The suffix of the file with the label, and its key in a json.
+        values: A value for each requested column, `...` for a missing one.
         paired: Place and size of each requested member; none if the member has a problem.
         unread: Names of other images in the sample, which become no rows.
+        unused: The other files and keys that have another label.
     """
 
     member: Member
@@ -334,6 +362,7 @@ class TarSample(NamedTuple):
     values: Sequence[object] = ()
     paired: Sequence[list[int]] = ()
     unread: Sequence[bytes] = ()
+    unused: Sequence[str] = ()
 
 
 class Naming(NamedTuple):
@@ -341,7 +370,7 @@ class Naming(NamedTuple):
 
     Attributes:
         images: Suffixes of images. The first one that a sample has is its image.
-        labels: Suffixes of labels. The first one that a sample has gives its label. () if labels are not needed.
+        labels: Suffixes of labels. The first one with a label gives it. () if labels are not needed.
         json: Suffix of the file with the columns.
         paired: Suffixes of the members that belong to an image.
         last_dot: Whether a suffix begins at the last dot of a name.
@@ -379,7 +408,7 @@ class Naming(NamedTuple):
         texts: dict[bytes, bytes] = {}
         for suffix, member in parts:
             members.append((suffix, member))
-            if suffix not in texts and 0 < member.size <= MAX_LABEL_BYTES and self._is_read(suffix, texts):
+            if suffix not in texts and 0 < member.size <= MAX_LABEL_BYTES and self._is_read(suffix):
                 texts[suffix] = tar.read_at(member.place, member.size)
         suffixes = [suffix for suffix, _ in members]
         like_images = [(suffix, member) for suffix, member in members if _ends_like(suffix, IMAGE_SUFFIXES)]
@@ -389,25 +418,24 @@ class Naming(NamedTuple):
             for _, member in like_images or members[:1]:
                 yield TarSample(member._replace(problem=problem), "", "")
             return
-        label_from = next((suffix for suffix in self.labels if suffix in texts), b"")
-        label = _label(label_from, texts.get(label_from, b""))
-        main = main._replace(problem=main.problem or self._problem(suffixes, label))
         by_suffix = dict(members)
+        files = ((suffix, by_suffix[suffix], texts.get(suffix)) for suffix in self.labels if suffix in by_suffix)
+        label, *unused = [*chain.from_iterable(_labels(*file) for file in files), FoundLabel()]
+        main = main._replace(problem=main.problem or self._problem(suffixes, label))
         wanted = {suffix: by_suffix.get(suffix) for suffix in self.paired}
         for suffix, other in wanted.items():
             if problem := "missing in the sample" if other is None else other.problem:
                 main = main._replace(problem=main.problem or f"{name_text(suffix)}: {problem}")
         places = [] if main.problem else [[other.place, other.size] for other in wanted.values() if other]
-        fields = _fields(texts.get(self.json, b"")) if self.columns else {}
-        values = [fields.get(column) for column in self.columns]
+        fields = _fields(texts.get(self.json, b"")) or {} if self.columns else {}
+        values = [fields.get(column, ...) for column in self.columns]
         others = [member.name for suffix, member in like_images if suffix not in (*self.images, *self.paired)]
-        yield TarSample(main, label, name_text(label_from) if label else "", values, places, others)
+        different = [other.found_in for other in unused if other.text not in ("", label.text)]
+        yield TarSample(main, label.text, label.found_in, values, places, others, different)
 
-    def _is_read(self, suffix: bytes, texts: Collection[bytes]) -> bool:
-        """Return whether the file with a suffix has the columns, or a better label than the `texts` that were read."""
-        if suffix in self.labels and not any(label in texts for label in self.labels[: self.labels.index(suffix)]):
-            return True
-        return bool(self.columns) and suffix == self.json
+    def _is_read(self, suffix: bytes) -> bool:
+        """Return whether the file with a suffix has a label or the columns."""
+        return suffix in self.labels or (bool(self.columns) and suffix == self.json)
 
     def _no_image(self, suffixes: Sequence[bytes], longer: Sequence[str]) -> str:
         """Return why a sample with files of these suffixes has no image, and what to do; `longer` end like images."""
@@ -420,15 +448,17 @@ class Naming(NamedTuple):
         dots = "; if the names of samples contain dots, pass --last-dot" if len(longer) > 1 else ""
         return f"{problem}; {advice}{dots}"
 
-    def _problem(self, suffixes: Sequence[bytes], label: str) -> str:
+    def _problem(self, suffixes: Sequence[bytes], label: FoundLabel) -> str:
         """Return why a sample with an image and files of these suffixes cannot become a row, or "" if it can."""
         image = next(suffix for suffix in self.images if suffix in suffixes)
         if suffixes.count(image) > 1:
             return "two images in the sample"
         if any(suffixes.count(label) > 1 for label in self.labels):
             return "two labels in the sample"
-        if label or not self.labels:
+        if label.text or not self.labels:
             return ""
+        if label.problem:
+            return f"no label: {label.found_in}: {label.problem}"
         other = next((name_text(suffix) for suffix in suffixes if _ends_like(suffix, LABELS)), "")
         return f"no label; to read {other}, pass --label-suffix {other}" if other else "no label"
 
@@ -442,30 +472,49 @@ def _member_suffix(text: str) -> bytes:
     return name_bytes(text.lower().lstrip("."))
 
 
-def _label(suffix: bytes, data: bytes) -> str:
-    if not suffix.endswith(JSON):
-        return name_text(data).strip()
-    fields = _fields(data)
-    found = next((fields[key] for key in LABEL_KEYS if key in fields), None)
-    whole = isinstance(found, (int, str)) and not isinstance(found, bool)
-    label = str(found) if whole or (isinstance(found, float) and math.isfinite(found)) else ""
-    return "" if _LONE.search(label) else label
+class FoundLabel(NamedTuple):
+    """A label as text, or why it is none, and the suffix and key that it was found in."""
+
+    text: str = ""
+    problem: str = ""
+    found_in: str = ""
 
 
-def _fields(data: bytes) -> Json:
-    """Return the object in a sample's json; {} if it is not an object."""
+def _labels(suffix: bytes, member: Member, data: bytes | None) -> Iterator[FoundLabel]:
+    """Yield the labels in a file: that of a text, or those of the keys of a json. `data` is None if it was not read."""
+    name = name_text(suffix)
+    if data is None:
+        large = f"{member.size:,} bytes, expected at most {MAX_LABEL_BYTES:,}"
+        yield FoundLabel("", member.problem or large, name)
+    elif not suffix.endswith(JSON):
+        yield FoundLabel(name_text(data).strip(), "", name)
+    elif (fields := _fields(data)) is None:
+        yield FoundLabel("", "not a valid JSON object", name)
+    else:
+        for key in (key for key in LABEL_KEYS if key in fields):
+            found = fields[key]
+            whole = isinstance(found, (int, str)) and not isinstance(found, bool)
+            label = str(found) if whole or (isinstance(found, float) and math.isfinite(found)) else ""
+            label = "" if _LONE.search(label) else label
+            yield FoundLabel(
+                label, "" if label else f"{found!r:.40}, expected a number or a text", f"{name} (key {key})"
+            )
+
+
+def _fields(data: bytes) -> Json | None:
+    """Return the object in a sample's json; None if it is not an object."""
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
+        return None
+    return fields if isinstance(fields, dict) else None
 
 
 def _collect(columns: Sequence[NumberColumn], sample: TarSample, path: str) -> None:
     """Append the values of a sample to the columns, unless it cannot become a row."""
     where = f"{path}: {name_text(sample.member.name)}"
     for column, value in zip(columns, () if sample.member.problem else sample.values, strict=False):
-        if value is None:
+        if value is ...:
             expected = f"expected a json object of at most {MAX_LABEL_BYTES} bytes with the key {column.name!r}"
             raise BuildError(f"{where}: column {column.name!r}: found nothing, {expected}")
         column.append(column.check(value, where))
