@@ -413,3 +413,9 @@ def test_gzip_stream_may_have_many_members(tmp_path: Path) -> None:
     with open_holder(tmp_path / "a.gz") as file:
         stream = GzipStream(file, BuildError)
         assert (stream.read_at(0, 2), stream.read_at(2, 9), stream.size) == (b"ab", b"cdef", 6)
+
+
+def test_captions_as_labels_name_the_flag(tmp_path: Path) -> None:
+    path = shard(tmp_path, *(sample(f"{number}", IMAGE, txt=f"caption {number}") for number in range(4)))
+    advice = "check that the labels are classes, or name the files of labels with --label-suffix"
+    assert f"4 different labels for 4 samples; {advice}" in open_webdataset(path).listing().warnings
