@@ -217,7 +217,7 @@ def test_missing_webdataset_value_is_reported(tmp_path: Path) -> None:
         ({"cls": 1, "json": {"x": "a cat"}}, "a.tar: k.jpg: column 'x': found 'a cat'"),
         (
             {"cls": 1, "json": {"x": "cat"}},
-            "for labels, write numbers first, in pandas df['x'].astype('category').cat.codes",
+            "for labels, write numbers: in pandas df['x'].astype('category').cat.codes",
         ),
     ):
         files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0], **parts)]

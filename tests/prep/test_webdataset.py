@@ -290,8 +290,8 @@ def test_shards_that_may_be_the_same_are_named(tmp_path: Path, name: str, same: 
     more = [sample(f"{number}", IMAGE, cls=0) for number in range(10 * (same - 1))]
     shard(tmp_path, *more, sample("b", IMAGE, cls=0), name=name)
     first, second = sorted(("a-0.tar", name))
-    what = f"1 pair of shards may have the same images (first {first} and {second}); if so, remove one of them"
-    assert [line for line in open_webdataset(tmp_path).listing().warnings if "pair" in line] == [what] * expected
+    what = f"shards that may have the same images; if so, remove one: 1 (first {first} and {second})"
+    assert [line for line in open_webdataset(tmp_path).listing().warnings if "same" in line] == [what] * expected
 
 
 def test_plain_and_gzipped_shards_may_be_mixed_and_have_any_name(tmp_path: Path) -> None:
@@ -413,3 +413,9 @@ def test_gzip_stream_may_have_many_members(tmp_path: Path) -> None:
     with open_holder(tmp_path / "a.gz") as file:
         stream = GzipStream(file, BuildError)
         assert (stream.read_at(0, 2), stream.read_at(2, 9), stream.size) == (b"ab", b"cdef", 6)
+
+
+def test_captions_as_labels_name_the_flag(tmp_path: Path) -> None:
+    path = shard(tmp_path, *(sample(f"{number}", IMAGE, txt=f"caption {number}") for number in range(4)))
+    advice = "check that the labels are classes, or name the files of labels with --label-suffix"
+    assert f"4 different labels for 4 samples; {advice}" in open_webdataset(path).listing().warnings

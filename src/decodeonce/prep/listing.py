@@ -369,9 +369,7 @@ class NumberColumn:
         found = "nothing" if value is None else f"{value!r:.80}"
         rules = "numbers must be finite, and whole numbers must fit int64; for text, store token ids"
         if isinstance(value, str):
-            rules = (
-                f"for labels, write numbers first, in pandas df[{self.name!r}].astype('category').cat.codes; {rules}"
-            )
+            rules = f"for labels, write numbers: in pandas df[{self.name!r}].astype('category').cat.codes; {rules}"
         elif value is None or value != value:  # nan, which pandas writes for a missing value
             advice = "if the value is missing, write a number that stands for that, such as -1, or remove the row"
             rules = f"{advice}; {rules}"

@@ -141,8 +141,7 @@ class WebdatasetSource(LabeledSource):
     def _warnings(self, samples: int) -> list[str]:
         warnings = [*super()._warnings(samples), *self._notes.texts()]
         if twins := _twins(self.files):
-            found = f"{counted(len(twins), 'pair')} of shards may have the same images (first {twins[0]})"
-            warnings.append(f"{found}; if so, remove one of them")
+            warnings.append(f"shards that may have the same images; if so, remove one: {len(twins)} (first {twins[0]})")
         if self._without_end:
             found = f"{counted(len(self._without_end), 'shard')} without the empty blocks that end a tar"
             missing = "all members are whole, but others may be missing; if you downloaded it, check its size"
@@ -184,7 +183,7 @@ class WebdatasetSource(LabeledSource):
                 listed = [(*sample.member, sample.label, sample.paired) for sample in found]
                 indexes.append(json.dumps(listed, default=name_text))
         if len(places) > 1:
-            (first, _), (other, where) = list(places.items())[:2]
+            (first, _), (other, where), *_ = places.items()
             advice = "choose a suffix with --label-suffix, or write all labels under one key of json"
             raise BuildError(f"{where}: label from {other}, but those before are from {first}; {advice}")
         self._learn(seen)
