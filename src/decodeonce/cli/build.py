@@ -437,8 +437,11 @@ def say_dry_run(request: BuildRequest) -> None:
     print_result(facts)
 
 
-def say_outcome(out: Path, was_finished: bool, speed: str = "", **run: object) -> None:
-    """Print what is in a store that the command has finished, unless it was finished before. `run`: as `say_built`."""
+def say_outcome(out: Path, was_finished: bool, speed: str = "", *, advise: bool = True, **run: object) -> None:
+    """Print what is in a store that the command has finished, unless it was finished before. `run`: as `say_built`.
+
+    `advise`: whether to name flags of a build for its unusual images.
+    """
     if was_finished:
         return say_built(out, **run)
     facts = built_facts(out, already_finished=False, **run)
@@ -448,7 +451,7 @@ def say_outcome(out: Path, was_finished: bool, speed: str = "", **run: object) -
     if any(facts["rejects"].values()):
         counts = f"{rejects_text(facts['rejects'], facts['rows'])}; see rejects.tsv"
         say(f"{out}: {counts}", err=facts["rejects"]["rejected"] > 0 and cli.quiet)
-    for line in advice_on(facts["kept"], facts["recipe"].get("levels")):
+    for line in advice_on(facts["kept"], facts["recipe"].get("levels")) if advise else ():
         say(f"{out}: {line}", err=cli.quiet)
     say(f"{out}: {rows}, {size_text(facts['bytes'])}, written{speed}; next: prep info {quoted(out)}")
     print_result(facts)

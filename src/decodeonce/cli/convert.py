@@ -90,4 +90,4 @@ def convert(
     with build_progress() as progress:
         convert_stores(stores, out, conversion, workers=workers, progress=progress)
     seconds = time.monotonic() - start
-    say_outcome(out, was_finished, f" in {duration_text(seconds)}", seconds=round(seconds, 3))
+    say_outcome(out, was_finished, f" in {duration_text(seconds)}", advise=False, seconds=round(seconds, 3))
