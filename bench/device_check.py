@@ -159,6 +159,7 @@ def find_steps(device: str, out: Path, scratch: Path) -> list[Step]:
         Step("tests", 20, 130, test(f"not ({slow})")),
         Step("copies", 20, 60, part("copies")),
         Step("augmentation", 20, 80, part("augmentation")),
+        Step("forms", 20, 60, part("forms")),
         Step("ahead", 15, 40, part("ahead")),
         Step("training", 60, 150, run("bench.gpu", store, *training, *repeats, "--trace", str(out / "trace.json"))),
         Step("small", 20, 90, part("small")),

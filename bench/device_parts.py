@@ -6,6 +6,7 @@ Each figure is printed when it is known. `--device cpu` only shows that the scri
 - `data`: create a STORE of random rows, and a tree of JPEG files next to it.
 - `copies`: bytes/s of copies to the device, and of the Loader with each reader and number of threads.
 - `augmentation`: milliseconds of the device and of the host, launches, and extra memory of chains and of single steps.
+- `forms`: rows/s of the usual chain from stores of each form, from pinned memory and from the device's cache.
 - `ahead`: device memory of batches while the host runs ahead of the device.
 - `small`: training with batches of 16, where the host limits the rate.
 """
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -46,11 +47,13 @@ from decodeonce.augment import (
     Solarize,
 )
 from decodeonce.host import installed_version, usable_cores
+from decodeonce.store.layout import FORMS
 from examples.sample import write_sample_tree
 
 TEN_MS, STEP = 20_000_000, 40_000_000  # cycles of a GPU that waits, about 10 and 20 ms
 QUERY = "name,driver_version,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,clocks.sm"
 SPACES = {"highest": "float32", "high": "TF32"}
+FROM: dict[str, Literal["device"] | None] = {"pinned memory": None, "the device's cache": "device"}
 
 
 def say(name: str, value: object) -> None:
@@ -190,6 +193,21 @@ class Parts:
         times = round(statistics.median(on_device), 3), round(statistics.median(on_host), 3)
         say(f"{name}: ms, host ms, launches, extra MB", [*times, launches, round(extra)])
 
+    def forms(self) -> None:
+        """Measure the usual chain from stores of each form, which are next to the store and have as many rows."""
+        chain = Augment(RandomResizedCrop(224), RandomFlip(), Normalize("imagenet", dtype=torch.bfloat16))
+        for pixels in FORMS:
+            root = self.store.paths.root
+            if pixels != self.store.manifest.pixels:
+                root = synthetic_store(root.with_name(f"{pixels}.store"), len(self.store), pixels=pixels)
+            for name, cache in FROM.items():
+                with Loader(
+                    root, batch_size=self.batch_size, device=self.device, transform=chain, cache=cache
+                ) as loader:
+                    drain(loader)
+                    rate = len(loader) * self.batch_size / self.seconds(partial(drain, loader))
+                say(f"{pixels} from {name}: rows/s", round(rate))
+
     def ahead(self) -> None:
         """Measure the memory of batches in a loop whose steps are single launches, such as replays of a graph."""
         if not self.on_cuda:
@@ -231,7 +249,7 @@ class Parts:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {name: getattr(Parts, name) for name in ("copies", "augmentation", "ahead", "small")}
+    parts = {name: getattr(Parts, name) for name in ("copies", "augmentation", "forms", "ahead", "small")}
     parser.add_argument("part", choices=["environment", "data", *parts])
     parser.add_argument("store", type=Path, nargs="?")
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))

@@ -1,15 +1,16 @@
 """Build and verify a store larger than memory, and read it for three epochs in several ways; print rates and memory.
 
-    python -m bench.larger [SRC] [--rows 180000] [--size 256] [--memory BYTES] [--scratch build] [--apt] [--json]
+    python -m bench.larger [SRC] [--rows 180000] [--size 256] [--pixels rgb] [--memory BYTES] [--scratch build] [--apt]
+                           [--json]
 
 SRC is a tree `train/<wnid>/*.JPEG`, whose images are linked until there are --rows; without it a sample tree is
 generated in build/. 180,000 rows of 256x256 are 35 GB. Choose at least 1.4 times the memory of the machine, or
 limit the memory of the Loaders with --memory, and choose a disk with space for the store.
 
-`prep build` and `prep verify` run as usual. Then one process per arm drops the store's pages and runs three epochs. In
-later epochs, rows that are still in memory are not read again. The last arm reads all rows past the page cache. Before
-each arm, fio reads with the settings that a sweep found fastest (see bench/cold.py); "of fio" is the rate divided by
-the fastest of them.
+`prep build` and `prep verify` run as usual, and Loaders give rows as they are stored. One process per arm drops the
+store's pages and runs three epochs. In later epochs, rows that are still in memory are not read again. The last arm
+reads all rows past the page cache. Before each arm, fio reads with the settings that a sweep found fastest (see
+bench/cold.py); "of fio" is the rate divided by the fastest of them.
 
 Memory of every process is sampled from outside. The exit code is 1 if a process grew by more than bench/soak.py allows.
 The store is removed at the end, also after Ctrl-C.
@@ -50,6 +51,7 @@ from bench.soak import build_and_verify, print_growth, table, watch
 from decodeonce import Loader, open_store
 from decodeonce.loader import readers
 from decodeonce.loader.order import Shuffle
+from decodeonce.store.layout import FORMS
 
 EPOCHS = 3
 ARMS = ("full pread", "full direct", "window pread", "window direct", "full past")  # order and reader
@@ -63,7 +65,11 @@ def measure_epochs(path: Path, arm: str, batch_size: int) -> list[list[float]]:
     drop_pages(store)
     orders: dict[str, Shuffle] = {"full": "full", "window": "window"}
     with Loader(
-        path, batch_size=batch_size, shuffle=orders[shuffle], reader="pread" if reader == "pread" else "direct"
+        path,
+        batch_size=batch_size,
+        shuffle=orders[shuffle],
+        reader="pread" if reader == "pread" else "direct",
+        pixels="stored",
     ) as loader:
         print(json.dumps(loader.stats()["reader"]), flush=True)  # makes the parent start sampling
         print(loader.stats()["reader"], file=sys.stderr)
@@ -73,7 +79,7 @@ def measure_epochs(path: Path, arm: str, batch_size: int) -> list[list[float]]:
 def measure(source: Path, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Build, verify and read the store; return the rates and the memory of each process."""
     here = conditions(options.rows, "three epochs of each arm, the first of them cold")
-    processes, path = build_and_verify(source, scratch, options), scratch / "store"
+    processes, path = build_and_verify(source, scratch, options, "--pixels", options.pixels), scratch / "store"
     store = open_store(path)
     nbytes = len(store) * store.manifest.row_bytes
     seconds = {name: processes[f"`prep {name}`"][-1][0] for name in ("build", "verify")}
@@ -97,6 +103,7 @@ def measure(source: Path, scratch: Path, options: argparse.Namespace) -> dict[st
         "conditions": here | {"images": len(store)},
         "storage": f"{storage_name(path)}, {options.fio or 'no fio'}",
         "bytes": nbytes,
+        "row_bytes": store.manifest.row_bytes,
         "memory": options.memory,
         "build_images_per_s": len(store) / seconds["build"],
         "verify_bytes_per_s": nbytes / seconds["verify"],
@@ -116,13 +123,14 @@ def rates_table(facts: dict[str, Any]) -> str:
         f"`prep verify`: {facts['verify_bytes_per_s'] / 1e9:.2f} GB/s",
         f"fastest fio, GB/s: {rate_text(disk['bytes_per_s'])}, {disk['reads']}" if disk else NO_FIO,
         "",
-        "| | GB/s | of fio | read per byte | processor s/GB |",
-        "|---|---|---|---|---|",
+        "| | GB/s | images/s | of fio | read per byte | processor s/GB |",
+        "|---|---|---|---|---|---|",
     ]
     for name, epochs in facts["epochs"].items():
         for epoch, (rate, read, processor) in enumerate(epochs):
             share = f"{rate / statistics.median(disk['bytes_per_s']):.2f}" if disk else ""
-            cells = f"{rate / 1e9:.2f} | {share} | {read:.2f} | {processor * 1e9:.2f}"
+            images = f"{rate / facts['row_bytes']:,.0f}"
+            cells = f"{rate / 1e9:.2f} | {images} | {share} | {read:.2f} | {processor * 1e9:.2f}"
             lines.append(f"| {name}, epoch {epoch} | {cells} |")
     return "\n".join(lines)
 
@@ -132,6 +140,7 @@ def main() -> int:
     parser.add_argument("source", type=Path, nargs="?")
     parser.add_argument("--rows", type=int, default=180_000)
     parser.add_argument("--size", type=int, default=256)
+    parser.add_argument("--pixels", choices=[*FORMS], default="rgb")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=3, help="seconds per run of fio (default: 3)")
     parser.add_argument("--memory", type=int, help="bytes of memory for a Loader, page cache included; needs root")

@@ -1,4 +1,4 @@
-"""Compare a store of yuv420 with one of RGB: bytes, processor time, reading from a disk, images, and a small training.
+"""Compare stores of yuv420 and bc4 with one of RGB: bytes, processor time, reading, images, and a small training.
 
     python -m bench.pixels [SRC] [--images 2000] [--rows 20000] [--repeats 5] [--seeds 0] [--scratch build] [--json]
 
@@ -47,7 +47,7 @@ from decodeonce import Loader, open_store
 from decodeonce.augment import Augment, Normalize, RandomFlip, RandomResizedCrop
 from decodeonce.store.layout import PixelsName
 
-KINDS: tuple[PixelsName, ...] = ("rgb", "yuv420")
+KINDS: tuple[PixelsName, ...] = ("rgb", "yuv420", "bc4")
 Images = NDArray[np.uint8]
 CROP, STEPS, CROPS = 32, 400, 256
 MOST_COMPARED = 2000
@@ -189,18 +189,23 @@ def draw_crops(images: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(crops).permute(0, 3, 1, 2).float() / 128 - 1, labels
 
 
+def row(name: str, values: list[str], ratios: list[float]) -> str:
+    """A row of the table, with the ratios to RGB."""
+    return f"| {' | '.join([name, *values, ', '.join(f'{ratio:.2f}' for ratio in ratios[1:])])} |"
+
+
 def table(facts: dict[str, Any]) -> str:
     """Return the results as Markdown."""
-    rgb, half = (facts["bytes"][kind] for kind in KINDS)
+    nbytes = [facts["bytes"][kind] for kind in KINDS]
     lines = [
-        "| | rgb | yuv420 | ratio |",
-        "|---|---|---|---|",
-        f"| bytes of a row | {rgb:,} | {half:,} | {half / rgb} |",
+        f"| | {' | '.join(KINDS)} | ratios |",
+        f"|{'---|' * (len(KINDS) + 2)}",
+        row("bytes of a row", [f"{one:,}" for one in nbytes], [one / nbytes[0] for one in nbytes]),
     ]
     for name, kinds in facts["spent"].items():
-        medians = [statistics.median(kinds[kind]) for kind in KINDS]
-        ratio = statistics.median(b / a for a, b in zip(kinds["rgb"], kinds["yuv420"], strict=True))
-        lines.append(f"| {name} | {medians[0]:,.3f} | {medians[1]:,.3f} | {ratio:.2f} |")
+        medians = [f"{statistics.median(kinds[kind]):,.3f}" for kind in KINDS]
+        ratios = [statistics.median(b / a for a, b in zip(kinds["rgb"], kinds[kind], strict=True)) for kind in KINDS]
+        lines.append(row(name, medians, ratios))
     lines += ["", "| against RGB: median (5%, worst) | PSNR, dB | SSIM |", "|---|---|---|"]
     for name, found in facts["quality"].items():
         cells = [

@@ -181,11 +181,11 @@ def table(processes: dict[str, UsageOverTime]) -> str:
     return "\n".join(lines)
 
 
-def build_and_verify(source: Path, scratch: Path, options: argparse.Namespace) -> dict[str, UsageOverTime]:
+def build_and_verify(source: Path, scratch: Path, options: argparse.Namespace, *flags: str) -> dict[str, UsageOverTime]:
     """Build scratch/store, with --rows images linked from `source`, and verify it; return the usage of each process."""
     tree, store = link_images(source, options.rows, scratch / "tree"), scratch / "store"
     prep: list[str | Path] = [sys.executable, "-m", "decodeonce.cli"]
-    build = [*prep, "build", "imagenet", tree, store, "--size", str(options.size), "--max-bad", "1%"]
+    build = [*prep, "build", "imagenet", tree, store, "--size", str(options.size), "--max-bad", "1%", *flags]
     processes: dict[str, UsageOverTime] = {}
     for name, command in (("build", build), ("verify", [*prep, "verify", store])):
         print(f"running prep {name} …", file=sys.stderr, flush=True)

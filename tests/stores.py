@@ -47,7 +47,7 @@ def make_store(
     `paired` are masks (count, H, W) and second images (count, H, W, 3).
     """
     count, paired = len(images), paired or {}
-    packed = images if pixels == "rgb" else np.stack([packed_row(image) for image in images])
+    packed = images if pixels == "rgb" else np.stack([packed_row(image, pixels) for image in images])
     whole = np.concatenate([array.reshape(count, -1) for array in (packed, *paired.values())], axis=1)
     labels = np.arange(count) % classes if labels is None else labels
     shard_rows = shard_rows or count
@@ -64,23 +64,51 @@ def make_store(
     return seal(root, labels, sums, shard_rows=shard_rows, classes=classes, columns=columns, **facts)
 
 
-def packed_row(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return an RGB image as its row in a yuv420 store: the integers that docs/reference/format.md defines."""
+def packed_row(image: NDArray[np.uint8], pixels: PixelsName = "yuv420") -> NDArray[np.uint8]:
+    """Return an RGB image as its row in a store: the integers that docs/reference/format.md defines."""
     wide = image.astype(np.int64)
     small = (wide[::2, ::2] + wide[::2, 1::2] + wide[1::2, ::2] + wide[1::2, 1::2] + 2) >> 2
     y = (wide @ np.array([19595, 38470, 7471]) + 32768) >> 16
     u = (small @ np.array([-5529, -10855, 16384]) + (128 << 15) + 16383) >> 15
     v = (small @ np.array([16384, -13720, -2664]) + (128 << 15) + 16383) >> 15
-    return np.concatenate([plane.reshape(-1) for plane in (y, u, v)]).astype(np.uint8)
+    bytes_of = packed_blocks if pixels == "bc4" else lambda plane: plane.reshape(-1).astype(np.uint8)
+    return np.concatenate([bytes_of(plane) for plane in (y, u, v)])
 
 
-def unpacked_row(row: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    """Return the RGB image in a row of a yuv420 store: the integers that docs/reference/format.md defines."""
-    y, u, v = np.split(row.astype(np.int64), [height * width, height * width * 5 // 4])
+def packed_blocks(plane: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return the blocks of a plane, block by block and value by value."""
+    blocks = bytearray()
+    for top, left in np.ndindex(plane.shape[0] // 4, plane.shape[1] // 4):
+        values = plane[4 * top : 4 * top + 4, 4 * left : 4 * left + 4].reshape(-1).tolist()
+        high, low = max(values), min(values)
+        sevenths = [(14 * (value - low) + high - low) // (2 * (high - low)) if high > low else 0 for value in values]
+        bits = sum((1, 7, 6, 5, 4, 3, 2, 0)[weight] << 3 * at for at, weight in enumerate(sevenths))
+        blocks += bytes([high, low]) + bits.to_bytes(6, "little")
+    return np.frombuffer(bytes(blocks), np.uint8)
+
+
+def unpacked_row(row: NDArray[np.uint8], height: int, width: int, pixels: PixelsName = "yuv420") -> NDArray[np.uint8]:
+    """Return the RGB image in a row of a store: the integers that docs/reference/format.md defines."""
+    y, u, v = np.split(row.astype(np.int64), [len(row) * 2 // 3, len(row) * 5 // 6])
+    if pixels == "bc4":
+        halves = (height // 2, width // 2)
+        y, u, v = unpacked_blocks(y, height, width), unpacked_blocks(u, *halves), unpacked_blocks(v, *halves)
     y = 64 * y.reshape(height, width)
     u, v = (plane.reshape(height // 2, width // 2).repeat(2, 0).repeat(2, 1) - 128 for plane in (u, v))
     levels = (y + 90 * v + 32, y - 22 * u - 46 * v + 32, y + 113 * u + 32)
     return np.stack([(level >> 6).clip(0, 255) for level in levels], axis=-1).astype(np.uint8)
+
+
+def unpacked_blocks(blocks: NDArray[np.int64], height: int, width: int) -> NDArray[np.int64]:
+    """Return the values of the blocks of a plane, block by block and value by value."""
+    plane = np.empty((height, width), np.int64)
+    for number, (high, low, *parts) in enumerate(blocks.reshape(-1, 8).tolist()):
+        bits = int.from_bytes(bytes(parts), "little")
+        weights = [(7, 0, 6, 5, 4, 3, 2, 1)[bits >> 3 * at & 7] for at in range(16)]
+        top, left = divmod(number, width // 4)
+        values = [(weight * high + (7 - weight) * low + 3) // 7 for weight in weights]
+        plane[4 * top : 4 * top + 4, 4 * left : 4 * left + 4] = np.reshape(values, (4, 4))
+    return plane
 
 
 def seal(

@@ -147,12 +147,17 @@ def test_device_check_prints_its_summary_when_terminated(tmp_path: Path) -> None
 @pytest.mark.release
 def test_device_check_runs_on_cpu(tmp_path: Path) -> None:
     # The steps training and peers have tests of their own above.
-    steps = ["environment", "data", "tests", "copies", "augmentation", "ahead", "cores", "slow-tests"]
+    steps = ["environment", "data", "tests", "copies", "augmentation", "forms", "ahead", "cores", "slow-tests"]
     options = ["--device", "cpu", "--out", tmp_path / "out", "--scratch", tmp_path / "data", "--steps", *steps]
     lines = command.run(sys.executable, "-m", "bench.device_check", *options, cwd=ROOT).splitlines()
     assert [line.partition(":")[0] for line in lines[-len(steps) :]] == steps
     assert all(line.endswith(" s, passed") for line in lines[-len(steps) :])
-    for figure in ("copies from a ring of 5 pinned, GB/s ", "Loader, mmap, 1 threads, ", "ColorJitter: ms "):
+    for figure in (
+        "copies from a ring of 5 pinned, GB/s ",
+        "Loader, mmap, 1 threads, ",
+        "ColorJitter: ms ",
+        "bc4 from ",
+    ):
         assert any(line.startswith(figure) for line in lines)
 
 

@@ -56,17 +56,17 @@ def loaders() -> str:
 def sizes() -> str:
     """Draw the GB of ImageNet for each --size as bars, and the share of random crops that are enlarged as text."""
     enlarged = {size: share for size, share, *_ in rows("how-to/size-and-fit.md", "rows of |")}
-    total = {row[0].partition(" ")[0]: (row[2], row[5]) for row in rows("how-to/size-and-fit.md", "`--size` |")}
+    total = {row[0].partition(" ")[0]: row[2:5] for row in rows("how-to/size-and-fit.md", "`--size` |")}
     shown = [size for size in total if size in enlarged]
     scale = (WIDTH - 390) / float(total[shown[-1]][0].partition(" ")[0].replace(",", ""))
-    body, y = [label(16, 34, "ImageNet train: RGB, and in half the bytes with --pixels yuv420", "text head")], 40
+    body, y = [label(16, 34, "ImageNet train: RGB, --pixels yuv420 and --pixels bc4", "text head")], 40
     for size in shown:
-        y += 50
+        y += 68
         body.append(label(16, y - 8, f"--size {size}", "text mono small"))
-        for text, kind, line in zip(total[size], ("other", "ours"), (0, 18), strict=True):
+        for text, kind, line in zip(total[size], ("other", "ours", "ours"), (0, 18, 36), strict=True):
             width = float(text.partition(" ")[0].replace(",", "")) * scale
-            body.append(f'<rect class="{kind}" x="120" y="{y - 26 + line}" width="{width:.1f}" height="15" rx="2"/>')
-            body.append(label(126 + width, y - 14 + line, text, "text small"))
+            body.append(f'<rect class="{kind}" x="120" y="{y - 44 + line}" width="{width:.1f}" height="15" rx="2"/>')
+            body.append(label(126 + width, y - 32 + line, text, "text small"))
         body.append(label(WIDTH - 16, y - 8, f"{enlarged[size]} of crops enlarged", "soft small", text_anchor="end"))
     return document(
         WIDTH, y + 20, "Bytes of ImageNet, and share of random crops enlarged to 224 pixels, by --size", body

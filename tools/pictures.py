@@ -2,7 +2,7 @@
 
 It runs the real commands on generated images, in a temporary folder: a build is killed and resumed in a terminal, whose
 lines become terminal.svg. `prep show` draws sheet.jpg, and Chromium draws report.jpg, the beginning of the page that
-`prep report` writes. half.jpg shows the places where images in half the bytes of RGB differ most from their RGB rows.
+`prep report` writes. forms.jpg shows the places where images of bc4 differ most from their RGB rows.
 fit.jpg shows what --fit does to a photo.
 """
 
@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from PIL import Image, ImageDraw
 
+from bench.pixels import as_jpeg
 from decodeonce import open_store
 from examples.sample import write_sample_tree
 from tools.svg import document, label
@@ -33,7 +34,7 @@ from tools.svg import document, label
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 COLUMNS, LINE, CHARACTER, MARGIN = 72, 20, 8.45, 16  # a line's height and a character's width, in pixels
 BUILD = "prep build folder imagenet/train train.store"  # as in the tutorial
-WORST, PLACE, ENLARGED, GAP = 6, 160, 4, 8  # places of half.jpg, and their size in pixels
+WORST, PLACE, ENLARGED, GAP = 6, 160, 4, 8  # places of forms.jpg, and their size in pixels
 RANDOM_CROP = (40, 70, 130, 150)  # top, left, height and width in a row of 256x256: 30% of its area
 DONE = re.compile(rb"(\d+)%\|")  # of a progress bar
 # A line is dim until its delay has passed. Where animations are not supported or not wanted, no line is dim.
@@ -122,28 +123,29 @@ def record(folder: Path) -> None:
 
 
 def worst_places(folder: Path) -> Image.Image:
-    """Draw the six images that yuv420 changes most, each where it does: the RGB rows above, yuv420 below."""
-    subprocess.run(
-        [sys.executable, "-m", "decodeonce.cli", "convert", "train.store", "half.store", "--pixels", "yuv420"],
-        check=True,
-        cwd=folder,
-    )
-    both = [open_store(folder / name).images for name in ("train.store", "half.store")]
-    errors = [np.square(rgb.astype(float) - half).mean() for rgb, half in zip(*both, strict=True)]
-    drawn = Image.new("RGB", (WORST * (PLACE + GAP) - GAP, 2 * PLACE + GAP), "white")
+    """Draw the six images that bc4 changes most, each where it does: the RGB rows, and below them each other form."""
+    stores = {"RGB": open_store(folder / "train.store").images}
+    for pixels in ("yuv420", "bc4"):
+        command = ["convert", "train.store", f"{pixels}.store", "--pixels", pixels]
+        subprocess.run([sys.executable, "-m", "decodeonce.cli", *command], check=True, cwd=folder)
+        stores[pixels] = open_store(folder / f"{pixels}.store").images
+    errors = [np.square(rgb.astype(float) - bc4).mean() for rgb, bc4 in zip(stores["RGB"], stores["bc4"], strict=True)]
+    lines = [*stores, "JPEG 90"]
+    drawn = Image.new("RGB", (WORST * (PLACE + GAP) - GAP, len(lines) * (PLACE + GAP) - GAP), "white")
     for column, row in enumerate(np.argsort(errors)[: -WORST - 1 : -1].tolist()):
-        rgb, half = (images[row] for images in both)
-        error = np.square(rgb.astype(float) - half).mean(axis=2)
+        images = [store[row] for store in stores.values()]
+        images.append(as_jpeg(images[0]))
+        error = np.square(images[0].astype(float) - images[2]).mean(axis=2)
         side = PLACE // ENLARGED
         sums = np.lib.stride_tricks.sliding_window_view(error, (side, side))[::8, ::8].sum(axis=(2, 3))
         top, left = (8 * int(at) for at in np.unravel_index(sums.argmax(), sums.shape))
-        for line, image in enumerate((rgb, half)):
+        for line, image in enumerate(images):
             place = Image.fromarray(image[top : top + side, left : left + side])
             place = place.resize((PLACE, PLACE), Image.Resampling.NEAREST)
             drawn.paste(place, (column * (PLACE + GAP), line * (PLACE + GAP)))
     draw = ImageDraw.Draw(drawn)
-    for line, text in enumerate(("RGB", "yuv420")):
-        draw.rectangle((0, line * (PLACE + GAP), 58, line * (PLACE + GAP) + 20), "white")
+    for line, text in enumerate(lines):
+        draw.rectangle((0, line * (PLACE + GAP), 66, line * (PLACE + GAP) + 20), "white")
         draw.text((4, line * (PLACE + GAP) + 2), text, "black", font_size=15)
     return drawn
 
@@ -187,7 +189,7 @@ def main() -> None:
         browser = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,760"]
         subprocess.run([*browser, "--screenshot=report.png", (folder / "report.html").as_uri()], check=True, cwd=folder)
         fits(folder).save(IMAGES / "fit.jpg", quality=85)
-        worst_places(folder).save(IMAGES / "half.jpg", quality=90, subsampling=0)
+        worst_places(folder).save(IMAGES / "forms.jpg", quality=90, subsampling=0)
         for picture in ("sheet", "report"):
             Image.open(folder / f"{picture}.png").convert("RGB").save(IMAGES / f"{picture}.jpg", quality=80)
 

@@ -30,9 +30,8 @@ def test_dry_run_prints_bytes_files_and_space(command: str, tree: Path, tmp_path
     assert (result.returncode, result.stderr) == (0, "")
     found, planned, needed, sample, room = result.stdout.splitlines()
     assert found == f"{tree}: class folders in train, 3 classes"
-    assert planned.startswith(
-        "15 rows of 24x24x3 in 3 classes, 30.02 KB (17.06 KB as yuv420) in 1 npy shard; 0 files rejected; "
-    )
+    size = "30.02 KB (17.06 KB as yuv420, 10.58 KB as bc4)"
+    assert planned.startswith(f"15 rows of 24x24x3 in 3 classes, {size} in 1 npy shard; 0 files rejected; ")
     assert needed == "space: 30.02 KB for shards, up to 3.00 KB for other data; up to 13 files"
     assert sample == "sample: 15 of 15 images read; all of them can be decoded"
     assert room.startswith(f"{tmp_path}: ")

@@ -50,7 +50,7 @@ def facts(path: Path) -> dict[str, Any]:
     """Return what the objects of a store with one shard say about it, from the store and its files."""
     store = open_store(path)
     shard, rows, pixels = (path / store.manifest.shards[0].file).stat().st_size, len(store), store.images.shape[1:3]
-    half = rows * pixels[0] * pixels[1] * 3 // 2
+    quarter = rows * pixels[0] * pixels[1] * 3 // 4
     return {
         "rows": rows,
         "shape": list(store.images.shape[1:]),
@@ -59,7 +59,7 @@ def facts(path: Path) -> dict[str, Any]:
         "container": "npy",
         "shards": 1,
         "bytes": shard,
-        "bytes_as": {"rgb": shard, "yuv420": shard - half},
+        "bytes_as": {"rgb": shard, "yuv420": shard - 2 * quarter, "bc4": shard - 3 * quarter},
         "classes": len(store.classes),
         "used_classes": len(set(store.labels.tolist())),
         "rejects": {"rejected": 1, "left out": 0, "kept": 2},
@@ -95,8 +95,8 @@ def test_dry_run_gives_what_it_prints_as_numbers(pics: Path, tmp_path: Path) -> 
     assert storage == {"place": str(tmp_path), "kind": None, "quotas": []}
     store = {"rows": 15, "shape": SHAPE, "classes": 4, "pixels": "rgb", "container": "npy", "shards": 1}
     head = 4096
-    sizes = {"bytes": head + 15 * 768, "bytes_as": {"rgb": head + 15 * 768, "yuv420": head + 15 * 384}}
-    sizes["other_bytes"] = 15 * 200
+    sizes: dict[str, object] = {"bytes": head + 15 * 768, "other_bytes": 15 * 200}
+    sizes["bytes_as"] = {"rgb": head + 15 * 768, "yuv420": head + 15 * 384, "bc4": head + 15 * 192}
     sample = {"images": 15, "rejected": 1, "kept": KEPT}
     rejects = {"images": 15, "rejected_files": 0, "expected_rejects": 1, "allowed_rejects": 0}
     begin = {"out": str(out), "already_finished": False, "unfinished_build": False, "files": 13}
@@ -138,7 +138,7 @@ def test_convert_stage_and_repair_give_results(pics: Path, tmp_path: Path) -> No
     planned = {
         **{"out": str(small), "already_finished": False, "rows": 14, "shape": [8, 8, 3], "classes": 4},
         **{"pixels": "rgb", "container": "npy", "shards": 1, "bytes": 4096 + 14 * 192},
-        "bytes_as": {"rgb": 4096 + 14 * 192, "yuv420": 4096 + 14 * 96},
+        "bytes_as": {"rgb": 4096 + 14 * 192, "yuv420": 4096 + 14 * 96, "bc4": 4096 + 14 * 48},
         "sample": {"images": 14, "rejected": 0, "kept": {}},
     }
     assert {name: found[name] for name in planned} == planned

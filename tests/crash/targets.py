@@ -173,7 +173,7 @@ def make_targets(base: Path) -> dict[str, Target]:
         Build("hdf5", sandbox, (*tree, "--format", "hdf5", "--pixels", "yuv420")),
         Build("boxes", sandbox, (*tree, "--boxes", str(base / "boxes"), "--keep-boxes", "2")),
         Build("large", sandbox, (*large, "--workers", "2")),
-        Build("convert", sandbox, ("convert", store, out, "--size", "16", "--pixels", "yuv420", "--workers", "1")),
+        Build("convert", sandbox, ("convert", store, out, "--size", "16", "--pixels", "bc4", "--workers", "1")),
         Stage("stage", sandbox, ("stage", store, str(sandbox / "part"), "--node-rank", "1", "--node-count", "3")),
         AddColumn("column", sandbox, ("column", "add", out, "score", str(base / VALUES))),
         Repair("repair", sandbox, ("repair", out, "--from", str(base / "tree")), repairs=True),

@@ -2,9 +2,10 @@
 
 The blocks of a page run in order and share a namespace. They run in a folder with `imagenet/` (a tree of generated
 images), `train.store` (512 rows of 256x256, the columns "weight" and "mask"), `val.store` (256 rows), `half.store` (its
-images as yuv420), `boxes.store` (its images with boxes), `scenes.store` (its images with masks), `test.store`, which is
-val.store, and `part`, to which train.store is staged. Before a block runs, its number of epochs becomes 1, its models
-become small, and if there is no GPU, its device becomes the CPU. The launcher's variables are set to one rank.
+images as yuv420), `quarter.store` (as bc4), `boxes.store` (its images with boxes), `scenes.store` (its images with
+masks), `test.store`, which is val.store, and `part`, to which train.store is staged. Before a block runs, its number of
+epochs becomes 1, its models become small, and if there is no GPU, its device becomes the CPU. The launcher's variables
+are set to one rank.
 """
 
 import gc
@@ -25,6 +26,7 @@ from decodeonce.build import BoxRules, Recipe, WorkSettings, build
 from decodeonce.prep.sources.imagenet import AnySplit, open_imagenet
 from decodeonce.sources import BoxedSource, PairedSource
 from decodeonce.store import add_column, open_store, stage_store
+from decodeonce.store.layout import PixelsName
 from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of, prose
 from tests.images import jpeg
 from tests.libraries import library
@@ -89,7 +91,9 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (annotations / f"{folder.name}_{number}.xml").write_text(xml(("dog", (10, 20, 90, 80 + number % 64))))
         source = open_imagenet(root / "imagenet", split=split)
         build(source, root / f"{split}.store", Recipe(shuffle_seed=0), WorkSettings(workers=1))
-    build(source, root / "half.store", Recipe(shuffle_seed=0, pixels="yuv420"), WorkSettings(workers=1))
+    packed: dict[str, PixelsName] = {"half.store": "yuv420", "quarter.store": "bc4"}
+    for name, pixels in packed.items():
+        build(source, root / name, Recipe(shuffle_seed=0, pixels=pixels), WorkSettings(workers=1))
     rules = BoxRules(keep=8)
     boxed = BoxedSource(open_imagenet(root / "imagenet", split="val"), annotations, rules)
     build(boxed, root / "boxes.store", Recipe(shuffle_seed=0, boxes=rules), WorkSettings(workers=1))
@@ -111,7 +115,16 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which the blocks of a page run."""
-    for name in ("imagenet", "train.store", "val.store", "half.store", "boxes.store", "scenes.store", "part"):
+    for name in (
+        "imagenet",
+        "train.store",
+        "val.store",
+        "half.store",
+        "quarter.store",
+        "boxes.store",
+        "scenes.store",
+        "part",
+    ):
         (tmp_path / name).symlink_to(stores / name)
     (tmp_path / "test.store").symlink_to(stores / "val.store")
     monkeypatch.chdir(tmp_path)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from decodeonce.store.layout import FORMS
 from tests.docs.pages import ROOT, blocks
 from tools.charts import CHARTS
 
@@ -20,17 +21,17 @@ def cells(page: Path) -> list[list[str]]:
 
 
 def test_sizes_of_stores_are_right() -> None:
-    found = {row[0].partition(" ")[0]: row[1:] for row in cells(SIZES) if len(row) == 7 and row[0][0].isdigit()}
+    found = {row[0].partition(" ")[0]: row[1:] for row in cells(SIZES) if len(row) == 8 and row[0][0].isdigit()}
     assert list(found) == ["160", "192", "224", "256", "320", "512"]
     for size, row in found.items():
-        for nbytes, texts in ((int(size) ** 2 * 3, row[:3]), (int(size) ** 2 * 3 // 2, row[3:])):
-            assert texts[0] == f"{nbytes:,}"
-            assert texts[1] == f"{nbytes * IMAGENET / 1e9:,.1f} GB"
-            assert texts[2] == f"{nbytes * 1000 / 1e6:,.0f} MB/s"
-    advised = re.findall(r"`--size (\d+)`.* \| ([\d.]+ GB) \| ([\d.]+ GB) \|", SIZES.read_text())
+        nbytes = [int(size) ** 2 * 3 // form.share for form in FORMS.values()]
+        assert row[0] == f"{nbytes[0]:,}"
+        assert row[1:4] == [f"{each * IMAGENET / 1e9:,.1f} GB" for each in nbytes]
+        assert row[4:] == [f"{each * 1000 / 1e6:,.0f} MB/s" for each in nbytes]
+    advised = re.findall(r"`--size (\d+)`.* \| ([\d.]+ GB) \| ([\d.]+ GB) \| ([\d.]+ GB) \|", SIZES.read_text())
     assert len(advised) == 6
-    for size, total, half in advised:
-        assert (found[size][1], found[size][4]) == (total, half)
+    for size, *totals in advised:
+        assert found[size][1:4] == totals
 
 
 def test_advice_of_readme_is_that_of_the_guide() -> None:

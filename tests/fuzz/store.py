@@ -33,7 +33,8 @@ def seeds() -> Iterator[bytes]:
     yield json.dumps(whole).encode()
     part = json.loads(part_bytes(FACTS["digest"], range(1, 3)))
     yield json.dumps({**whole, "part": part}).encode()
-    yield json.dumps({**whole, "facts": {**FACTS, "version": 3, "pixels": "yuv420", "shape": [2, 4, 3]}}).encode()
+    for pixels, shape in (("yuv420", [2, 4, 3]), ("bc4", [8, 8, 3])):
+        yield json.dumps({**whole, "facts": {**FACTS, "version": 3, "pixels": pixels, "shape": shape}}).encode()
 
 
 def TestOneInput(data: bytes) -> None:

@@ -34,6 +34,7 @@ from decodeonce.augment import (
     Views,
 )
 from decodeonce.loader.augment import fused
+from decodeonce.loader.blocks import Blocks
 from tests.loader.augmenting import batch_of
 from tests.stores import packed_row, random_images
 
@@ -118,9 +119,10 @@ def test_moved_pixels_are_bit_identical(device: torch.device, steps: list[Step])
 
 @pytest.mark.usefixtures("precision", "kernel")
 @pytest.mark.parametrize("step", [RandomCrop((21, 17)), RandomFlip(), RandomResizedCrop(24)], ids=repr)
-def test_planes_become_the_images_of_the_host(device: torch.device, step: Step) -> None:
-    planes = Planes(40, 36)
-    rows = torch.from_numpy(np.stack([packed_row(image) for image in noise().numpy()]))
+@pytest.mark.parametrize("planes", [Planes(40, 36), Blocks(40, 32)], ids=lambda planes: planes.pixels)
+def test_planes_become_the_images_of_the_host(device: torch.device, planes: Planes, step: Step) -> None:
+    images = noise()[:, :, : planes.width].numpy()
+    rows = torch.from_numpy(np.stack([packed_row(image, planes.pixels) for image in images]))
     assert torch.equal(planes.unpack(rows.to(device)).cpu(), planes.unpack(rows))
     batch = dataclasses.replace(batch_of(rows, epoch=1), planes=planes)
     expected, found = (Augment(step, seed=4)(one).images.cpu() for one in (batch, batch.to(device)))

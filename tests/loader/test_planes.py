@@ -1,6 +1,7 @@
-"""Loaders and augmentations of yuv420 stores give the RGB images that the rows describe."""
+"""Loaders and augmentations of yuv420 and bc4 stores give the RGB images that the rows describe."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,59 +28,70 @@ from decodeonce.augment import (
 )
 from decodeonce.loader.augment import augment as augment_module
 from decodeonce.loader.augment import fused
+from decodeonce.loader.blocks import Blocks
 from decodeonce.loader.planes import Planes, to_rgb
 from decodeonce.loader.readers import ReaderName, make_reader
 from tests.images import make_image
 from tests.loader.augmenting import batch_of
-from tests.stores import make_store, packed_row, unpacked_row
+from tests.stores import make_store, packed_row, random_images, unpacked_row
 
-COUNT, HEIGHT, WIDTH = 12, 22, 18
-PLANES = Planes(HEIGHT, WIDTH)
-
-
-def drawn_images() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.stack([np.asarray(make_image(WIDTH, HEIGHT, seed=seed)) for seed in range(COUNT)])
+COUNT = 12
 
 
-@pytest.fixture(scope="module")
-def rows() -> Tensor:
-    return torch.from_numpy(np.stack([packed_row(image) for image in drawn_images()]))
+@pytest.fixture(scope="module", params=[Planes(22, 18), Blocks(24, 16)], ids=lambda form: form.pixels)
+def form(request: pytest.FixtureRequest) -> Planes:
+    form: Planes = request.param
+    return form
 
 
 @pytest.fixture(scope="module")
-def images(rows: Tensor) -> Tensor:
-    return torch.from_numpy(np.stack([unpacked_row(row, HEIGHT, WIDTH) for row in rows.numpy()]))
+def drawn(form: Planes) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.stack([np.asarray(make_image(form.width, form.height, seed=seed)) for seed in range(COUNT)])
 
 
 @pytest.fixture(scope="module")
-def masks() -> Tensor:
-    return torch.from_numpy(np.random.default_rng(1).integers(0, 9, (COUNT, HEIGHT, WIDTH), np.uint8))
+def rows(form: Planes, drawn: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
+    return torch.from_numpy(np.stack([packed_row(image, form.pixels) for image in drawn]))
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, masks: Tensor) -> Path:
-    root = tmp_path_factory.mktemp("stores") / "half.store"
-    return make_store(root, drawn_images(), shard_rows=5, paired={"mask": masks.numpy()}, pixels="yuv420")
+def images(form: Planes, rows: Tensor) -> Tensor:
+    size = form.height, form.width, form.pixels
+    return torch.from_numpy(np.stack([unpacked_row(row, *size) for row in rows.numpy()]))
 
 
 @pytest.fixture(scope="module")
-def plain_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("stores") / "plain.store", drawn_images(), pixels="yuv420")
+def masks(form: Planes) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(1).integers(0, 9, (COUNT, *form.shape[:2]), np.uint8))
 
 
-def test_unpacked_rows_are_the_images(rows: Tensor, images: Tensor) -> None:
-    assert torch.equal(PLANES.unpack(rows), images)
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, form: Planes, drawn: Any, masks: Tensor) -> Path:
+    root = tmp_path_factory.mktemp("stores") / "packed.store"
+    return make_store(root, drawn, shard_rows=5, paired={"mask": masks.numpy()}, pixels=form.pixels)
+
+
+@pytest.fixture(scope="module")
+def plain_store(tmp_path_factory: pytest.TempPathFactory, form: Planes, drawn: Any) -> Path:
+    return make_store(tmp_path_factory.mktemp("stores") / "plain.store", drawn, pixels=form.pixels)
+
+
+def test_unpacked_rows_are_the_images(form: Planes, rows: Tensor, images: Tensor) -> None:
+    assert torch.equal(form.unpack(rows), images)
+    expected = {"yuv420": "594) for images of 22x18", "bc4": "288) for images of 24x16"}[form.pixels]
     for wrong in (rows[0], rows[:, 1:], rows.int(), images):
-        with pytest.raises(ValueError, match=r"expected uint8 \(rows, 594\) for images of 22x18"):
-            PLANES.unpack(wrong)
+        with pytest.raises(ValueError, match=re.escape(f"expected uint8 (rows, {expected}")):
+            form.unpack(wrong)
 
 
 @given(st.data())
-def test_windows_of_every_parity_are_parts_of_the_image(rows: Tensor, images: Tensor, data: st.DataObject) -> None:
-    height, width = data.draw(st.integers(1, HEIGHT)), data.draw(st.integers(1, WIDTH))
-    top, left = data.draw(st.integers(0, HEIGHT - height)), data.draw(st.integers(0, WIDTH - width))
-    window = PLANES.window(rows[3], top, left, height, width)
-    assert torch.equal(window, PLANES.channels(rows)[3, top : top + height, left : left + width])
+def test_windows_of_every_parity_are_parts_of_the_image(
+    form: Planes, rows: Tensor, images: Tensor, data: st.DataObject
+) -> None:
+    height, width = data.draw(st.integers(1, form.height)), data.draw(st.integers(1, form.width))
+    top, left = data.draw(st.integers(0, form.height - height)), data.draw(st.integers(0, form.width - width))
+    window = form.window(rows[3], top, left, height, width)
+    assert torch.equal(window, form.channels(rows)[3, top : top + height, left : left + width])
     assert torch.equal(to_rgb(window), images[3, top : top + height, left : left + width])
 
 
@@ -109,9 +121,10 @@ def test_device_unpacks_what_it_caches(path: str, images: Tensor, request: pytes
             assert all(torch.equal(batch.images, images[batch.rows]) for batch in loader)
 
 
-def test_stored_pixels(store: Path, rows: Tensor, masks: Tensor, images: Tensor) -> None:
+def test_stored_pixels(store: Path, form: Planes, rows: Tensor, masks: Tensor, images: Tensor) -> None:
     for batch in Loader(store, batch_size=5, pixels="stored"):
-        assert batch.planes == PLANES
+        assert batch.planes == form
+        assert isinstance(batch.planes, type(form))
         assert torch.equal(batch.images, rows[batch.rows])
         assert torch.equal(batch["mask"], masks[batch.rows])
         assert torch.equal(batch.planes.unpack(batch.images), images[batch.rows])
@@ -124,15 +137,16 @@ def test_datasets_have_images(store: Path, images: Tensor, masks: Tensor) -> Non
 
 
 def test_stored_pixels_of_rgb_are_images(tmp_path: Path) -> None:
-    path = make_store(tmp_path / "rgb.store", drawn_images())
+    path = make_store(tmp_path / "rgb.store", random_images(6, shape=(8, 6, 3)))
     batch = next(iter(Loader(path, batch_size=5, pixels="stored")))
-    assert (batch.planes, batch.images.shape) == (None, (5, HEIGHT, WIDTH, 3))
+    assert (batch.planes, batch.images.shape) == (None, (5, 8, 6, 3))
 
 
-def test_slots_hold_half_the_bytes_for_augment(plain_store: Path) -> None:
+def test_slots_hold_stored_bytes_for_augment(plain_store: Path, form: Planes) -> None:
     made, _ = make_reader(open_store(plain_store), "mmap", 1, verify=False)
     loader = Loader(plain_store, batch_size=5, transform=Augment(CenterCrop(8)))
-    assert loader._delivery.slots.take().pixels.shape == (5, HEIGHT * WIDTH * 3 // 2) == (5, made.row_bytes)
+    assert loader._delivery.slots.take().pixels.shape == (5, made.row_bytes)
+    assert made.row_bytes == form.height * form.width * 3 // {"yuv420": 2, "bc4": 4}[form.pixels]
     loader.close()
 
 
@@ -146,7 +160,8 @@ def leave_out_columns(image: Tensor) -> Tensor:
 def both(rows: Tensor, images: Tensor, *steps: Step, **settings: Any) -> tuple[Tensor, Tensor]:
     """Images that are augmented as planes and as RGB."""
     augment = Augment(*steps, seed=5, **settings)
-    found = augment(dataclasses.replace(batch_of(rows, epoch=1), planes=PLANES))
+    form = (Planes if 2 * rows[0].numel() == images[0].numel() else Blocks)(*images.shape[1:3])
+    found = augment(dataclasses.replace(batch_of(rows, epoch=1), planes=form))
     assert found.planes is None
     return found.images, augment(batch_of(images, epoch=1)).images
 
@@ -223,13 +238,14 @@ def test_masks_move_with_planes(store: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_views_of_planes(plain_store: Path, images: Tensor, keep: bool) -> None:
+def test_views_of_planes(plain_store: Path, form: Planes, images: Tensor, keep: bool) -> None:
     views = Views(Augment(CenterCrop(8)), Augment(RandomFlip(), seed=2), images=keep)
     batch = next(iter(Loader(plain_store, batch_size=6, transform=views)))
     assert batch.planes is None
     assert torch.equal(batch.images, images[batch.rows] if keep else images[:0])
-    assert torch.equal(batch.views[0].permute(0, 2, 3, 1), images[batch.rows, 7:15, 5:13])
-    assert batch.views[1].shape == (6, 3, HEIGHT, WIDTH)
+    top, left = form.height // 2 - 4, form.width // 2 - 4
+    assert torch.equal(batch.views[0].permute(0, 2, 3, 1), images[batch.rows, top : top + 8, left : left + 8])
+    assert batch.views[1].shape == (6, 3, form.height, form.width)
 
 
 class KeepOriginals(Augment):

@@ -10,7 +10,7 @@ from typing import Any
 
 from decodeonce.prep.pixels.user_map import MapSample
 from decodeonce.store import disk
-from decodeonce.store.format import Pixels
+from decodeonce.store.pixels import Pixels
 
 gates = dict(line.split(" ", 1) for line in os.environ.get("GATES", "").splitlines())
 pwrite, replace, unlink = disk.pwrite, disk.replace, disk.unlink

@@ -45,7 +45,7 @@ from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.recipe import BoxOrigin, BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
 from decodeonce.prep.sources import KINDS, find_opener
-from decodeonce.store.layout import ContainerName, Json, PixelsName
+from decodeonce.store.layout import FORMS_TEXT, ContainerName, Json, PixelsName
 
 if TYPE_CHECKING:
     from decodeonce.prep.building.pool import Progress, WorkSettings
@@ -106,9 +106,7 @@ class BuildOptions:
         ),
     ] = Recipe.fit
     filter: Annotated[Filter, option("Filter for resizing; bilinear is torchvision's default.")] = Recipe.filter
-    pixels: Annotated[
-        PixelsName, option("How pixels are stored: rgb, or yuv420 in half the bytes, with colors at half resolution.")
-    ] = Recipe.pixels
+    pixels: Annotated[PixelsName, option(f"How pixels are stored: {FORMS_TEXT}.")] = Recipe.pixels
     container: Annotated[
         ContainerName, option("File format of the shards: npy (NumPy arrays) or hdf5 (HDF5 files).", flag="--format")
     ] = Recipe.container

@@ -27,7 +27,7 @@ from decodeonce.cli.output import build_progress
 from decodeonce.formatting import duration_text
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.recipe import Filter, Sort
-from decodeonce.store.layout import ContainerName, PixelsName
+from decodeonce.store.layout import FORMS_TEXT, ContainerName, PixelsName
 
 
 def convert(
@@ -45,9 +45,7 @@ def convert(
     resize_filter: Annotated[
         Filter | None, option("Filter for resizing. (default: that of IN)", flag="--filter")
     ] = None,
-    pixels: Annotated[
-        PixelsName | None, option("How pixels are stored: rgb, or yuv420 in half the bytes. (default: that of IN)")
-    ] = None,
+    pixels: Annotated[PixelsName | None, option(f"How pixels are stored: {FORMS_TEXT}. (default: that of IN)")] = None,
     names: ClassOption = None,
     match: MatchOption = None,
     rows: RowsOption = None,

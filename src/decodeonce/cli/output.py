@@ -26,7 +26,7 @@ import decodeonce
 from decodeonce import cli
 from decodeonce.cli import fitted
 from decodeonce.formatting import counted, size_text, without_secrets
-from decodeonce.store.layout import Json, PixelsName, image_bytes
+from decodeonce.store.layout import FORMS, Json, PixelsName, image_bytes
 
 if TYPE_CHECKING:
     from decodeonce.prep.building.pool import Progress
@@ -50,19 +50,19 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 def bytes_as(nbytes: int, rows: int, pixels: PixelsName, shape: tuple[int, int, int]) -> dict[str, int]:
-    """Return the bytes of a store whose `rows` hold images as `pixels` says, and what the other choice would take."""
-    other: PixelsName = "yuv420" if pixels == "rgb" else "rgb"
-    try:
-        saved = rows * (image_bytes(pixels, shape) - image_bytes(other, shape))
-    except ValueError:  # images of this size cannot be stored like that
-        return {pixels: nbytes}
-    return {pixels: nbytes, other: nbytes - saved}
+    """Return the bytes of a store whose `rows` hold images as `pixels` says, and what the other choices would take."""
+    found = {pixels: nbytes}
+    for other in FORMS.keys() - {pixels}:
+        with suppress(ValueError):  # images of this size cannot be stored like that
+            found[other] = nbytes + rows * (image_bytes(other, shape) - image_bytes(pixels, shape))
+    return dict(sorted(found.items(), key=lambda item: (item[0] != pixels, -item[1])))
 
 
 def bytes_as_text(found: Mapping[str, int]) -> str:
-    """Format what `bytes_as` returns: "252.15 GB (126.08 GB as yuv420)"."""
-    nbytes, *others = found.values()
-    return size_text(nbytes) + "".join(f" ({size_text(more)} as {[*found][1]})" for more in others)
+    """Format what `bytes_as` returns: "252.15 GB (126.08 GB as yuv420, 63.04 GB as bc4)"."""
+    (_, nbytes), *others = found.items()
+    text = ", ".join(f"{size_text(more)} as {other}" for other, more in others)
+    return f"{size_text(nbytes)} ({text})" if text else size_text(nbytes)
 
 
 class _Warnings(logging.Handler):

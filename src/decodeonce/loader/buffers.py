@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from decodeonce.store.format import Pixels
+from decodeonce.store.pixels import Pixels
 
 Item = TypeVar("Item")
 

@@ -18,11 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from decodeonce.loader.blocks import Blocks
 from decodeonce.loader.buffers import Event, Pool, Slot, Slots, page_aligned_slot, recycle_from
 from decodeonce.loader.meter import mark
 from decodeonce.loader.order import Rows
 from decodeonce.loader.partition import StepRows
 from decodeonce.loader.planes import Planes
+from decodeonce.store.layout import PixelsName
 from decodeonce.store.manifest import Manifest
 
 
@@ -162,6 +164,7 @@ USE_PER_IMAGE = "If it is a transform for single images, such as those of torchv
 Array = NDArray[np.generic]
 Shape = tuple[int, ...]
 Arrays = dict[str, Tensor]
+PLANES: dict[PixelsName, type[Planes] | None] = {"rgb": None, "yuv420": Planes, "bc4": Blocks}
 Split = Callable[[Tensor], tuple[Arrays, Planes | None]]
 Result = tuple[float, float] | BaseException  # the times of a copying thread (see meter.timed), or its error
 
@@ -528,7 +531,8 @@ def split_rows(manifest: Manifest, unpack: bool, rows: Tensor) -> tuple[Arrays, 
 
     With `unpack`, they are RGB.
     """
-    arrays, planes = manifest.views(rows), Planes.of(manifest)
+    arrays, form = manifest.views(rows), PLANES[manifest.pixels]
+    planes = form(*manifest.shape[:2]) if form else None
     if planes and unpack:
         return {**arrays, "images": planes.unpack(arrays["images"])}, None
     return arrays, planes

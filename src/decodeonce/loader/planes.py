@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from decodeonce.store.manifest import Manifest
+from decodeonce.store.layout import PixelsName, image_bytes
+from decodeonce.store.pixels import Pixels
 
 # 64 R, G and B are sums of a channel of (V, Y, U) with factors, of the next and the previous one, and a number; from
 # docs/reference/format.md, with 128 taken from U and V, and half of 64 added.
@@ -25,7 +27,8 @@ _ADDED = (32 - 128 * 90, 32 + 128 * (22 + 46), 32 - 128 * 113)
 class Planes:
     """How rows of bytes hold images: a plane Y, then U and V of half the height and width.
 
-    With ``Loader(pixels="stored")``, a batch of a yuv420 store has one as ``batch.planes``.
+    With ``Loader(pixels="stored")``, a batch of a yuv420 store has one as ``batch.planes``, and a batch of a bc4 store
+    its subclass for blocks.
 
     Attributes:
         height: Height of an image in pixels.
@@ -39,11 +42,7 @@ class Planes:
 
     height: int
     width: int
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> Planes | None:
-        """The planes of a store's rows; None if they are RGB."""
-        return None if manifest.pixels == "rgb" else cls(*manifest.shape[:2])
+    pixels: ClassVar[PixelsName] = "yuv420"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -54,7 +53,7 @@ class Planes:
         """Return RGB images.
 
         Args:
-            rows: uint8 (B, H * W * 3 / 2), on any device.
+            rows: uint8 (B, H * W * 3 / 2), or of blocks (B, H * W * 3 / 4), on any device.
 
         Returns:
             Tensor: uint8 (B, H, W, 3), the same values as ``open_store(...).images``.
@@ -62,7 +61,7 @@ class Planes:
         Raises:
             ValueError: If the rows have another shape or dtype.
         """
-        nbytes = self.height * self.width * 3 // 2
+        nbytes = image_bytes(self.pixels, self.shape)
         if rows.dtype != torch.uint8 or rows.dim() != 2 or rows.shape[1] != nbytes:
             found, expected = f"{rows.dtype} {tuple(rows.shape)}", f"uint8 (rows, {nbytes})"
             raise ValueError(f"the rows are {found}, expected {expected} for images of {self.height}x{self.width}")
@@ -70,6 +69,7 @@ class Planes:
 
     def channels(self, rows: Tensor) -> Tensor:
         """Return the channels V, Y, U of whole images, uint8 (B, H, W, 3)."""
+        rows = self.planes(rows)
         count, size = self.height * self.width, (len(rows), self.height // 2, 2, self.width // 2, 2)
         out = torch.empty((*size, 3), dtype=torch.uint8, device=rows.device)
         out[..., 1] = rows[:, :count].view(size)
@@ -77,21 +77,34 @@ class Planes:
             out[..., channel] = rows[:, start : start + count // 4].view(len(rows), size[1], 1, size[3], 1)
         return out.view(len(rows), *self.shape)
 
+    def planes(self, rows: Tensor) -> Tensor:
+        """Return the planes of images in rows, uint8 (B, H * W * 3 / 2)."""
+        return rows
+
     def window(self, row: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
         """Return the channels V, Y, U of a window of an image in host memory, uint8 (height, width, 3)."""
-        pixels, count = row.numpy(), self.height * self.width
+        up, before = top % 2, left % 2  # of the pixel of the window within the four that share U and V
+        edges = top - up, left - before, (top + height + 1) // 2 * 2, (left + width + 1) // 2 * 2
+        luma, *chroma = self.parts(row.numpy(), *edges)
         out = np.empty((height, width, 3), np.uint8)
-        luma = pixels[:count].reshape(self.height, self.width)
-        out[..., 1] = luma[top : top + height, left : left + width]
-        chroma = pixels[count:].reshape(2, self.height // 2, self.width // 2)
-        chroma = chroma[:, top // 2 : (top + height + 1) // 2, left // 2 : (left + width + 1) // 2]
+        out[..., 1] = luma[up : up + height, before : before + width]
         # Repeat each number: as the halves of a number of twice the size.
-        wide = (chroma.astype(np.uint16) * np.uint16(0x101)).view(np.uint8)[:, :, left % 2 : left % 2 + width]
+        wide = [
+            (part.astype(np.uint16) * np.uint16(0x101)).view(np.uint8)[:, before : before + width] for part in chroma
+        ]
         for first in (0, 1):  # lines of the window with the same parity
-            skipped = (top % 2 + first) // 2
-            lines = len(range(first, height, 2))
-            out[first::2, :, 2], out[first::2, :, 0] = wide[:, skipped : skipped + lines]
+            skipped = (up + first) // 2
+            lines = slice(skipped, skipped + len(range(first, height, 2)))
+            out[first::2, :, 2], out[first::2, :, 0] = (part[lines] for part in wide)
         return torch.from_numpy(out)
+
+    def parts(self, row: Pixels, top: int, left: int, bottom: int, right: int) -> list[Pixels]:
+        """Return Y and, of half the height and width, U and V of a window with even edges."""
+        count = self.height * self.width
+        luma, chroma = row[:count].reshape(self.height, self.width), row[count:]
+        chroma = chroma.reshape(2, self.height // 2, self.width // 2)
+        chroma = chroma[:, top // 2 : bottom // 2, left // 2 : right // 2]
+        return [luma[top:bottom, left:right], *chroma]
 
 
 def to_rgb(channels: Tensor) -> Tensor:

@@ -29,10 +29,10 @@ from decodeonce.loader.order import Rows
 from decodeonce.store import Store, disk
 from decodeonce.store.checks import check_file, damaged_row_error, unreadable_shard_error
 from decodeonce.store.files import read_at
-from decodeonce.store.format import Pixels
 from decodeonce.store.hashing import GOLDEN, first_wrong_row, mix
 from decodeonce.store.layout import verify_command
 from decodeonce.store.manifest import Manifest
+from decodeonce.store.pixels import Pixels
 from decodeonce.store.reader import ends_early, map_rows, open_shard, runs
 
 # Reading ahead a row that is in the page cache takes 2 us, a tenth of the time to copy it. Checking 16 rows takes 40

@@ -104,7 +104,7 @@ class Recipe:
         boxes: How to treat annotated boxes. None (default): ignore them.
         map: A function to call on each decoded image, from `find_map`. None (default): no map.
         paired: The masks and second images that follow the image in each row. A build takes them from its source.
-        pixels: How a row holds its image. "rgb" (default), or "yuv420" in half the bytes.
+        pixels: How a row holds its image. "rgb" (default), "yuv420" in half the bytes, or "bc4" in a quarter.
 
     Raises:
         ValueError: If a value is out of range, or settings conflict.

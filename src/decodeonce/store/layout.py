@@ -6,15 +6,37 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from decodeonce.errors import StoreError
 from decodeonce.formatting import quoted, without_secrets
 from decodeonce.host import network_file_system
 
 ContainerName = Literal["npy", "hdf5"]  # defined here because recipe and command line need it without NumPy
-PixelsName = Literal["rgb", "yuv420"]
+PixelsName = Literal["rgb", "yuv420", "bc4"]
 MOST_NAME_BYTES = 100  # of a paired image
+
+
+class PixelForm(NamedTuple):
+    """How rows hold the pixels of images; `format.CODECS` has its codec.
+
+    Attributes:
+        share: The bytes of an RGB image are so many times those in a row.
+        multiple: Height and width are divisible by this.
+        text: What it is, for the help of commands.
+    """
+
+    share: int
+    multiple: int
+    text: str
+
+
+FORMS: dict[PixelsName, PixelForm] = {
+    "rgb": PixelForm(1, 1, "as they are"),
+    "yuv420": PixelForm(2, 2, "in half the bytes, with colors at half resolution"),
+    "bc4": PixelForm(4, 8, "in a quarter, as blocks of yuv420 that a device unpacks"),
+}
+FORMS_TEXT = "; ".join(f"{name}, {form.text}" for name, form in FORMS.items())
 # Arrays of a store or batch: no paired image may have these names.
 NOT_PAIRED = ("images", "labels", "rows", "checksums", "boxes", "box_count", "box_labels")
 Json = dict[str, Any]  # the facts of a JSON object, such as store.json
@@ -72,15 +94,22 @@ class Paired:
 def image_bytes(pixels: PixelsName, shape: tuple[int, int, int]) -> int:
     """Return the bytes of an image of `shape` (H, W, C) in a row; ValueError if it cannot be stored like this."""
     height, width, channels = shape
-    if pixels == "rgb":
-        return height * width * channels
-    if channels != 3:
-        raise ValueError(f"the images have {channels} channels, but yuv420 is made of 3")
-    if height % 2 or width % 2:
-        near = [f"{max(2, height + sign * (height % 2))}x{max(2, width + sign * (width % 2))}" for sign in (-1, 1)]
+    form = FORMS[pixels]
+    if form.share > 1 and channels != 3:
+        raise ValueError(f"the images have {channels} channels, but {pixels} is made of 3")
+    step = form.multiple
+    if height % step or width % step:
+        near = [f"{_near(height, step, up)}x{_near(width, step, up)}" for up in (False, True)]
         advice = f"use {' or '.join(dict.fromkeys(near))}"
-        raise ValueError(f"size is {height}x{width}, but yuv420 needs an even height and width: {advice}")
-    return height * width * 3 // 2
+        raise ValueError(
+            f"size is {height}x{width}, but {pixels} needs a height and width divisible by {step}: {advice}"
+        )
+    return height * width * channels // form.share
+
+
+def _near(size: int, step: int, up: bool) -> int:
+    """The nearest multiple of `step` below or above a size, at least `step`."""
+    return max(step, (size + (step - 1) * up) // step * step)
 
 
 class StorePaths:

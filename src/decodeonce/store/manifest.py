@@ -21,9 +21,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.store.files import PAGE, read_regular
-from decodeonce.store.format import CODECS, Pixels, npy_header
+from decodeonce.store.format import CODECS, npy_header
 from decodeonce.store.hashing import MAX_SIGNED_BYTES, parse_signed, sign
 from decodeonce.store.layout import NOT_PAIRED, ContainerName, Json, Paired, PixelsName, image_bytes, missing_advice
+from decodeonce.store.pixels import Pixels
 
 FORMAT = "decodeonce"
 VERSION = 1
@@ -169,7 +170,7 @@ class Manifest:
         box_classes: Class names of the column `box_labels` in label order. None if the manifest has no such key.
         decoder_crashes: Number of images that crashed a decoder, or took too long, during the build.
         paired: The masks and second images that follow the image in each row, in order.
-        pixels: How a row holds its image: "rgb", or "yuv420" in half the bytes.
+        pixels: How a row holds its image: "rgb", "yuv420" in half the bytes, or "bc4" in a quarter.
         dtype: Dtype of the images, always "uint8".
         digest: xxh3_64 of everything else in store.json.
 

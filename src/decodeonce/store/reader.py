@@ -20,9 +20,10 @@ from decodeonce.store import disk
 from decodeonce.store.checks import check_file, check_not_replaced, check_shard, check_size, unreadable_shard_error
 from decodeonce.store.class_words import with_words
 from decodeonce.store.files import reading
-from decodeonce.store.format import Pixels, npy_header
+from decodeonce.store.format import npy_header
 from decodeonce.store.layout import StorePaths, damaged, verify_command
 from decodeonce.store.manifest import BOX_LABELS, ImageClass, Manifest, Shard, read_manifest, read_part, rows_text
+from decodeonce.store.pixels import Pixels
 from decodeonce.store.table import Samples
 
 Mapped = dict[int, dict[str, Pixels]]  # arrays by name in each mapped shard, as they are stored

@@ -226,7 +226,7 @@ class Chain:
                 out,
                 *self.resized,
                 *self.shape[:2],
-                PLANES=self.planes is not None,
+                PIXELS=self.planes.pixels if self.planes else "rgb",
                 RESIZE=self.windows is not None,
                 NORMALIZE=self.factors is not None,
                 TAPS_Y=self.taps[0],

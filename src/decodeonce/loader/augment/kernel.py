@@ -12,19 +12,37 @@ GOLDEN = tl.constexpr(signed(hashing.GOLDEN))
 
 
 @triton.jit
-def load_pixel(base, height, width, line, column, exists, PLANES: tl.constexpr):  # noqa: PLR0917 - as below
+def load_value(plane, width, line, column, exists, PIXELS: tl.constexpr):
+    """Load the values of pixels from a plane of this width, as float32."""
+    if PIXELS == "bc4":
+        block = plane + ((line // 4) * (width // 4) + column // 4) * 8
+        high = tl.load(block, mask=exists, other=0).to(tl.int32)
+        low = tl.load(block + 1, mask=exists, other=0).to(tl.int32)
+        bit = (line % 4) * 12 + (column % 4) * 3
+        byte = block + 2 + bit // 8
+        bits = tl.load(byte, mask=exists, other=0).to(tl.int32)
+        bits |= tl.load(byte + 1, mask=exists & (bit % 8 > 5), other=0).to(tl.int32) << 8
+        number = (bits >> (bit % 8)) & 7
+        sevenths = tl.where(number == 0, 7, tl.where(number == 1, 0, 8 - number))
+        return (low + ((high - low) * sevenths + 3) // 7).to(tl.float32)
+    return tl.load(plane + line * width + column, mask=exists, other=0).to(tl.float32)
+
+
+@triton.jit
+def load_pixel(base, height, width, line, column, exists, PIXELS: tl.constexpr):  # noqa: PLR0917 - as below
     """Load the three channels of pixels, R, G and B or Y, U and V, as float32."""
-    if PLANES:
-        first = base + line * width + column
-        second = base + height * width + (line // 2) * (width // 2) + column // 2
-        third = second + (height // 2) * (width // 2)
-    else:
+    if PIXELS == "rgb":
         first = base + (line * width + column) * 3
-        second = first + 1
-        third = first + 2
-    one = tl.load(first, mask=exists, other=0).to(tl.float32)
-    two = tl.load(second, mask=exists, other=0).to(tl.float32)
-    three = tl.load(third, mask=exists, other=0).to(tl.float32)
+        one = tl.load(first, mask=exists, other=0).to(tl.float32)
+        two = tl.load(first + 1, mask=exists, other=0).to(tl.float32)
+        three = tl.load(first + 2, mask=exists, other=0).to(tl.float32)
+    else:
+        size = height * width
+        if PIXELS == "bc4":
+            size = size // 2
+        one = load_value(base, width, line, column, exists, PIXELS)
+        two = load_value(base + size, width // 2, line // 2, column // 2, exists, PIXELS)
+        three = load_value(base + size + size // 4, width // 2, line // 2, column // 2, exists, PIXELS)
     return one, two, three
 
 
@@ -43,7 +61,7 @@ def move_pixels(  # noqa: PLR0913, PLR0917, PLR0915 - a kernel has no objects, a
     resized_width,
     out_height,
     out_width,
-    PLANES: tl.constexpr,
+    PIXELS: tl.constexpr,
     RESIZE: tl.constexpr,
     NORMALIZE: tl.constexpr,
     TAPS_Y: tl.constexpr,
@@ -52,11 +70,11 @@ def move_pixels(  # noqa: PLR0913, PLR0917, PLR0915 - a kernel has no objects, a
 ):
     """Compute BLOCK pixels of an image, each with its three channels.
 
-    The `images` are uint8 with `stride` bytes each, and with `height` lines of `width` pixels, or with PLANES, as
-    `Planes` says: their channels Y, U and V are resized and rounded before they become RGB. `out` is (B, out_height,
-    out_width, 3). `moves`, float32 (B, 6), says where pixels come from, as `Moves` does: first those that the resize
-    reads, then those of the result. With RESIZE, `windows`, floats (B, 4), are resized to `resized_height` and
-    `resized_width`, and a pixel depends on at most TAPS_Y lines and TAPS_X columns. With NORMALIZE, `scales` and
+    The `images` are uint8 with `stride` bytes each, and with `height` lines of `width` pixels, held as PIXELS says. If
+    that is not "rgb", their channels Y, U and V are resized and rounded before they become RGB. `out` is (B,
+    out_height, out_width, 3). `moves`, float32 (B, 6), says where pixels come from, as `Moves` does: first those that
+    the resize reads, then those of the result. With RESIZE, `windows`, floats (B, 4), are resized to `resized_height`
+    and `resized_width`, and a pixel depends on at most TAPS_Y lines and TAPS_X columns. With NORMALIZE, `scales` and
     `shifts` are float32 (3,).
     """
     image = tl.program_id(0).to(tl.int64)
@@ -107,7 +125,7 @@ def move_pixels(  # noqa: PLR0913, PLR0917, PLR0915 - a kernel has no objects, a
                 used = in_line & (column >= left) & (column < left + box_width)
                 weight = tl.maximum(1.0 - tl.abs(column + 0.5 - middle_x) * share_x, 0.0) * weight_y
                 read_column = (read_left + sign * column).to(tl.int32)
-                first, second, third = load_pixel(base, height, width, read_line, read_column, used, PLANES)
+                first, second, third = load_pixel(base, height, width, read_line, read_column, used, PIXELS)
                 red += weight * first
                 green += weight * second
                 blue += weight * third
@@ -116,8 +134,8 @@ def move_pixels(  # noqa: PLR0913, PLR0917, PLR0915 - a kernel has no objects, a
         green = tl.minimum(tl.floor(green * whole + 0.5), 255.0)
         blue = tl.minimum(tl.floor(blue * whole + 0.5), 255.0)
     else:
-        red, green, blue = load_pixel(base, height, width, y.to(tl.int32), x.to(tl.int32), exists, PLANES)
-    if PLANES:  # as in `planes.to_rgb`; all numbers are exact
+        red, green, blue = load_pixel(base, height, width, y.to(tl.int32), x.to(tl.int32), exists, PIXELS)
+    if PIXELS != "rgb":  # as in `planes.to_rgb`; all numbers are exact
         u = green - 128.0
         v = blue - 128.0
         green = red + tl.floor((32.0 - 22.0 * u - 46.0 * v) / 64)

@@ -35,7 +35,7 @@ class Conversion:
         size: (height, width) of the rows in pixels. It must not be larger than the stored rows and must keep their
             aspect ratio.
         filter: Filter that resizes rows to `size`: "bilinear", "bicubic", "lanczos" or "box".
-        pixels: How a row holds its image, "rgb" or "yuv420".
+        pixels: How a row holds its image, "rgb", "yuv420" or "bc4".
         selection: Rows to take; all rows by default.
         sort: Order of the rows. "class": by label; "source": by the bytes of the source names. The sort is stable.
         shuffle_seed: Seed of a permutation of the selected rows. It cannot be combined with `sort`.

@@ -13,8 +13,8 @@ from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.listing import LeftOut, PixelBox, Undecodable, refuse_masked
 from decodeonce.prep.recipe import UserMap
 from decodeonce.prep.user_code import ClosedFiles, import_function, raised_text, user_code
-from decodeonce.store.format import Pixels
 from decodeonce.store.hashing import file_hexdigest
+from decodeonce.store.pixels import Pixels
 
 FLAG = "--map "  # before the name of a map in messages
 
