@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin
 
 import typer
 
+import decodeonce
 from decodeonce import cli
 from decodeonce.cli.command import (
     Click,
@@ -50,6 +51,7 @@ from decodeonce.store.layout import FORMS_TEXT, ContainerName, Json, PixelsName
 if TYPE_CHECKING:
     from decodeonce.prep.building.pool import Progress, WorkSettings
     from decodeonce.prep.sources.base import Source
+    from decodeonce.store import Manifest
 
 Src = Annotated[
     str, typer.Argument(metavar="SRC", help="Source of the images: a folder, a file or a pattern, depending on KIND.")
@@ -358,10 +360,10 @@ def run_build(request: BuildRequest) -> None:
             decoded = now.new_rows
             show(now)
 
-        build(request.source, request.out, request.recipe, request.how, progress, request.expect)
+        manifest = build(request.source, request.out, request.recipe, request.how, progress, request.expect)
     seconds = time.monotonic() - start
     speed = f" in {duration_text(seconds)}, {decoded / seconds:,.0f} images/s"
-    say_outcome(request.out, was_finished, speed, seconds=round(seconds, 3), decoded_images=decoded)
+    say_outcome(request.out, manifest, was_finished, speed, seconds=round(seconds, 3), decoded_images=decoded)
 
 
 def run_plan(request: BuildRequest) -> None:
@@ -393,7 +395,7 @@ def say_built(out: Path, **run: object) -> None:
     """Print that the build is finished, for example if a job was submitted twice. `run`: more facts for --json."""
     say(f"{out}: already finished, nothing to do")
     if cli.results:  # otherwise no file of the store is read
-        print_result(built_facts(out, already_finished=True, **run))
+        print_result(built_facts(out, decodeonce.open_store(out).manifest, already_finished=True, **run))
 
 
 def say_found(request: BuildRequest) -> None:
@@ -435,14 +437,16 @@ def say_dry_run(request: BuildRequest) -> None:
     print_result(facts)
 
 
-def say_outcome(out: Path, was_finished: bool, speed: str = "", *, advise: bool = True, **run: object) -> None:
+def say_outcome(
+    out: Path, manifest: Manifest, was_finished: bool, speed: str = "", *, advise: bool = True, **run: object
+) -> None:
     """Print what is in a store that the command has finished, unless it was finished before. `run`: as `say_built`.
 
     `advise`: whether to name flags of a build for its unusual images.
     """
     if was_finished:
         return say_built(out, **run)
-    facts = built_facts(out, already_finished=False, **run)
+    facts = built_facts(out, manifest, already_finished=False, **run)
     used, classes = facts["used_classes"], facts["classes"]
     some = f"{used} of " if used < classes else ""
     rows = f"{counted(facts['rows'], 'row')} in {some}{counted(classes, 'class', 'classes')}"
@@ -511,5 +515,5 @@ def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
     with usage_errors():
         WorkSettings(max_bad=max_bad)
     was_finished = BuildPaths(out).manifest.exists()
-    finish_build(out, max_bad)  # this also completes a finish that was killed
-    say_outcome(out, was_finished)
+    manifest = finish_build(out, max_bad)  # this also completes a finish that was killed
+    say_outcome(out, manifest, was_finished)

@@ -86,6 +86,6 @@ def convert(
         return say_dry_run(BuildRequest(made_of, out, recipe, WorkSettings(max_bad="0"), dry_run, expect=None))
     was_finished, start = BuildPaths(out).manifest.exists(), time.monotonic()
     with build_progress() as progress:
-        convert_stores(stores, out, conversion, workers=workers, progress=progress)
+        manifest = convert_stores(stores, out, conversion, workers=workers, progress=progress)
     seconds = time.monotonic() - start
-    say_outcome(out, was_finished, f" in {duration_text(seconds)}", advise=False, seconds=round(seconds, 3))
+    say_outcome(out, manifest, was_finished, f" in {duration_text(seconds)}", advise=False, seconds=round(seconds, 3))

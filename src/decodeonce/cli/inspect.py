@@ -54,7 +54,7 @@ def info(store: StoreArgument) -> None:
         "staged_part": len(opened.rows) < manifest.count,
         "first_row": opened.rows.start,
         "held_rows": len(opened.rows),
-        **store_facts(opened),
+        **store_facts(store, manifest, opened.labels),
         "rows_per_class": _rows_per_class(opened),
         "columns": [column.name for column in manifest.columns],
         **({"paired": [one.text for one in manifest.paired]} if manifest.paired else {}),

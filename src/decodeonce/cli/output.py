@@ -22,15 +22,17 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-import decodeonce
 from decodeonce import cli
 from decodeonce.cli import fitted
 from decodeonce.formatting import counted, size_text, without_secrets
-from decodeonce.store.layout import FORMS, Json, PixelsName, image_bytes
+from decodeonce.store.layout import FORMS, Json, PixelsName, StorePaths, image_bytes
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from decodeonce.prep.building.pool import Progress
-    from decodeonce.store import Store
+    from decodeonce.store import Manifest, Store
 
 Bar = Any  # a bar of tqdm, which is imported only for a bar
 # For tqdm, with and without a known total.
@@ -85,14 +87,13 @@ def print_result(facts: Mapping[str, object]) -> None:
             cli.drop_output(cli.results)
 
 
-def store_facts(store: Store) -> Json:
+def store_facts(root: Path, manifest: Manifest, labels: NDArray[np.int64]) -> Json:
     """Return what `prep info --json` and the commands that write a store print; `kept` counts images by reason."""
     import numpy as np
 
     from decodeonce.store.table import read_rejects
 
-    manifest = store.manifest
-    found = Counter((one.action, one.reason) for one in read_rejects(store.paths.rejects))
+    found = Counter((one.action, one.reason) for one in read_rejects(StorePaths(root).rejects))
     listed = Counter({"rejected": 0, "left out": 0, "kept": 0})
     for (action, _), count in found.items():
         listed[action] += count
@@ -107,7 +108,7 @@ def store_facts(store: Store) -> Json:
         "bytes": nbytes,
         "bytes_as": bytes_as(nbytes, manifest.count, manifest.pixels, manifest.shape),
         "classes": len(manifest.classes),
-        "used_classes": int(np.count_nonzero(np.bincount(store.labels))),  # a class may have lost all its images
+        "used_classes": int(np.count_nonzero(np.bincount(labels))),  # a class may have lost all its images
         "rejects": listed,
         "kept": {reason: count for (action, reason), count in found.items() if action == "kept"},
         "recipe": manifest.recipe,
@@ -115,9 +116,12 @@ def store_facts(store: Store) -> Json:
     }
 
 
-def built_facts(out: Path, *, already_finished: bool, **more: object) -> Json:
+def built_facts(out: Path, manifest: Manifest, *, already_finished: bool, **more: object) -> Json:
     """Return the facts about a store that a command has built, or found."""
-    return {"out": str(out), "already_finished": already_finished, **store_facts(decodeonce.open_store(out)), **more}
+    import numpy as np
+
+    facts = store_facts(out, manifest, np.load(StorePaths(out).labels))
+    return {"out": str(out), "already_finished": already_finished, **facts, **more}
 
 
 def show_facts(shown: Mapping[str, object], facts: Mapping[str, object]) -> None:
