@@ -1,4 +1,4 @@
-"""Images of a batch as planes Y, U and V, which take half the bytes of RGB. The store's own codec is store/pixels.py.
+"""Images of a batch as planes Y, U and V, which take half the bytes of RGB. See `Yuv420` of store/pixels.py.
 
 A crop that resizes works on the channels V, Y, U of its window, because resizing and converting can then be done on
 bytes, in the cache of a processor. In this order, each of R, G and B depends only on neighbors in memory.

@@ -205,9 +205,9 @@ class RandomResizedCrop(Step):
     """Crop a window of random area and aspect ratio from each image and resize it, as torchvision does.
 
     Resizing is bilinear with antialiasing, like Pillow's ``crop(box).resize(size, BILINEAR)``. uint8 images stay uint8;
-    the results of Pillow, a CPU and other devices differ by at most one level. Images of a yuv420 store are resized
-    before they become RGB: then the results of a CPU and other devices differ by at most three levels, and few pixels
-    from Pillow's by more. Images of other dtypes become float32 and are not rounded. On a CPU it uses
+    the results of Pillow, a CPU and other devices differ by at most one level. Images of a yuv420 or bc4 store are
+    resized before they become RGB: then the results of a CPU and other devices differ by at most three levels, and few
+    pixels from Pillow's by more. Images of other dtypes become float32 and are not rounded. On a CPU it uses
     ``torch.get_num_threads()`` threads, at most 8.
 
     Args:
