@@ -43,7 +43,7 @@ def _values(blocks: Tensor) -> Tensor:
     out = torch.empty((batch, rows, 4, columns, 4), dtype=torch.uint8, device=blocks.device)
     low = blocks[..., 1].to(torch.int32)
     span = blocks[..., 0] - low
-    for half in range(2):  # two lines have 16 bits, three bytes
+    for half in range(2):  # two lines have 24 bits, three bytes
         bits = sum(blocks[..., 2 + 3 * half + byte].to(torch.int32) << 8 * byte for byte in range(3))
         for value in range(8):
             number = bits >> 3 * value & 7
