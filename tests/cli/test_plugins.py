@@ -28,7 +28,18 @@ REGISTERED = Registered("clashing:S", "clashing:open_it")
 def open_it(src, *, size: Annotated[str, 'Clashes with --size.'] = '', classes=None, follow_links=False): ...
 """
 MISSING = "from decodeonce.prep.sources import Registered as R\nREGISTERED = R('missing:S', 'missing:open_it')"
+OLD = """
+from decodeonce.sources import Registered, Source
+REGISTERED = Registered("old:OldSource", "old:open_old")
+class OldSource(Source):
+    def entries(self): ...
+"""
 BROKEN = {
+    "old": (
+        OLD,
+        'TypeError: OldSource is a source for an earlier decodeonce: it has "entries"; docs/contribute/sources.md says '
+        "what replaces it",
+    ),
     "raising": ("raise RuntimeError('this package is old')", "RuntimeError: this package is old"),
     "exiting": ("raise SystemExit(3)", "SystemExit: 3"),
     "missing": (MISSING, "AttributeError: module 'missing' has no attribute 'open_it'"),

@@ -109,6 +109,15 @@ class Source(ABC):
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        gone = {"warnings", "read_all", "facts", "read_unit", "reads_ahead", "carried_rejects"}
+        if "scan" not in vars(cls):  # with it, these may be the class's own
+            gone |= {"entries", "classes", "holder"}
+        if found := sorted(gone & vars(cls).keys()):
+            what = f'{cls.__name__} is a source for an earlier decodeonce: it has "{found[0]}"'
+            raise TypeError(f"{what}; docs/contribute/sources.md says what replaces it")
+
     @property
     def top(self) -> Path:
         """The folder or file that is listed; default the first of `files`, or `root`.
