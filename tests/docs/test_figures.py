@@ -24,7 +24,7 @@ def test_sizes_of_stores_are_right() -> None:
     found = {row[0].partition(" ")[0]: row[1:] for row in cells(SIZES) if len(row) == 8 and row[0][0].isdigit()}
     assert list(found) == ["160", "192", "224", "256", "320", "512"]
     for size, row in found.items():
-        nbytes = [int(size) ** 2 * 3 // form.share for form in FORMS.values()]
+        nbytes = [int(size) ** 2 * 3 // form.divisor for form in FORMS.values()]
         assert row[0] == f"{nbytes[0]:,}"
         assert row[1:4] == [f"{each * IMAGENET / 1e9:,.1f} GB" for each in nbytes]
         assert row[4:] == [f"{each * 1000 / 1e6:,.0f} MB/s" for each in nbytes]

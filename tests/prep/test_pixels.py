@@ -80,6 +80,34 @@ def test_conversion_keeps_rows_resizes_and_unpacks(packed: Path, tmp_path: Path,
     np.testing.assert_array_equal(back.images[:], open_store(packed).images[:])
 
 
+def test_planes_are_kept_between_packed_forms(tree: Path, tmp_path: Path) -> None:
+    stores = {p: build_in_process(FolderSource(tree), tmp_path / p, recipe) for p, recipe in PACKED.items()}
+    quarter = convert_in_process([stores["yuv420"]], tmp_path / "quarter", Conversion(pixels="bc4"))
+    assert tree_bytes(quarter) == tree_bytes(stores["bc4"])
+    original = tree_bytes(quarter)
+    damage_rows(quarter, 1, 6)
+    assert repair_store(quarter, stores["yuv420"]).repaired_rows == 2
+    assert tree_bytes(quarter) == original
+    half = convert_in_process([stores["bc4"]], tmp_path / "half", Conversion(pixels="yuv420"))
+    np.testing.assert_array_equal(open_store(half).images[:], open_store(stores["bc4"]).images[:])
+    assert open_store(half).manifest.recipe["unpacked_from"] == "bc4"  # not the rows of a build
+    with pytest.raises(BuildError, match="unpacked_from is bc4, the first store says absent"):
+        convert_in_process([stores["yuv420"], half], tmp_path / "out", Conversion())
+
+
+@pytest.mark.parametrize(
+    ("size", "advice"),
+    [("60x100", "pass --size 48x80"), ("36x36", "pass --size 32x32"), ("7x9", "build the store again")],
+)
+def test_conversion_advises_a_size_that_it_can_make(tree: Path, tmp_path: Path, size: str, advice: str) -> None:
+    store, out = tmp_path / "store", tmp_path / "out"
+    printed("build", "folder", tree, store, "--size", size)
+    failed = prep("convert", store, out, "--pixels", "bc4")
+    assert_fails(failed, 1, f"rows of {size}, but bc4 needs a height and width divisible by 8; {advice}")
+    if "pass" in advice:
+        printed("convert", store, out, "--pixels", "bc4", *advice.split()[1:])
+
+
 def test_recipe_tells_resized_planes_from_planes_of_resized_rows(
     rgb: Path, packed: Path, tmp_path: Path, pixels: PixelsName
 ) -> None:

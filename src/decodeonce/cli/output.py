@@ -53,11 +53,11 @@ def say(text: str, *, err: bool = False) -> None:
 
 def bytes_as(nbytes: int, rows: int, pixels: PixelsName, shape: tuple[int, int, int]) -> dict[str, int]:
     """Return the bytes of a store whose `rows` hold images as `pixels` says, and what the other choices would take."""
-    found = {pixels: nbytes}
-    for other in FORMS.keys() - {pixels}:
+    found: dict[str, int] = {}
+    for form in (pixels, *FORMS):  # these are in the order of their sizes
         with suppress(ValueError):  # images of this size cannot be stored like that
-            found[other] = nbytes + rows * (image_bytes(other, shape) - image_bytes(pixels, shape))
-    return dict(sorted(found.items(), key=lambda item: (item[0] != pixels, -item[1])))
+            found[form] = nbytes + rows * (image_bytes(form, shape) - image_bytes(pixels, shape))
+    return found
 
 
 def bytes_as_text(found: Mapping[str, int]) -> str:

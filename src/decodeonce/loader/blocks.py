@@ -20,12 +20,9 @@ class Blocks(Planes):
 
     def planes(self, rows: Tensor) -> Tensor:
         """Return the planes of images in rows (B, H * W * 3 / 4), uint8 (B, H * W * 3 / 2), on any device."""
-        planes, first = [], 0
-        for height, width in plane_sizes(self.height, self.width):
-            last = first + height * width // 2
-            planes.append(_values(rows[:, first:last].unflatten(1, (height // 4, width // 4, 8))))
-            first = last
-        return torch.cat(planes, 1)
+        sizes = plane_sizes(self.height, self.width)
+        planes = zip(rows.split([height * width // 2 for height, width in sizes], 1), sizes, strict=True)
+        return torch.cat([_values(plane.unflatten(1, (h // 4, w // 4, 8))) for plane, (h, w) in planes], 1)
 
     def parts(self, row: Pixels, top: int, left: int, bottom: int, right: int) -> list[Pixels]:
         """Return Y and, of half the height and width, U and V of a window with even edges, from the blocks under it."""

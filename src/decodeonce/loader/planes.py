@@ -28,7 +28,7 @@ class Planes:
     """How rows of bytes hold images: a plane Y, then U and V of half the height and width.
 
     With ``Loader(pixels="stored")``, a batch of a yuv420 store has one as ``batch.planes``, and a batch of a bc4 store
-    its subclass for blocks.
+    its subclass for blocks, which is not made by name.
 
     Attributes:
         height: Height of an image in pixels.
@@ -53,7 +53,7 @@ class Planes:
         """Return RGB images.
 
         Args:
-            rows: uint8 (B, H * W * 3 / 2), or of blocks (B, H * W * 3 / 4), on any device.
+            rows: uint8 (B, H * W * 3 / 2), on any device; for the blocks of a bc4 store, (B, H * W * 3 / 4).
 
         Returns:
             Tensor: uint8 (B, H, W, 3), the same values as ``open_store(...).images``.

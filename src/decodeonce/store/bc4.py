@@ -7,8 +7,6 @@ eight values from one to the other. docs/reference/format.md defines them. Graph
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,16 +19,15 @@ _INVERSE = np.array([0, *(-(-(2**20) // span) for span in range(1, 256))], np.ui
 # What two neighbors add to the smallest value of their block, by its span and their numbers, six bits: one in each byte
 # of a uint16. The weights, in sevenths of the span, are in the order of the numbers. 32 KiB stay in a core's cache.
 _ADDED = (np.arange(256)[:, None] * np.array([7, 0, 6, 5, 4, 3, 2, 1]) + 3) // 7
-_PAIRS = (_ADDED[:, None, :] | _ADDED[:, :, None] << 8).astype(np.uint16).reshape(-1)
+_PAIRS = (_ADDED[:, None, :] | _ADDED[:, :, None] << 8).astype("<u2").reshape(-1)
 
 
 class Bc4(Yuv420):
     """The planes of yuv420 in blocks of BC4. Heights and widths are divisible by 8."""
 
-    def pack(self, image: Any) -> bytes:
+    def pack_planes(self, planes: bytes | Pixels, height: int, width: int) -> bytes:
         """Return the blocks of Y, U and V, each row by row."""
-        planes = np.frombuffer(super().pack(image), np.uint8)
-        return pack_blocks(planes, image.height, image.width)
+        return pack_blocks(np.frombuffer(planes, np.uint8), height, width)
 
     def planes(self, row: Pixels, shape: tuple[int, ...]) -> Pixels:
         """Return the bytes of the planes of an image of `shape` (H, W, 3)."""
@@ -70,20 +67,17 @@ def pack_blocks(planes: Pixels, height: int, width: int) -> bytes:
 
 def blocks_of(row: Pixels, height: int, width: int) -> list[Blocks]:
     """Return the blocks of the planes in a row as views, each (H / 4, W / 4) of its plane."""
-    blocks, first, planes = row[: height * width * 3 // 4].view("<i8"), 0, []
-    for rows, columns in plane_sizes(height, width):
-        last = first + rows * columns // 16
-        planes.append(blocks[first:last].reshape(rows // 4, columns // 4))
-        first = last
-    return planes
+    blocks, count = row[: height * width * 3 // 4].view("<i8"), height * width // 16
+    planes = zip(np.split(blocks, [count, count * 5 // 4]), plane_sizes(height, width), strict=True)
+    return [plane.reshape(rows // 4, columns // 4) for plane, (rows, columns) in planes]
 
 
 def unpack_blocks(blocks: Blocks) -> Pixels:
     """Return the values of blocks (rows, columns), uint8 (rows * 4, columns * 4)."""
     rows, columns = blocks.shape
-    out = np.empty((rows, 4, columns, 2), np.uint16)
+    out = np.empty((rows, 4, columns, 2), "<u2")
     low = blocks >> 8 & 255
-    span, lows = (blocks & 255) - low << 6, (low * 0x101).astype(np.uint16)
+    span, lows = (blocks & 255) - low << 6, (low * 0x101).astype("<u2")
     for line in range(4):
         for pair in range(2):
             chosen = blocks >> 16 + 12 * line + 6 * pair

@@ -2,8 +2,7 @@
 
 In every container the rows are contiguous from `data_offset`. To add one, write a class like `NpyContainer`, and extend
 `Container` and `CONTAINERS`. Only a codec knows where the pixels of a row lie. Everything else asks the manifest for
-arrays, and gets RGB (H, W, 3). To add one, write a file like `bc4.py`, and add a line to `CODECS`, to `FORMS` of
-`layout.py` and to `PLANES` of `loader/delivery.py`.
+arrays, and gets RGB (H, W, 3). docs/contribute/architecture.md says how to add one.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ class PixelForm(NamedTuple):
     """How rows hold the pixels of images; `format.CODECS` has its codec.
 
     Attributes:
-        share: The bytes of an RGB image are so many times those in a row.
+        divisor: The bytes of an RGB image are so many times those in a row.
         multiple: Height and width are divisible by this.
         text: What it is, for the help of commands.
     """
 
-    share: int
+    divisor: int
     multiple: int
     text: str
 
@@ -34,7 +34,7 @@ class PixelForm(NamedTuple):
 FORMS: dict[PixelsName, PixelForm] = {
     "rgb": PixelForm(1, 1, "as they are"),
     "yuv420": PixelForm(2, 2, "in half the bytes, with colors at half resolution"),
-    "bc4": PixelForm(4, 8, "in a quarter, as blocks of yuv420 that a device unpacks"),
+    "bc4": PixelForm(4, 8, "in a quarter, as blocks of yuv420, for training on GPUs"),
 }
 FORMS_TEXT = "; ".join(f"{name}, {form.text}" for name, form in FORMS.items())
 # Arrays of a store or batch: no paired image may have these names.
@@ -95,7 +95,7 @@ def image_bytes(pixels: PixelsName, shape: tuple[int, int, int]) -> int:
     """Return the bytes of an image of `shape` (H, W, C) in a row; ValueError if it cannot be stored like this."""
     height, width, channels = shape
     form = FORMS[pixels]
-    if form.share > 1 and channels != 3:
+    if form.divisor > 1 and channels != 3:
         raise ValueError(f"the images have {channels} channels, but {pixels} is made of 3")
     step = form.multiple
     if height % step or width % step:
@@ -104,7 +104,7 @@ def image_bytes(pixels: PixelsName, shape: tuple[int, int, int]) -> int:
         raise ValueError(
             f"size is {height}x{width}, but {pixels} needs a height and width divisible by {step}: {advice}"
         )
-    return height * width * channels // form.share
+    return height * width * channels // form.divisor
 
 
 def _near(size: int, step: int, up: bool) -> int:

@@ -54,7 +54,11 @@ class Yuv420:
         image = image.convert("RGB")
         small = image.reduce(2)  # means of four pixels
         planes = image.convert("L", _Y), small.convert("L", _U), small.convert("L", _V)
-        return b"".join(plane.tobytes() for plane in planes)
+        return self.pack_planes(b"".join(plane.tobytes() for plane in planes), image.height, image.width)
+
+    def pack_planes(self, planes: bytes | Pixels, height: int, width: int) -> bytes:
+        """Return a row with these planes Y, U and V of an image."""
+        return bytes(planes)
 
     def unpack(self, rows: Pixels, shape: tuple[int, ...], lines: slice = ALL, out: Pixels | None = None) -> Pixels:
         """Return new images, in which four pixels share U and V."""

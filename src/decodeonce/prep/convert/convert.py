@@ -6,6 +6,7 @@ uninterrupted conversion.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from decodeonce.prep.convert.rows import shape_text
 from decodeonce.prep.convert.source import StoreSource, with_container
 from decodeonce.prep.recipe import Filter, Recipe, Sort, check_choice, differences
 from decodeonce.store import Manifest, Store, open_store
-from decodeonce.store.layout import ContainerName, Json, PixelsName
+from decodeonce.store.layout import FORMS, ContainerName, Json, PixelsName
 from decodeonce.store.select import Selection, labels_of
 
 FIXED = ("labels.npy", "checksums.npy")  # every store has these files, so no column can use them
@@ -127,6 +128,10 @@ def open_conversion(
     labels_of(selection.classes, first.classes)  # raises ValueError if a selected class does not exist
     # Settings that the conversion leaves open come from the first store, which another writer may have made.
     height, width = size or first.shape[:2]
+    pixels = conversion.pixels or first.pixels
+    if height % (multiple := FORMS[pixels].multiple) or width % multiple:
+        found = f"rows of {height}x{width}, but {pixels} needs a height and width divisible by {multiple}"
+        raise BuildError(f"{opened[0].paths.root}: {found}; {_advised_size(first.shape, multiple)}")
     stored_filter, shard_size = first.recipe.get("filter", ""), first.recipe.get("shard_size")
     try:
         return source, Recipe(
@@ -138,10 +143,20 @@ def open_conversion(
             or (shard_size if type(shard_size) is int and shard_size > 0 else Recipe.shard_size),
             shuffle_seed=conversion.shuffle_seed,
             paired=first.paired,
-            pixels=conversion.pixels or first.pixels,
+            pixels=pixels,
         )
     except ValueError as error:  # rows of another writer may be larger than a build can make
         raise BuildError(f"{opened[0].paths.root}: {error}") from None
+
+
+def _advised_size(shape: tuple[int, int, int], multiple: int) -> str:
+    """Advise the largest --size with the aspect ratio of rows of this shape that is divisible by `multiple`."""
+    height, width, _ = shape
+    common = math.gcd(height, width)
+    step = math.lcm(*(multiple // math.gcd(multiple, side // common) for side in (height, width)))
+    if times := common // step * step:
+        return f"pass --size {height // common * times}x{width // common * times}"
+    return "build the store again with such a --size"
 
 
 def check_mergeable(stores: Sequence[Store]) -> None:

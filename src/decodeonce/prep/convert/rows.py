@@ -16,6 +16,7 @@ from decodeonce.store.format import CODECS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import verify_command
 from decodeonce.store.manifest import Manifest
+from decodeonce.store.pixels import Yuv420
 from decodeonce.store.reader import open_store
 from decodeonce.store.table import Sample
 
@@ -77,13 +78,20 @@ def converted(row: bytes, manifest: Manifest, recipe: Recipe) -> bytes:
 
     from decodeonce.prep.pixels.decode import FILTERS
 
-    made = bytearray()
-    for name, array in manifest.arrays(np.frombuffer(row, np.uint8)).items():
+    made, stored = bytearray(), np.frombuffer(row, np.uint8)
+    packed, codec = CODECS[manifest.pixels], CODECS[recipe.pixels]
+    if manifest.shape == recipe.shape and isinstance(packed, Yuv420) and isinstance(codec, Yuv420):
+        arrays = manifest.views(stored)
+        planes = packed.planes(arrays.pop("images"), manifest.shape)
+        made += codec.pack_planes(planes, recipe.height, recipe.width)  # unpacking to RGB would change them
+    else:
+        arrays = manifest.arrays(stored)
+    for name, array in arrays.items():
         image = Image.fromarray(array)
         if manifest.shape != recipe.shape:
             filter_ = Image.Resampling.NEAREST if array.ndim == 2 else FILTERS[recipe.filter]
             image = image.resize((recipe.width, recipe.height), filter_)
-        made += CODECS[recipe.pixels].pack(image) if name == "images" else image.tobytes()
+        made += codec.pack(image) if name == "images" else image.tobytes()
     return bytes(made)
 
 

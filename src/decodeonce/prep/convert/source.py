@@ -205,8 +205,11 @@ def converted_recipe(
         own |= {"resize_filter": recipe["filter"], "resized_by": by}
         if earlier := {key: base.pop(key) for key in list(base) if key.startswith("resize")}:
             own["resized_before"] = earlier
-    if "pixels" in base and ("resized_from" in own or "pixels" not in recipe):
-        own["unpacked_from"] = base.pop("pixels")
+    if "pixels" in base and ("resized_from" in own or base["pixels"] != recipe.get("pixels")):
+        packed = base.pop("pixels")
+        # Other forms of planes of yuv420 are as in a build.
+        if "resized_from" in own or packed != "yuv420" or "pixels" not in recipe:
+            own["unpacked_from"] = packed
     if "pixels" in recipe:
         own["pixels"] = recipe["pixels"]
     return {**base, **own}
