@@ -380,7 +380,9 @@ def test_kubernetes_commands_build_the_store(tmp_path: Path) -> None:
         assert program == "prep"
         for index in range(job["spec"].get("completions", 1)):
             indexed = {"JOB_COMPLETION_INDEX": str(index)} if "completions" in job["spec"] else {}
-            command = [sys.executable, "-m", "decodeonce.cli", *words, *(["--workers", "1"] if indexed else [])]
+            if "--workers" in words:
+                words[words.index("--workers") + 1] = "1"
+            command = [sys.executable, "-m", "decodeonce.cli", *words]
             pods.append(subprocess.Popen(command, env={**os.environ, **indexed}))
         assert {pod.wait(timeout=120) for pod in pods} == {0}
     assert prep("build", "imagenet", "imagenet", "alone", cwd=tmp_path).returncode == 0
