@@ -57,6 +57,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--images", type=int, nargs="+", default=[10240, 1024], metavar="N", help=text)
     text = "load N images; rounded up likewise (default: 2560, but at most --images)"
     parser.add_argument("--load-images", type=int, metavar="N", help=text)
+    parser.add_argument("--size", type=int, default=256, help="side of a row; random crops become 224 (default: 256)")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2, help="processes or threads of each peer (default: 2)")
     parser.add_argument("--seconds", type=float, default=1.0, help="load at least this long per repeat (default: 1)")
@@ -76,7 +77,7 @@ def begin(options: argparse.Namespace, peers: Peers, count: int, what: str) -> R
     """Select the images of a run, and load the measurements of an interrupted one."""
     multiple = BATCH * options.workers
     folder = plain_tree(options.tree, -(-count // multiple) * multiple, SCRATCH)
-    source = Source(folder / "tree", 256, BATCH, options.workers)
+    source = Source(folder / "tree", options.size, BATCH, options.workers)
     code = b"".join(path.read_bytes() for path in sorted(FOLDER.rglob("*.py")))
     journal = Journal(
         folder / f"{what}.jsonl", settings(source, options.repeats, options.seconds, hashlib.sha256(code).hexdigest())

@@ -48,8 +48,8 @@ class Source:
 
     @property
     def crop(self) -> int:
-        """Side of an augmented image: 224 for rows of 256."""
-        return self.size * 7 // 8
+        """Side of an augmented image: 224 for rows of 256 and more."""
+        return min(224, self.size * 7 // 8)
 
     def to_json(self) -> str:
         """Serialize the source for a peer's process."""
