@@ -567,7 +567,11 @@ def _encoded_mask(name: str, value: Any) -> bytes:
     if isinstance(value, bytes | bytearray):
         raise Undecodable(f"{name} is {type(value).__name__}; a paired image must be a PIL image or an array")
     if isinstance(value, Image.Image) and value.mode in ("1", "P"):  # a mask has its values, a photo its colors
-        value.save(file := io.BytesIO(), "PNG", bits=8, compress_level=1)  # indexes may exceed the palette
+        if value.mode == "P":  # give all indexes a color, because Pillow 13 clips those without one
+            value, palette = value.copy(), value.palette.mode
+            colors = value.getpalette(palette)
+            value.putpalette(colors + [0] * (256 * len(palette) - len(colors)), palette)
+        value.save(file := io.BytesIO(), "PNG", compress_level=1)
         return file.getvalue()
     if isinstance(value, Image.Image):
         deep = value.mode[0] in "IF"  # to RGB, Pillow would clip these to white
