@@ -177,6 +177,8 @@ def refuse(thread: threading.Thread) -> None:
 
 
 FORKING = """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, for forks of processes with threads
 from decodeonce.loader.aio import fork_guard
 from tests.loader.test_direct import fork_waits
 
