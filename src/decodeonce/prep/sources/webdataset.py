@@ -169,8 +169,9 @@ class WebdatasetSource(LabeledSource):
             for number, found in enumerate(shards):
                 path = os.fsdecode(self.files.path(number))
                 for sample in found:
-                    where = f"{path}/{name_text(sample.member.name)}"
-                    if sample.label:
+                    # A message names few samples, and there may be millions.
+                    if sample.label and (sample.label not in seen or sample.label_from not in places or sample.unused):
+                        where = f"{path}/{name_text(sample.member.name)}"
                         seen.setdefault(sample.label, where)
                         places.setdefault(sample.label_from, where)
                         if sample.unused:
