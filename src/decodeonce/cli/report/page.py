@@ -215,27 +215,24 @@ def page(content: PageContent) -> bytes:
     shares = rows.levels / np.maximum(rows.levels.sum(axis=1, keepdims=True), 1)
     if rows.counted:
         drawn["levels"] = charts.levels(shares)
-    html = (
-        environment()
-        .get_template("page.html")
-        .render(
-            version=__version__,
-            format_version=manifest.version,
-            policy=POLICY,
-            name=legible(content.store.paths.root.resolve().name),
-            content=content,
-            recipe=given_flags(manifest.recipe),
-            classes=classes,
-            median_rows=None if content.counts is None else np.median(content.counts),
-            enlarged=None if is_enlarged is None else int(is_enlarged.sum()),
-            quantile_names=list(QUANTILES),
-            quantiles=_quantiles(sides) if len(sides) else {},
-            channel_names=["red", "green", "blue"] if channels == 3 else [f"channel {n}" for n in range(channels)],
-            levels=[[int(np.searchsorted(line.cumsum(), share)) for share in (0.05, 0.5, 0.95)] for line in shares],
-            shares=shares,
-            damaged=ranges_text(row_ranges(rows.damaged)),
-            charts=drawn,
-        )
+    template = environment().get_template("page.html")
+    html = template.render(
+        version=__version__,
+        format_version=manifest.version,
+        policy=POLICY,
+        name=legible(content.store.paths.root.resolve().name),
+        content=content,
+        recipe=given_flags(manifest.recipe),
+        classes=classes,
+        median_rows=None if content.counts is None else np.median(content.counts),
+        enlarged=None if is_enlarged is None else int(is_enlarged.sum()),
+        quantile_names=list(QUANTILES),
+        quantiles=_quantiles(sides) if len(sides) else {},
+        channel_names=["red", "green", "blue"] if channels == 3 else [f"channel {n}" for n in range(channels)],
+        levels=[[int(np.searchsorted(line.cumsum(), share)) for share in (0.05, 0.5, 0.95)] for line in shares],
+        shares=shares,
+        damaged=ranges_text(row_ranges(rows.damaged)),
+        charts=drawn,
     )
     return html.encode()
 
