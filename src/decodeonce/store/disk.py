@@ -38,35 +38,33 @@ fdatasync = os.fdatasync
 
 def open_file(path: Path, flags: int) -> int:
     """Open a file with the flags of os.open, without following a link, and return its descriptor."""
-    with _parent(path) as (folder, name):
-        try:
-            return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder)
-        except OSError as error:
-            raise _link_error(path) if error.errno == errno.ELOOP else error from None
+    checked = _checked(path)
+    try:
+        return os.open(checked, flags | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    except OSError as error:
+        raise _link_error(path) if error.errno == errno.ELOOP else error from None
 
 
 def replace(source: Path, dest: Path) -> None:
     """Rename `source` to `dest`, and replace a file that is already there. Errors name `dest`."""
-    with _parent(dest) as (to_folder, to_name), _parent(source) as (from_folder, from_name):
-        os.replace(from_name, to_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
+    with _naming(dest):
+        os.replace(_checked(source), _checked(dest))
 
 
 def link(source: Path, dest: Path) -> None:
     """Give `source` the name `dest`, too. Raise FileExistsError, which names `dest`, if that exists."""
-    with _parent(dest) as (to_folder, to_name), _parent(source) as (from_folder, from_name):
-        os.link(from_name, to_name, src_dir_fd=from_folder, dst_dir_fd=to_folder, follow_symlinks=False)
+    with _naming(dest):
+        os.link(_checked(source), _checked(dest), follow_symlinks=False)
 
 
 def unlink(path: Path) -> None:
     """Remove one file or link."""
-    with _parent(path) as (folder, name):
-        os.unlink(name, dir_fd=folder)
+    os.unlink(_checked(path))
 
 
 def rmdir(path: Path) -> None:
     """Remove one empty folder."""
-    with _parent(path) as (folder, name):
-        os.rmdir(name, dir_fd=folder)
+    os.rmdir(_checked(path))
 
 
 def close(fd: int) -> None:
@@ -81,45 +79,36 @@ def close(fd: int) -> None:
 
 def mkdir(path: Path) -> None:
     """Create one folder."""
-    with _parent(path) as (folder, name):
-        os.mkdir(name, FOLDER_MODE, dir_fd=folder)
+    os.mkdir(_checked(path), FOLDER_MODE)
 
 
-@contextmanager
-def _parent(path: Path) -> Iterator[tuple[int | None, str]]:
-    """Yield a descriptor of the parent folder of `path`, and the name in it. Outside private folders: None and `path`.
+def _checked(path: Path) -> str:
+    """Return a path as text. Raise OSError if the private folder that holds it, or a folder between them, is a link.
 
-    Folders are opened one by one from the innermost private folder on, never through a link. Errors name `path`.
     A user's own folder may have the name of a private one. It is not private if the folders in it have other names.
     """
-    parts = path.parts
-    private = [
-        index
-        for index, part in enumerate(parts[:-1])
-        if PRIVATE_FOLDER.fullmatch(part) and INSIDE_PRIVATE.fullmatch("/".join(parts[index + 1 : -1]))
-    ]
-    folder: int | None = None
-    try:
-        if private:
-            folder = os.open(Path(*parts[: private[-1]]), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            for index in range(private[-1], len(parts) - 1):
-                outer, flags = folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                if os.path.islink(within := Path(*parts[: index + 1])):
-                    raise _link_error(within)
-                folder = os.open(parts[index], flags, dir_fd=outer)
-                close(outer)
-        yield folder, parts[-1] if private else str(path)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            error.filename = str(path)
-        raise
-    finally:
-        if folder is not None:
-            close(folder)
+    inner, outer = path.parent, path.parent.parent
+    folders = [outer, inner] if INSIDE_PRIVATE.fullmatch(inner.name) else [inner]
+    if PRIVATE_FOLDER.fullmatch(folders[0].name):
+        for folder in folders:
+            if os.path.islink(folder):
+                raise _link_error(folder)
+    return str(path)
 
 
 def _link_error(path: Path) -> OSError:
     return OSError(errno.ELOOP, LINK, str(path))
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let an OSError about two files name only this one, except if it names a link."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            error.filename, error.filename2 = str(path), None
+        raise
 
 
 def fallocate(fd: int, offset: int, nbytes: int) -> None:

@@ -44,7 +44,7 @@ URL = re.compile(r"\w[\w+.-]*://|(s3|gs|hf|https?|file):/")  # Path leaves one s
 UPLOAD = "upload it again from an intact copy of the store"
 # Folders that commands create for their own use and use again: in a store, and next to a store.
 PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|.+\.jobs", re.DOTALL)
-INSIDE_PRIVATE = re.compile(r"|journals|plan-[0-9a-f]{8}")
+INSIDE_PRIVATE = re.compile(r"journals|plan-[0-9a-f]{8}")
 # The arrays that a build writes; other .npy files are columns of the user's own.
 BUILT_ARRAY = re.compile(r"(images-\d+|labels|checksums|boxes|box_count|box_labels)\.npy")
 
