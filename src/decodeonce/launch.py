@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -266,9 +266,12 @@ def _launched(environ: Mapping[str, str]) -> Rank | None:
     for name in RANKS_ALONE:
         if environ.get(name) and not found:
             raise _missing_world_size(environ, name)
-    if not found:
-        return None
-    (inner, values), *others = found.values()
+    return _innermost(environ, found.values()) if found else None
+
+
+def _innermost(environ: Mapping[str, str], found: Iterable[tuple[Rank, str]]) -> Rank:
+    """Return the first of the ranks that launchers gave, each with its variables; ValueError if they contradict it."""
+    (inner, values), *others = found
     by_hand = inner.source == "torchrun" and not environ.get(TORCHRUN_ID)
     for outer, outer_values in others:
         if not _can_start(outer, inner, in_order=by_hand):

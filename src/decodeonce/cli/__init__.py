@@ -97,18 +97,21 @@ def _run() -> int | None:
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # file names may not be UTF-8
-    failure: DecodeonceError
     try:
         _refuse_secrets_with_spaces(sys.argv[1:])
         with _first_worker(sys.argv[1:]):
             return _run_command()
-    except DecodeonceError as error:
-        failure = error
-    except OSError as error:
+    except (DecodeonceError, OSError, ImportError, MemoryError) as error:
+        return _print_failure(error)
+
+
+def _print_failure(error: DecodeonceError | OSError | ImportError | MemoryError) -> int:
+    failure: Exception = error
+    if isinstance(error, OSError):
         failure = failure_from(error, "prep")
-    except ImportError as error:
+    elif isinstance(error, ImportError):
         failure = DecodeonceError(f"a package cannot be imported: {error}; run: prep doctor")
-    except MemoryError:
+    elif isinstance(error, MemoryError):
         failure = Stopped("out of memory; completed work is kept; run the same command again with more memory")
     if isinstance(failure, Stopped):
         return _print_error(f"prep: stopped: {failure}", EXIT_STOPPED)
@@ -220,14 +223,17 @@ def write_error(line: str) -> None:
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """Escape a message as `printable` does. For a terminal, wrap it at its width between words.
+    """Escape a message as `printable` does. For a terminal, wrap it at its width between words."""
+    text = printable(text)
+    return _wrapped(text) if stream.isatty() else text
+
+
+def _wrapped(text: str) -> str:
+    """Wrap a message at the width of the terminal.
 
     Further lines start below the last column; two spaces separate columns. Commands, which follow "run: ",
     "next: " or "with: " or are in backticks, and paths are not broken, so that they can be copied.
     """
-    text = printable(text)
-    if not stream.isatty():
-        return text
     import shutil
     import textwrap
 

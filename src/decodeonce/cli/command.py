@@ -142,11 +142,11 @@ class Command(_Summarized, TyperCommand):
             return super().parse_args(ctx, args)
         except USAGE_ERROR as error:
             error.ctx = error.ctx or ctx
-            if (param := getattr(error, "param", None)) and (expected := _expected_number(param)):
-                error.message = expected
-            if given and getattr(getattr(error, "param", None), "nargs", 1) == -1:
-                # `prep convert a.store`: click gives the only path to OUT, and reports that IN is missing.
-                error.param = [param for param in self.params if param.param_type_name == "argument"][-1]
+            if param := getattr(error, "param", None):
+                error.message = _expected_number(param) or error.message
+                if given and getattr(param, "nargs", 1) == -1:
+                    # `prep convert a.store`: click gives the only path to OUT, and reports that IN is missing.
+                    error.param = [param for param in self.params if param.param_type_name == "argument"][-1]
             raise
 
     def _refuse_repeated(self, ctx: Click, args: list[str]) -> None:

@@ -142,18 +142,21 @@ class Recipe:
         image_bytes(self.pixels, self.shape)  # raises ValueError if rows of this size cannot be stored like this
         if self.levels is not None:
             gray_range(self.levels)
-        if self.map and self.scaled_decode:
-            raise ValueError("scaled_decode cannot be combined with a map: a map may change the image size")
-        if self.map and self.boxes and self.boxes.keep:
-            raise ValueError("kept boxes cannot be combined with a map: boxes would not follow a map that moves pixels")
-        if self.map and self.paired:
-            raise ValueError(
-                "paired images cannot be combined with a map: they would not follow a map that moves pixels"
-            )
+        if self.map:
+            self._check_map()
         names = [one.name for one in self.paired]
         if wrong := [name for name in names if name in NOT_PAIRED or names.count(name) > 1]:
             expected = f"expected a unique name, not one of {', '.join(NOT_PAIRED)}"
             raise ValueError(f"a paired image is called {wrong[0]!r}, {expected}")
+
+    def _check_map(self) -> None:
+        combined = "cannot be combined with a map"
+        if self.scaled_decode:
+            raise ValueError(f"scaled_decode {combined}: a map may change the image size")
+        if self.boxes and self.boxes.keep:
+            raise ValueError(f"kept boxes {combined}: boxes would not follow a map that moves pixels")
+        if self.paired:
+            raise ValueError(f"paired images {combined}: they would not follow a map that moves pixels")
 
     @classmethod
     def from_facts(cls, facts: Json) -> Recipe:

@@ -128,21 +128,26 @@ def publish(path: Path, data: bytes) -> bool:
         except OSError as error:
             if error.errno not in {errno.EEXIST, errno.EPERM, *UNSUPPORTED_ERRORS}:
                 raise
-        if os.lstat(temporary).st_nlink > 1:  # NFS sends a request again if the answer to the first one was lost
-            return True
-        if not _claim(path):
-            return False
-        try:
-            disk.replace(temporary, path)
-        except OSError:
-            with suppress(OSError):  # report the first error
-                disk.unlink(path)
-            raise
-        return True
+            return _publish_without_link(temporary, path)
     finally:
         with suppress(OSError):  # report the first error
             disk.unlink(temporary)
         sync_folder(path.parent)
+
+
+def _publish_without_link(temporary: Path, path: Path) -> bool:
+    """Go on with `publish` after a link was refused."""
+    if os.lstat(temporary).st_nlink > 1:  # NFS sends a request again if the answer to the first one was lost
+        return True
+    if not _claim(path):
+        return False
+    try:
+        disk.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):  # report the first error
+            disk.unlink(path)
+        raise
+    return True
 
 
 def _temporary(path: Path, folder: Path) -> Path:

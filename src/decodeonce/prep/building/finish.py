@@ -78,15 +78,16 @@ def _finish_planned(paths: BuildPaths, max_bad: str) -> Manifest:
     plan, journals = read_plan(paths), Journals(paths.journals)
     missing = [block for block in range(len(plan.blocks)) if block not in journals.lines]
     if missing:
-        out = quoted(paths.root)
-        submitted = f"bash {quoted(paths.submit)}" if paths.submit.exists() else ""
-        raise BuildError(
-            f"{paths.root}: {len(missing)} of {len(plan.blocks)} blocks are not done (first {missing[0]}); "
-            f"run: {submitted or f'prep work {out} && prep finish {out}'}"
-        )
+        raise _not_done(paths, f"{len(missing)} of {len(plan.blocks)} blocks are not done (first {missing[0]})")
     for index in range(plan.blocks.shards):
         check_not_truncated(plan, index)
     return _Finisher(plan, journals).finish(max_bad)
+
+
+def _not_done(paths: BuildPaths, what: str) -> BuildError:
+    out = quoted(paths.root)
+    command = f"bash {quoted(paths.submit)}" if paths.submit.exists() else f"prep work {out} && prep finish {out}"
+    return BuildError(f"{paths.root}: {what}; run: {command}")
 
 
 class _Finisher:

@@ -108,15 +108,20 @@ def stripe_advice(out: Path, storage: Storage) -> list[str]:
 def _quotas(place: Path, kind: str | None) -> list[Quota]:
     """Return the quotas that lfs or quota report; empty if the tool is missing or reports none."""
     if kind == "Lustre":
-        flags = {"user": ("-u", str(os.getuid())), "group": ("-g", str(place.stat().st_gid))}
-        project = (_output("lfs", "project", "-d", str(place)) or "").split()
-        if project and project[0] not in ("", "0"):
-            flags["project"] = ("-p", project[0])
-        outputs = {f"{who} {flag[1]}": _output("lfs", "quota", "-q", *flag, str(place)) for who, flag in flags.items()}
+        outputs = _lustre_quotas(place)
     else:
         mount = next(path for path in (place, *place.parents) if path.is_mount())  # quota(1) accepts only mount points
         outputs = {f"user {os.getuid()}": _output("quota", "--no-wrap", "--raw-grace", f"--filesystem={mount}")}
     return [quota for whose, text in outputs.items() if text and (quota := _parse_quota(whose, text))]
+
+
+def _lustre_quotas(place: Path) -> dict[str, str | None]:
+    """Return what lfs prints for each owner of a quota."""
+    flags = {"user": ("-u", str(os.getuid())), "group": ("-g", str(place.stat().st_gid))}
+    project = (_output("lfs", "project", "-d", str(place)) or "").split()
+    if project and project[0] not in ("", "0"):
+        flags["project"] = ("-p", project[0])
+    return {f"{who} {flag[1]}": _output("lfs", "quota", "-q", *flag, str(place)) for who, flag in flags.items()}
 
 
 def _parse_quota(whose: str, text: str) -> Quota | None:

@@ -266,23 +266,23 @@ class Plan:
         """
         allowed = allowed_rejects(max_bad, self.candidates)
         if rejects > allowed:
-            if done and rejects - len(self.rejects) >= done:
-                raise BuildError(
-                    f"none of the {done:,} images that were decoded can be stored, for example {first}; correct this "
-                    f"first; list them with `prep status {quoted(self.paths.root)}`"
-                )
-            are = "is a reject" if rejects == 1 else "are rejects"
-            found = f"{rejects} of {counted(self.candidates, 'image')} {are}"
-            enough, rate = rejects, ""
-            if done < self.count:
-                expected = self.expected_rejects(rejects, done)
-                enough = enough_rejects(expected, self.candidates)
-                rate = f" after {done:,} of {self.count:,} were decoded; at this rate, {expected} of all will be"
-            raise BuildError(
-                f"{found}{rate}, --max-bad {max_bad} allows {allowed}; first {first}; list them with "
-                f"`prep status {quoted(self.paths.root)}`; to continue, run the same command with --max-bad {enough}: "
-                "completed blocks are kept"
-            )
+            raise BuildError(self._too_many(rejects, first, f"--max-bad {max_bad} allows {allowed}", done))
+
+    def _too_many(self, rejects: int, first: object, limit: str, done: int) -> str:
+        """Describe rejects beyond the limit, and say how to go on."""
+        listed = f"list them with `prep status {quoted(self.paths.root)}`"
+        if done and rejects - len(self.rejects) >= done:
+            found = f"none of the {done:,} images that were decoded can be stored, for example {first}"
+            return f"{found}; correct this first; {listed}"
+        are = "is a reject" if rejects == 1 else "are rejects"
+        found = f"{rejects} of {counted(self.candidates, 'image')} {are}"
+        enough = rejects
+        if done < self.count:
+            expected = self.expected_rejects(rejects, done)
+            enough = enough_rejects(expected, self.candidates)
+            found += f" after {done:,} of {self.count:,} were decoded; at this rate, {expected} of all will be"
+        again = f"to continue, run the same command with --max-bad {enough}: completed blocks are kept"
+        return f"{found}, {limit}; first {first}; {listed}; {again}"
 
     def source(self) -> Source:
         """Open the source that this plan was made from."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -67,18 +67,22 @@ def check_no_splits(root: Path, names: Sequence[str], links: Links) -> list[str]
             groups.setdefault(word[1], {}).setdefault(SPLITS[word[2].lower()], []).append(name)
     for before, splits in groups.items():
         found = [name for name in names if name in chain.from_iterable(splits.values())]
-        if len(splits) < 2 and (before or len(found) < len(names)):
-            continue
-        held = {split: _folders_in(root / parts[0], links) for split, parts in splits.items()}
-        order = sorted(splits, key=list(SPLITS.values()).index)
-        commands = [f"for {split}, run: {_build_command(root, splits[split], held[split])}" for split in order]
-        if first := held[order[0]]:
-            contents = f"{splits[order[0]][0]} contains {counted(len(first), 'folder')} (first {quoted(first[0])})"
-            error = f"{root}: contains splits instead of classes ({', '.join(found)}): {contents}"
-            raise BuildError(f"{error}; {'; '.join(commands)}; if these are classes, pass --splits-as-classes")
-        if len(splits) > 1:
-            return [f"classes have the names of splits ({', '.join(found)}); if they are splits, {'; '.join(commands)}"]
+        alone = not before and len(found) == len(names)
+        if (len(splits) > 1 or alone) and (warning := _warning_of_splits(root, splits, ", ".join(found), links)):
+            return [warning]
     return []
+
+
+def _warning_of_splits(root: Path, splits: Mapping[str, Sequence[str]], found: str, links: Links) -> str:
+    """Raise BuildError if the first split contains folders; otherwise return a warning if there are several splits."""
+    held = {split: _folders_in(root / parts[0], links) for split, parts in splits.items()}
+    order = sorted(splits, key=list(SPLITS.values()).index)
+    commands = "; ".join(f"for {split}, run: {_build_command(root, splits[split], held[split])}" for split in order)
+    if first := held[order[0]]:
+        contents = f"{splits[order[0]][0]} contains {counted(len(first), 'folder')} (first {quoted(first[0])})"
+        error = f"{root}: contains splits instead of classes ({found}): {contents}"
+        raise BuildError(f"{error}; {commands}; if these are classes, pass --splits-as-classes")
+    return f"classes have the names of splits ({found}); if they are splits, {commands}" if len(splits) > 1 else ""
 
 
 def _build_command(root: Path, parts: Sequence[str], held: Sequence[str]) -> str:
@@ -112,18 +116,22 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
 def unlike_train(root: Path, names: Sequence[str]) -> list[str]:
     """Return a warning if the classes of val or test, found or given, are not those of the train next to it."""
     train = None if is_url(root) else _train_next_to(Path(absolute(root)))
-    others = list[str]()
     if train is not None:
         with suppress(BuildError):  # it may be unreadable, and is not needed
             others = list_top(train).folders
-    if not others or {*others} == {*names}:
-        return []
+            if others and {*others} != {*names}:
+                return [_difference(train, others, names)]
+    return []
+
+
+def _difference(train: Path, others: Sequence[str], names: Sequence[str]) -> str:
+    """Describe how the classes differ from those of train, and say how to pass these."""
     lacks, more = (sorted({*a} - {*b}, key=name_bytes) for a, b in ((others, names), (names, others)))
     found = [f"lacks {counted(len(lacks), 'class', 'classes')} (first {quoted(lacks[0])})"] if lacks else []
     found += [f"has {len(more)} more (first {quoted(more[0])})"] if more else []
-    same = _pass_classes(train or root, "LC_ALL=C sort")
+    same = _pass_classes(train, "LC_ALL=C sort")
     advice = f"pass the --classes of the build of train; if it had none, {same}"
-    return [f"compared with {train}, this {' and '.join(found)}, so labels differ; {advice}"]
+    return f"compared with {train}, this {' and '.join(found)}, so labels differ; {advice}"
 
 
 def _pass_classes(root: Path, sort: str) -> str:
