@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from decodeonce import open_store
+from decodeonce.store.layout import PixelsName
 from decodeonce.store.manifest import ImageClass
 from tests.command import run
 from tests.packages import give_up
@@ -109,11 +110,12 @@ def test_first_part_of_notebook_needs_only_numpy(python: Path, tmp_path: Path, m
     check += "print(json.dumps([image_of(row).tolist() for row in range(30)]))\n"
     printed = run(python, "-W", "ignore:Glyph", "-c", above + check, cwd=tmp_path, STORE="a.store").splitlines()
     assert np.array_equal(json.loads(printed[-1]), images)
-    half = make_store(tmp_path / "half.store", random_images(30, shape=(8, 6, 3)), shard_rows=7, pixels="yuv420")
-    lines = run(
-        python, "-c", f"{above}print(json.dumps([image_of(row).tolist() for row in range(30)]))", STORE=str(half)
-    )
-    assert np.array_equal(json.loads(lines.splitlines()[-1]), open_store(half).images[:])
+    rows = f"{above}print(json.dumps([image_of(row).tolist() for row in range(30)]))"
+    shapes: dict[PixelsName, tuple[int, int, int]] = {"yuv420": (8, 6, 3), "bc4": (8, 16, 3)}
+    for form, shape in shapes.items():
+        packed = make_store(tmp_path / form, random_images(30, shape=shape), shard_rows=7, pixels=form)
+        lines = run(python, "-c", rows, STORE=str(packed))
+        assert np.array_equal(json.loads(lines.splitlines()[-1]), open_store(packed).images[:])
     assert json.loads(printed[-2]) == ["$\\frac{1}{$", "??[2J", "line?break", "長い" * 11 + "長…"]
     long_name, box = "長い" * 11 + "長…", [1, 2, 5, 6]
     assert json.loads(printed[-3]) == [[[box, long_name], [box, "line?break"]], [[box, "line?break"]], []]

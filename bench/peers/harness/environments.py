@@ -21,7 +21,6 @@ from tools.setup_env import ROOT, SetupError, run
 PLACE = ROOT / "build" / "peers" / "environments"
 PYTHON = Path("bin", "python")
 STAMP = "installed.txt"
-TORCHVISION = "torchvision==0.28.0"  # the release that fits the torch in constraints.txt
 Packages = Literal["ours", "stock"]
 
 
@@ -59,12 +58,11 @@ def find_packages(which: Packages, place: Path = PLACE) -> Path:
 def _torch_python(venv: Path) -> Path:
     """Return the Python of an environment with torch, torchvision, stock Pillow and this project without [prep]."""
     needed = {_name(line) for line in requires("decodeonce") or () if "extra ==" not in line}
-    inputs = _pins({"pillow", *needed}) + TORCHVISION
+    inputs = _pins({"pillow", "torchvision", *needed})
     if not _is_complete(venv, inputs):
         _say(f"creating the environment {venv.name}; it takes a minute, mostly for torch")
         _begin(venv)
-        _install(venv, "-e", ".", "pillow", constraints="constraints.txt")
-        _install(venv, "--no-deps", TORCHVISION, constraints="")
+        _install(venv, "-e", ".", "pillow", "torchvision", constraints="constraints.txt")
         _end(venv, inputs)
     return venv / PYTHON
 
