@@ -642,6 +642,14 @@ def test_pillow_without_webp_names_the_package_to_install(monkeypatch: pytest.Mo
     assert "libwebp-dev" in failure_reasons.NO_WEBP
 
 
+def test_animation_that_ends_in_its_second_frame_is_kept() -> None:
+    data = animated("GIF")
+    whole = decode(data, "x.gif")
+    for size in range(len(data) * 51 // 100, len(data) * 60 // 100, 10):  # the first ones end in its header
+        cut = decode(data[:size], "x.gif")
+        assert (cut.pixels, cut.unusual) == (whole.pixels, "palette, animation, the first frame is kept")
+
+
 def avif(image: Image.Image, **options: Any) -> bytes:
     """Return an AVIF, or only its first box if this Pillow has no AVIF."""
     return encoded(image, "AVIF", **options) if reads_avif() else b"\0\0\0\x20ftypavif\0\0\0\0avifmif1" + bytes(100)
@@ -653,7 +661,7 @@ def test_avif_is_read_if_pillow_reads_it(monkeypatch: pytest.MonkeyPatch) -> Non
     if reads_avif():
         for data, id_ in (
             (whole, "avif"),
-            (avif(image, **frames), "avif"),
+            (avif(image, **frames), "avif-animated"),
             (avif(faded()), "avif-alpha"),
             (avif(image, exif=exif(6)), "exif-rotation"),
         ):
@@ -719,7 +727,8 @@ OTHERS = {
     "tiff-orientation": test_tiff_orientation_is_applied_once,
     "webp-not-built": test_pillow_without_webp_names_the_package_to_install,
     **dict.fromkeys(
-        ("avif", "avif-alpha", "avif-cut", "avif-broken", "avif-not-built"), test_avif_is_read_if_pillow_reads_it
+        ("avif", "avif-alpha", "avif-animated", "avif-cut", "avif-broken", "avif-not-built"),
+        test_avif_is_read_if_pillow_reads_it,
     ),
     "tiff-not-built": test_pillow_without_libtiff_names_the_package_to_install,
     **dict.fromkeys(NAMES, test_unusual_names_survive_a_build),

@@ -36,6 +36,7 @@ from decodeonce.prep.pixels.failure_reasons import (
 from decodeonce.prep.recipe import gray_range
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")  # formats with frames; a TIFF has pages, and an MPO previews or other views
 PIXEL_BYTES = 16  # maximum memory for decoding, per pixel
 SUFFIX_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".webp": "WEBP"}
 SUFFIX_FORMATS |= {".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM", ".pbm": "PPM", ".avif": "AVIF"}
@@ -311,14 +312,23 @@ def _values(image: Image.Image) -> DecodedImage:
 
 
 def _dropped_bands(image: Image.Image) -> str:
-    """Return as text which bands of a TIFF Pillow drops in addition to alpha, and whether it has more pages."""
+    """Return as text which bands of a TIFF Pillow drops in addition to alpha, and whether there are pages or frames."""
     tags = getattr(image, "tag_v2", None)
-    pages = "several pages, the first is kept" if getattr(tags, "next", 0) else ""
+    others = "several pages, the first is kept" if getattr(tags, "next", 0) else ""
+    if image.format in ANIMATED and _is_animated(image):
+        others = "animation, the first frame is kept"
     kept, bands = len(image.getbands()), (tags or {}).get(SAMPLES, 1)
     if bands <= kept:
-        return pages
+        return others
     which = f"last {bands - kept} are" if bands - kept > 1 else f"{bands}{'nd' if bands == 2 else 'th'} is"
-    return joined(f"{bands} bands, the {which} dropped", pages)
+    return joined(f"{bands} bands, the {which} dropped", others)
+
+
+def _is_animated(image: Image.Image) -> bool:
+    try:
+        return bool(getattr(image, "is_animated", False))  # of a GIF, it looks for the second frame
+    except BAD_CONTENT:
+        return True
 
 
 def _greatest(image: Image.Image) -> int:
