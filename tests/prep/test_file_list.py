@@ -60,6 +60,7 @@ def test_formats_are_recognized(root: Path) -> None:
         ("list.txt", "cat/1.jpg\tb\ndog/2.jpg\ta\ncat/3, 4.jpg\t b \n", LABELS, "TSV, with labels"),
         ("list.tsv", "Class\tid\tFile\nb\t7\tcat/1.jpg\na\t8\tdog/2.jpg\nb\t9\tcat/3, 4.jpg\n", LABELS, ""),
         ("list.csv", 'cat/1.jpg,b\ndog/2.jpg,a\n"cat/3, 4.jpg",b\n', LABELS, "CSV, with labels"),
+        ("list.csv", "File\tClass\ncat/1.jpg\tb\ndog/2.jpg\ta\ncat/3, 4.jpg\tb\n", LABELS, "TSV, with labels"),
         ("list.txt", 'path,label\r\ncat/1.jpg,b\r\ndog/2.jpg,a\r\n"cat/3, 4.jpg","b"\r\n', LABELS, "CSV, with labels"),
         ("list.csv", '\ufeffimage,label\ncat/1.jpg,2\ndog/2.jpg,0\n"cat/3, 4.jpg",2\n', NUMBERS, "CSV, with labels"),
         ("list.txt", "cat/1.jpg 2\ndog/2.jpg 0\ncat/3, 4.jpg 2\n", NUMBERS, "one path and label per line, with labels"),
@@ -159,6 +160,7 @@ def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
         ("cat/1.0", f"; {of_floats}"),
         ("cat/1.0.jpg", f"; {of_floats}"),
         ("in/3", f"; cat/in/3.jpg exists; pass --root {root}/cat --suffix .jpg"),
+        (f"{root.name}/cat/1.jpg", f"; ../{root.name}/cat/1.jpg exists; pass --root {root.parent}"),
         ("cat/gone", ""),
     ):
         (entry,) = listed(root, f"{path}\tpug\n").scan().entries

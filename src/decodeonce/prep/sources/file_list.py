@@ -319,7 +319,7 @@ def _oddity(name: str) -> str:
 
 
 def _nearby_folders(root: Path) -> list[str]:
-    """Return the paths of folders in `root`, in those, and next to `root`; none if they cannot be listed."""
+    """Return the paths of folders in `root`, in those, and next to `root`, and "..", as far as they can be listed."""
 
     def folders_in(folder: Path) -> list[str]:
         with suppress(OSError):  # also for a folder behind a URL
@@ -328,7 +328,8 @@ def _nearby_folders(root: Path) -> list[str]:
 
     near = [*folders_in(root), *(f"../{name}" for name in folders_in(root.parent) if name != root.name)][:MOST_FOLDERS]
     below = [f"{one}/{two}" for one in near for two in folders_in(root / one)]
-    return sorted([*near, *below], key=lambda path: (path.startswith(".."), path.count("/")))[:MOST_FOLDERS]
+    found = sorted([*near, *below], key=lambda path: (path.startswith(".."), path.count("/")))[:MOST_FOLDERS]
+    return [*found, ".."]
 
 
 def path_below(root: str, path: str) -> str | None:
@@ -537,9 +538,9 @@ def _position(file: Path, names: list[str], name: str, flag: str, known: Sequenc
 
 def _separator(file: Path, line: str) -> str:
     suffix = file.suffix.lower()
-    if suffix in (".csv", ".tsv"):
-        return "," if suffix == ".csv" else "\t"
-    if "\t" in line:
+    if suffix == ".csv" and ("," in line or "\t" not in line):
+        return ","
+    if suffix == ".tsv" or "\t" in line:
         return "\t"
     path, _, number = line.rpartition(" ")
     numbered = path != "" and number.isascii() and number.isdigit()
