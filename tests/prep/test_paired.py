@@ -5,7 +5,7 @@ import re
 import shutil
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -205,6 +205,29 @@ def test_documented_script_replaces_colors_by_numbers(copied: Path, monkeypatch:
     Image.new("RGB", (8, 8), (1, 2, 3)).save(path)
     with pytest.raises(AssertionError, match="contains a color that is not in COLORS"):
         exec(script.text, {})
+
+
+@pytest.mark.parametrize("colors", [[(0, 0, 0), (0, 255, 0)], [(0, 0, 0), (255, 0, 0), (9, 9, 9)], None], ids=str)
+@pytest.mark.parametrize("last", [1, 17])
+def test_palettes_in_which_an_index_has_several_colors_are_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, colors: Sequence[tuple[int, int, int]] | None, last: int
+) -> None:
+    """Colors of indexes that no pixel has do not count."""
+    for number in range(18):
+        mask = Image.new("P" if colors or number != last else "L", (80, 60), 1)
+        if mask.mode == "P":
+            palette = colors if colors and number == last else [(0, 0, 0), (255, 0, 0), (0, 0, 255)]
+            mask.putpalette([value for color in palette for value in color])
+        for name, data in (("photos/a/{:02}.JPEG", jpeg(80, 60)), ("masks/a/{:02}.png", encoded(mask, "PNG"))):
+            path = tmp_path / name.format(number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    out = build_in_process(paired_source(tmp_path), tmp_path / "out", Recipe(shard_size=3 << 20))
+    assert np.unique(open_store(out).paired["mask"][:]).tolist() == [1]
+    found = "mask: index 1 of the palette is #ff0000 for a/00.JPEG, but #00ff00 for a/{:02}.JPEG (indexes"
+    said = [message for message in caplog.messages if "of the palette" in message]
+    differ = bool(colors and colors[1] == (0, 255, 0))
+    assert [message.startswith(f"{out}: {found.format(last)}") for message in said] == [True] * differ
 
 
 def rejected(out: Path) -> list[Reject]:

@@ -138,6 +138,7 @@ class Row:
         digest: xxh3_64 of the encoded image.
         turn: EXIF orientation that was applied; 1 for none.
         box: Pixel box for samples.tsv; "" for the whole image.
+        colors: The colors of the palettes of masks, such as "ff0000", by mask and index, such as "mask: index 1".
     """
 
     pixels: bytes
@@ -147,6 +148,7 @@ class Row:
     digest: int
     turn: int = 1
     box: str = ""
+    colors: Mapping[str, str] = field(default_factory=dict)
 
 
 class RowMaker(Protocol):

@@ -7,6 +7,7 @@ until store.json is durable; then the shards are cut to their final size and `.b
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import os
 from collections.abc import Iterator
@@ -100,6 +101,7 @@ class _Finisher:
     def __init__(self, plan: Plan, journals: Journals) -> None:
         self._plan, self._paths, self._journals = plan, plan.paths, journals
         self._boxes: dict[int, str] = {}
+        self._colors: dict[str, dict[str, int]] = {}
         self._crashes = plan.content["manifest"].get("decoder_crashes", 0)
         self._sums, self._squares = np.zeros((2, 3), object)  # exact integers
         facts, holes, listed = np.empty(plan.count, FACTS), list[int](), list[tuple[int, str, str]]()
@@ -109,6 +111,8 @@ class _Finisher:
             holes += record.holes
             listed += record.rejects
             self._boxes.update(record.boxes)
+            for index_of_mask, rows in record.colors.items():
+                self._colors[index_of_mask] = rows | self._colors.get(index_of_mask, {})
             self._crashes += record.crashes
             self._sums += np.array(record.sums, object)
             self._squares += np.array(record.squares, object)
@@ -125,6 +129,7 @@ class _Finisher:
         if not self._count:
             command = f"prep status {quoted(paths.root)}"
             raise BuildError(f"{paths.root}: every image was rejected or left out; list them with: {command}")
+        self._warn_of_palettes()
         if holes := np.flatnonzero(self._row_from != np.arange(self._count)).tolist():
             self._fill_holes(holes)
         records = self._journals.records(range(len(plan.blocks)))
@@ -146,6 +151,15 @@ class _Finisher:
             files[path.name] = write_small(path, lines, scratch=scratch)
         draft, shard_rows, labels = self._draft(), plan.blocks.shard_rows, self._labels()
         return seal_store(paths, draft, shard_rows=shard_rows, scratch=scratch, files=files, labels=labels)
+
+    def _warn_of_palettes(self) -> None:
+        """Warn if masks have palettes in which an index has several colors, so that it may be several classes."""
+        different = [(index, rows) for index, rows in sorted(self._colors.items()) if len(rows) > 1]
+        for index, rows in different[:1]:
+            one, other, *_ = (f"#{color} for {self._plan.samples.entry(row).text}" for color, row in rows.items())
+            found = f"{index} of the palette is {one}, but {other} (indexes that differ: {len(different)})"
+            advice = "if the colors are classes, replace them by numbers (docs/how-to/segmentation.md) and build again"
+            logging.getLogger("decodeonce").warning("%s: %s; %s", self._paths.root, found, advice)
 
     def _fill_holes(self, holes: list[int]) -> None:
         """Copy the planned row of each hole into it, and check its checksum."""

@@ -56,6 +56,7 @@ class BlockRecord:
         squares: Sum of the squared pixel values per channel, as in PixelSums.
         crashes: Number of rows whose image killed its decoder.
         late: What was known only after the samples of the block were read.
+        colors: Up to two colors of each key of `Row.colors`, each with the first planned row that has it.
     """
 
     block: int
@@ -66,6 +67,7 @@ class BlockRecord:
     squares: list[int] = field(default_factory=list)
     crashes: int = 0
     late: list[LateFacts] = field(default_factory=list)
+    colors: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def holes(self) -> list[int]:

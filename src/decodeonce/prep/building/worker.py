@@ -67,7 +67,7 @@ class BlockDecoder:
         part of what the method `reads` yields.
         """
         size, sums = self._plan.recipe.row_bytes, PixelSums(self._plan.recipe.shape, self._plan.recipe.pixels)
-        facts, rejects, boxes = np.zeros(block.rows, FACTS), [], []
+        facts, rejects, boxes, colors = np.zeros(block.rows, FACTS), [], [], dict[str, dict[str, int]]()
         for index, (entry, read) in enumerate(reads):
             number = block.first + index
             try:
@@ -85,10 +85,14 @@ class BlockDecoder:
             facts[index] = checksum, row.digest, row.width, row.height, row.turn
             if row.box:
                 boxes.append((number, row.box))
+            for index_of_mask, color in row.colors.items():
+                if len(rows := colors.setdefault(index_of_mask, {})) < 2:
+                    rows.setdefault(color, number)
             if row.unusual:
                 rejects.append((number, row.unusual, "kept"))
         crashes = sum(number in poison for number in range(block.first, block.last))
-        return BlockRecord(block.index, facts, rejects, boxes, *sums.by_channel(), crashes, self._source.late_facts())
+        late = self._source.late_facts()
+        return BlockRecord(block.index, facts, rejects, boxes, *sums.by_channel(), crashes, late, colors)
 
     def _row(self, number: int, entry: Entry, read: Callable[[], list[bytes]], poison: str | None) -> Row:
         if poison:

@@ -173,9 +173,11 @@ class Decoder:
         extreme = placement.width * placement.height > MAX_RESIZED_PIXELS
         resize = self._resize_region if extreme else self._resize
         pixels, notes = self._pack(resize(image, placement, self._filter, decoded.extent)), [decoded.unusual]
+        colors = dict[str, str]()
         for one, encoded in zip(self._recipe.paired, paired, strict=True):
             other = self._decode_paired(one, encoded, decoded, box)
             notes += [f"{one.name}: {other.unusual}"] if other.unusual else []
+            colors |= {f"{one.name}: index {index}": color for index, color in other.colors.items()}
             own_turn = unusual.orientation(encoded) if one.channels == 3 and _may_have_exif(encoded) else 1
             notes += [f"{one.name}: EXIF orientation ignored"] if own_turn not in (1, decoded.turn) else []
             filter_, mode = (Resampling.NEAREST, "L") if one.channels == 1 else (self._filter, "RGB")
@@ -185,7 +187,8 @@ class Decoder:
         notes += [unusual.misnamed(decoded.format, entry.text), "extreme shape" if extreme else ""]
         pixels_of_box = ",".join(map(str, decoded.box)) if decoded.box else ""
         digest = xxhash.xxh3_64_intdigest(data)
-        return Row(pixels, decoded.width, decoded.height, unusual.joined(*notes), digest, decoded.turn, pixels_of_box)
+        facts = (unusual.joined(*notes), digest, decoded.turn, pixels_of_box, colors)
+        return Row(pixels, decoded.width, decoded.height, *facts)
 
     def _annotated_turn(self, data: bytes, annotated: Sequence[float]) -> int:
         """Return the EXIF orientation to apply before boxes for this size fit the image; 1 for none."""

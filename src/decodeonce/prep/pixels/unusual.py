@@ -10,9 +10,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -84,6 +84,7 @@ class DecodedImage:
         turn: EXIF orientation that was then applied; 1 for none.
         scale: The size of the decoded image, in sizes of the source.
         extent: The part of `image` that is in the box. The pixels at its edges may also cover what is outside of it.
+        colors: The colors of the indexes that a mask with a palette has, such as "ff0000".
     """
 
     image: Image.Image
@@ -95,6 +96,7 @@ class DecodedImage:
     turn: int = 1
     scale: float = 1
     extent: Box = WHOLE_BOX
+    colors: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def shown_size(self) -> tuple[int, int]:
@@ -307,8 +309,10 @@ def _values(image: Image.Image) -> DecodedImage:
         advice = "save it with 8 bits per pixel or as a palette"
         raise Undecodable(f"levels of gray that do not go up to 255, which Pillow scales to 0..255; {advice}")
     values = Image.fromarray(np.asarray(image).astype(np.uint8))
+    palette, counts = bytes(image.getpalette() or b""), enumerate(values.histogram())
+    colors = {at: palette[3 * at : 3 * at + 3].hex() for at, count in counts if count and palette[3 * at :]}
     lossy = "JPEG, which changes values" if image.format == "JPEG" else ""
-    return DecodedImage(values, *image.size, str(image.format), joined(lossy, _dropped_bands(image)))
+    return DecodedImage(values, *image.size, str(image.format), joined(lossy, _dropped_bands(image)), colors=colors)
 
 
 def _dropped_bands(image: Image.Image) -> str:
