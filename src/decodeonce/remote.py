@@ -275,8 +275,9 @@ def _list(url: str) -> list[tuple[str, bool]]:
         found = [(item["name"], item["type"] == "directory") for item in system.ls(path, detail=True)]
     else:
         # obstore follows the pages of a folder by itself, so look once for repeated pages in the list of all objects.
+        # Look at three, because two may name each other as the next one.
         if _host(url) not in _checked:
-            deque(islice(_distinct(url, system.list(path)), 2 * PAGE_OBJECTS), 0)
+            deque(islice(_distinct(url, system.list(path)), 3 * PAGE_OBJECTS), 0)
             _checked.add(_host(url))
         listed = system.list_with_delimiter(path)
         found = [(name, True) for name in listed["common_prefixes"]]
@@ -339,10 +340,17 @@ def _repeats(url: str, what: str) -> BuildError:
     return BuildError(f"{url}: {what}; {advice}")
 
 
+_pages = dict[str, set[str]]()  # the pages before the next one of a list, by its URL
+
+
 def _refuse_repeats(answer: Any, **_: object) -> None:
-    """Raise BuildError if a page of a list names itself as the next one, for which huggingface_hub asks without end."""
-    if answer.links.get("next", {}).get("url") == (url := str(answer.request.url)):
-        raise _repeats(url.partition("?")[0], "the list continues with the same page")
+    """Raise BuildError if a page of a list leads back to one before it, for which huggingface_hub asks without end."""
+    url = str(answer.request.url)
+    before, following = {*_pages.pop(url, ()), url}, answer.links.get("next", {}).get("url")
+    if following in before:
+        raise _repeats(url.partition("?")[0], "the list continues with a page that was read before")
+    if following:
+        _pages[following] = before
 
 
 def find_objects(url: str, suffixes: tuple[str, ...], *, deep: bool) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from threading import Event
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
 import pytest
@@ -27,10 +27,10 @@ class Hub(Handler):
     root: Path
     read: list[int]  # lengths of the ranges
     shift = 0  # by which the ranges that are sent differ
-    has_end = True  # otherwise, the second page of a list is also the next one after it
+    cycle = 0  # pages of a list, after the first one, that follow each other without end
 
     def do_GET(self) -> None:
-        path = urlsplit(self.path).path
+        path, query = urlsplit(self.path)[2:4]
         headers = {}
         file, data, status = self.root / path.rpartition("/main")[2].strip("/"), b"", 200
         if path == f"/api{REPO}":
@@ -39,8 +39,9 @@ class Hub(Handler):
             sizes = {one.name: one.stat().st_size for one in self.root.iterdir()}
             items = [{"type": "file", "path": name, "size": size, "oid": "1"} for name, size in sizes.items()]
             data = json.dumps(items).encode()
-            if not self.has_end:
-                headers = {"Link": f'<http://{self.headers["Host"]}{path}?cursor=x>; rel="next"'}
+            if self.cycle:
+                cursor = int(parse_qs(query).get("cursor", "0")[0]) % self.cycle + 1
+                headers = {"Link": f'<http://{self.headers["Host"]}{path}?cursor={cursor}>; rel="next"'}
         elif path.startswith(f"{REPO}/resolve/main/") and file.is_file():
             first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
             first, last = first + self.shift, last + self.shift
@@ -96,16 +97,16 @@ def test_another_range_from_a_hub_is_noticed(tmp_path: Path, hub: str, monkeypat
     assert f"{src}: the server sent the range 'bytes 1-" in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["folder", "webdataset", "parquet"])
-def test_list_of_a_hub_that_repeats_its_page_is_an_error(
-    tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch, kind: str
+@pytest.mark.parametrize(("kind", "cycle"), [("folder", 1), ("webdataset", 2), ("parquet", 3)])
+def test_list_of_a_hub_that_repeats_its_pages_is_an_error(
+    tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch, kind: str, cycle: int
 ) -> None:
     write_tar(Hub.root / "a.tar", sample("1", jpeg(160, 120, seed=0), cls=0))
-    monkeypatch.setattr(Hub, "has_end", False)
+    monkeypatch.setattr(Hub, "cycle", cycle)
     src = f"hf:/{REPO}" + {"folder": "", "webdataset": "/a.tar", "parquet": "/*.parquet"}[kind]
     done = prep_process("build", kind, src, tmp_path / "out", HF_ENDPOINT=hub, NO_PROXY="*")
     assert done.returncode == 1
-    assert f"/api{REPO}/tree/main: the list continues with the same page; the server may repeat" in done.stderr
+    assert f"/api{REPO}/tree/main: the list continues with a page that was read before; the server" in done.stderr
 
 
 def test_requests_that_the_library_of_the_hub_has_repeated_are_not_repeated_again(

@@ -11,6 +11,7 @@ from itertools import repeat
 from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -175,32 +176,34 @@ def test_folder_of_a_web_server_that_links_to_itself_is_one_line() -> None:
 
 
 class Repeating(Handler):
-    """An S3 server whose pages of lists all have the same key; if `more`, it has the same page after each page."""
+    """An S3 server whose first of so many pages follows the last one; with 0, it has one page with all keys twice."""
 
-    more = False
+    pages = 0
 
     def do_GET(self) -> None:
-        item = "<Contents><Key>a/1.jpg</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+        page = int(parse_qs(urlsplit(self.path).query).get("continuation-token", "0")[0])
+        item = "<Contents><Key>a/{}.jpg</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
         item += '<ETag>"1"</ETag></Contents>'
-        items = item if self.more else 2 * item
-        next_page = "<NextContinuationToken>x</NextContinuationToken>" * self.more
-        more = f"<IsTruncated>{str(self.more).lower()}</IsTruncated>{next_page}"
+        items = "".join(item.format(1000 * page + number) for number in range(1000)) * (1 if self.pages else 2)
+        following = (page + 1) % max(self.pages, 1)
+        next_page = f"<NextContinuationToken>{following}</NextContinuationToken>" * bool(self.pages)
+        more = f"<IsTruncated>{str(self.pages > 0).lower()}</IsTruncated>{next_page}"
         body = f"<ListBucketResult><Name>images</Name>{more}{items}</ListBucketResult>".encode()
         self.answer(200, body, Content_Type="application/xml")
 
 
-@pytest.mark.parametrize("more", [True, False])
+@pytest.mark.parametrize("pages", [0, 1, 2])
 @pytest.mark.parametrize("list_some", [lambda url: list(remote.list_objects(url)), remote.list_folder])
 @pytest.mark.usefixtures("s3")
 def test_key_that_is_listed_twice_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, more: bool, list_some: Callable[[str], object]
+    monkeypatch: pytest.MonkeyPatch, pages: int, list_some: Callable[[str], object]
 ) -> None:
-    monkeypatch.setattr(Repeating, "more", more)
+    monkeypatch.setattr(Repeating, "pages", pages)
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Repeating)) as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         forget_server()
         with pytest.raises(
-            BuildError, match=r"s3://images/a: the list has 'a/1\.jpg' twice, expected each object once"
+            BuildError, match=r"s3://images/a: the list has 'a/0\.jpg' twice, expected each object once"
         ):
             list_some("s3://images/a")
     forget_server()
