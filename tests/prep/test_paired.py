@@ -156,8 +156,8 @@ def test_masks_of_unusual_kinds_keep_their_values(copied: Path) -> None:
     white_is_zero = encoded(Image.new("L", SIZES[0], 3), "TIFF", tiffinfo={262: 0})
     assert bytes([252]) * SIZES[0][0] * SIZES[0][1] in white_is_zero
     mask_path(copied, 0).write_bytes(white_is_zero)
-    upside_down = encoded(Image.fromarray(mask_of(*SIZES[1], 1)), "PNG", exif=exif(3))  # which is ignored
-    mask_path(copied, 1).write_bytes(upside_down)
+    same_orientation = encoded(Image.fromarray(mask_of(*SIZES[1], 1)), "PNG", exif=exif(2))
+    mask_path(copied, 1).write_bytes(same_orientation)
     mask_path(copied, 2).write_bytes(encoded(Image.new("1", SIZES[2], 1), "PNG"))
     recipe = replace(RECIPE, exif="apply")
     store = open_store(build_in_process(paired_source(copied), copied / "out", recipe))
@@ -578,20 +578,28 @@ def test_colors_after_a_mask_are_rejected(tmp_path: Path, module: Callable[[str]
     ]
 
 
+@pytest.mark.parametrize("right", ["right:rgb", "right"])
 @pytest.mark.parametrize(
-    ("exif_choice", "own", "listed"), [("apply", 6, True), ("apply", 1, False), ("ignore", 6, True)]
+    ("exif_choice", "own", "listed"),
+    [
+        ("apply", 6, [("rejected", "right: EXIF orientation 6, but its image has 1")]),
+        ("apply", 1, []),
+        ("ignore", 6, [("kept", "right: EXIF orientation ignored")]),
+    ],
 )
-def test_orientation_of_a_second_image_alone_is_listed(
-    tmp_path: Path, exif_choice: Any, own: int, *, listed: bool
+def test_orientation_of_a_second_image_alone_is_refused_or_listed(
+    tmp_path: Path, right: str, exif_choice: Any, own: int, listed: list[tuple[str, str]]
 ) -> None:
-    (tmp_path / "left/a").mkdir(parents=True)
-    (tmp_path / "right/a").mkdir(parents=True)
-    (tmp_path / "left/a/1.jpg").write_bytes(jpeg(40, 40))
-    (tmp_path / "right/a/1.jpg").write_bytes(jpeg(40, 40, exif=exif(own)))
-    source = PairedSource(FolderSource(tmp_path / "left"), {"right:rgb": tmp_path / "right"})
+    for number, turn in enumerate((own, 1)):
+        second = make_image(40, 40) if right.endswith("rgb") else Image.new("L", (40, 40), 1)
+        data = encoded(second, "JPEG" if right.endswith("rgb") else "PNG", exif=exif(turn))
+        for name, content in (("left", jpeg(40, 40)), ("right", data)):
+            (tmp_path / name / "a").mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / "a" / f"{number}.jpg").write_bytes(content)
+    source = PairedSource(FolderSource(tmp_path / "left"), {right: tmp_path / "right"})
     out = build_in_process(source, tmp_path / "out", replace(RECIPE, exif=exif_choice))
-    reasons = [(one.action, one.reason) for one in read_rejects(out / "rejects.tsv")]
-    assert reasons == ([("kept", "right: EXIF orientation ignored")] if listed else [])
+    reasons = [(one.action, one.reason.partition(";")[0]) for one in read_rejects(out / "rejects.tsv")]
+    assert reasons == listed
 
 
 def test_encoded_mask_is_refused(module: Callable[[str], str]) -> None:

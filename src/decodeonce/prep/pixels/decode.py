@@ -38,7 +38,8 @@ FILTERS = {
     "lanczos": Resampling.LANCZOS,
     "box": Resampling.BOX,
 }
-JPEG_START = b"\xff\xd8\xff"
+JPEG_START, PNG_START = b"\xff\xd8\xff", b"\x89PNG"
+EXIF_IN_PNG = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")  # names before what may hold an orientation
 LabelOf = Callable[[Entry], int]
 OTHER_SUFFIXES = tuple(suffix.encode() for suffix, name in unusual.SUFFIX_FORMATS.items() if name != "JPEG")
 _OF_BOXES = {"box", "annotated"}  # numbers of entries that a plain row does not look at
@@ -178,8 +179,6 @@ class Decoder:
             other = self._decode_paired(one, encoded, decoded, box)
             notes += [f"{one.name}: {other.unusual}"] if other.unusual else []
             colors |= {f"{one.name}: index {index}": color for index, color in other.colors.items()}
-            own_turn = unusual.orientation(encoded) if one.channels == 3 and _may_have_exif(encoded) else 1
-            notes += [f"{one.name}: EXIF orientation ignored"] if own_turn not in (1, decoded.turn) else []
             filter_, mode = (Resampling.NEAREST, "L") if one.channels == 1 else (self._filter, "RGB")
             pixels += resize(other.image, placement, filter_, other.extent).tobytes("raw", mode)
         if _may_have_exif(data):
@@ -285,13 +284,18 @@ class Decoder:
         """Decode a mask or second image, and cut and rotate it like its image `decoded`."""
         try:
             unusual.check_unturned(data)
+            own_turn = unusual.orientation(data) if _may_have_exif(data) else 1
+            is_other = own_turn not in (1, decoded.turn)
+            if is_other and self._recipe.exif == "apply":
+                found = f"EXIF orientation {own_turn}, but its image has {decoded.turn}"
+                raise Undecodable(f"{found}; save both upright, without an orientation")
             other = self.decode(data, box, turn=decoded.turn, mask=one.channels == 1)
             if (other.width, other.height) != (decoded.width, decoded.height):
                 sizes = f"{other.width}x{other.height} pixels, but its image has {decoded.width}x{decoded.height}"
                 raise Undecodable(sizes)
         except Undecodable as problem:
             raise Undecodable(f"{one.name}: {problem}") from None
-        return other
+        return replace(other, unusual=unusual.joined(other.unusual, "EXIF orientation ignored")) if is_other else other
 
     def _mapped(self, decoded: DecodedImage, entry: Entry) -> Image.Image:
         assert self._map is not None
@@ -368,5 +372,10 @@ def _jpeg_header(data: bytes) -> tuple[int, int, str, str] | None:
 
 
 def _may_have_exif(data: bytes) -> bool:
-    """Return False for a JPEG without EXIF, which would come before its quantization tables; True for all others."""
+    """Return False for a JPEG without EXIF, which would come before its quantization tables, or a PNG without any.
+
+    Pillow would decode a PNG to find out. Return True for all others.
+    """
+    if data.startswith(PNG_START):
+        return any(word in data for word in EXIF_IN_PNG)
     return not data.startswith(JPEG_START) or data.find(b"Exif\0\0", 0, data.find(b"\xff\xdb")) >= 0
