@@ -186,6 +186,15 @@ def test_image_without_a_usable_mask_is_rejected_by_name(copied: Path) -> None:
     assert reasons["n00000001/5.x.JPEG"] == "mask: empty file"
 
 
+@pytest.mark.parametrize(("other", "rejects"), [(".TIF", True), (".PNG", True), (".txt", False)])
+def test_image_with_several_masks_is_rejected(copied: Path, other: str, *, rejects: bool) -> None:
+    shutil.copy(mask_path(copied, 4), mask_path(copied, 4).with_suffix(other))
+    source, problem = paired_source(copied), "mask: 2 images in its folder have this name; keep only one"
+    expected = [("n00000000/4.x.JPEG", problem)] if rejects else []
+    assert [(entry.text, entry.problem) for entry in source.scan().entries if entry.problem] == expected
+    assert [entry.problem for entry in source.find([b"n00000000/4.x.JPEG"])] == [problem if rejects else ""]
+
+
 def test_documented_script_replaces_colors_by_numbers(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of masks with colors, `:rgb` would store thousands of mixed ones."""
     [script] = [block for block in blocks(ROOT / "docs/how-to/segmentation.md") if "COLORS" in block.text]
@@ -434,12 +443,14 @@ def test_sample_of_a_shard_has_one_mask_of_each_name(tmp_path: Path) -> None:
     image, mask = jpeg(30, 20), png(mask_of(30, 20, 0))
     files = [("0.jpg", image), ("0.cls", b"0"), ("0.mask.png", mask), ("1.jpg", image), ("1.cls", b"0")]
     files += [("2.jpg", image), ("2.cls", b"0"), ("2.mask.png", b"")]
+    files += [("3.jpg", image), ("3.cls", b"0"), ("3.mask.png", mask), ("3.MASK.png", mask)]
     write_tar(tmp_path / "a.tar", files)
     source = open_webdataset(tmp_path, paired={"mask": "mask.png"})
     assert [one.problem for one in source.scan().entries] == [
         "",
         "mask.png: missing in the sample",
         "mask.png: empty file",
+        "two files mask.png in the sample",
     ]
     for suffix in ("mask.png", ".MASK.png"):
         with pytest.raises(BuildError, match=r"the suffix mask\.png is given twice, expected another suffix"):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.listing import Entry, Scan
 from decodeonce.prep.sources.base import WITH_PAIRED, Source, SourceWrapper
-from decodeonce.prep.sources.files import SUFFIXES, Links, file_entry, mode_of, parallel_map, read_file
+from decodeonce.prep.sources.files import SUFFIXES, Links, expecting, file_entry, mode_of, parallel_map, read_file
 from decodeonce.remote import is_url, source_path
 from decodeonce.store.layout import Json, Paired
 
@@ -23,8 +25,8 @@ ENDINGS = tuple(sorted((*SUFFIXES, *map(bytes.upper, SUFFIXES)), key=lambda suff
 class PairedSource(SourceWrapper):
     """A source whose images have masks or second images, which are files in other folders.
 
-    The second image of `a/b.jpg` is `a/b` in its folder, with the suffix of any image format. If there are several such
-    files, a .png file is preferred. An image without a second image is rejected.
+    The second image of `a/b.jpg` is `a/b` in its folder, with the suffix of any image format. An image without a second
+    image, or with several, is rejected.
 
     Args:
         source: The source of the images.
@@ -68,12 +70,13 @@ class PairedSource(SourceWrapper):
         """Return the scan of the other source with the files that belong to each image."""
         self._check_folders()
         scan = self.source.scan()
-        return replace(scan, entries=parallel_map(next(iter(self._folders.values())), self._with_files, scan.entries))
+        with_files = partial(self._with_files, {})
+        return replace(scan, entries=parallel_map(next(iter(self._folders.values())), with_files, scan.entries))
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
         """Yield the entries with these names."""
         self._check_folders()
-        return map(self._with_files, self.source.find(names))
+        return map(partial(self._with_files, {}), self.source.find(names))
 
     def read(self, entry: Entry) -> list[bytes]:
         """Return the encoded image, then what belongs to it, after checking that these are still the listed files."""
@@ -93,8 +96,11 @@ class PairedSource(SourceWrapper):
                 advice = "move the masks into a folder of their own"
                 raise BuildError(f"--paired {name}={folder}: this is the folder of the images; {advice}")
 
-    def _with_files(self, entry: Entry) -> Entry:
-        """Return the entry with the ending, size and time of each file, or with the problem of a missing one."""
+    def _with_files(self, listed: dict[bytes, Counter[bytes]], entry: Entry) -> Entry:
+        """Return the entry with the ending, size and time of each file, or with the problem of a missing one.
+
+        `listed` keeps how many images have each name, by folder.
+        """
         own: dict[str, list[float]] = {}
         for name, folder in () if entry.problem else self._folders.items():
             stem = os.path.splitext(entry.name)[0]
@@ -103,12 +109,23 @@ class PairedSource(SourceWrapper):
             ending = next((number for number, path in enumerate(paths) if inside and mode_of(path)), None)
             if ending is None:
                 return replace(entry, problem=f"no {name}: its folder has no image with this name and any suffix")
+            place, base_name = os.path.split(os.path.join(os.fsencode(folder), stem))
+            if place not in listed:
+                listed[place] = _images_by_name(place)
+            if (files := listed[place][base_name]) > 1:
+                return replace(entry, problem=f"{name}: {files} images in its folder have this name; keep only one")
             file = file_entry(folder, stem + ENDINGS[ending], 0, self._links[name])
             if file.problem:
                 return replace(entry, problem=f"{name}: {file.problem}")
             own[_key(name)] = [ending, file.size, file.version]
         sizes = (str(int(numbers[1])) for numbers in own.values())
         return replace(entry, numbers={**entry.numbers, **own}, digested=(*entry.digested, *sizes))
+
+
+def _images_by_name(folder: bytes) -> Counter[bytes]:
+    with expecting(folder, "expected a folder that can be listed"):
+        names = map(os.path.splitext, os.listdir(folder))
+    return Counter(name for name, ending in names if ending in ENDINGS)
 
 
 def _key(name: str) -> str:

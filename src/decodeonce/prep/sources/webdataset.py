@@ -455,6 +455,9 @@ class Naming(NamedTuple):
             return "two images in the sample"
         if any(suffixes.count(label) > 1 for label in self.labels):
             return "two labels in the sample"
+        of_row = (*self.paired, *([self.json] if self.columns else []))
+        if twice := next((suffix for suffix in of_row if suffixes.count(suffix) > 1), b""):
+            return f"two files {name_text(twice)} in the sample"
         if label.text or not self.labels:
             return ""
         if label.problem:
