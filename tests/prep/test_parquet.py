@@ -206,6 +206,30 @@ def test_folder_with_several_splits_is_an_error(tmp_path: Path) -> None:
     assert len(list(open_parquet(f"{tmp_path}/data/{{train,test}}-*.parquet").scan().entries)) == 10
 
 
+@pytest.mark.parametrize(
+    ("values", "warned"),
+    [
+        (["train", "TEST", "test", "train"], "TEST, test, train"),
+        (["train", "val", "val", None], "train, val"),
+        (["train", "training", "train", "train"], ""),
+        (["left", "test", "val", "val"], ""),
+    ],
+)
+@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
+def test_column_of_several_splits_causes_a_warning(
+    tmp_path: Path, values: list[str | None], warned: str, kind: str
+) -> None:
+    splits = pa.array(values, pa.string() if kind == "dictionary" else kind)
+    for number in range(2):
+        here = splits[2 * number : 2 * number + 2]
+        columns = {"image": IMAGE_COLUMN[:2], "label": [0] * 2, "name": ["a", "b"]}
+        columns["part"] = here.dictionary_encode() if kind == "dictionary" else here
+        write_table(tmp_path / f"t-{number}.parquet", columns)
+    found = [text for text in open_parquet(tmp_path).listing().warnings if "all values" in text]
+    expected = f"the store has the rows of all values of column part ({warned}); to build a store for each, see docs/"
+    assert [text[: len(expected)] for text in found] == [expected] * bool(warned)
+
+
 def test_invalid_parquet_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"image" * 10)
     with pytest.raises(BuildError, match=r"a\.parquet: Parquet magic bytes not found.*; expected a complete Parquet"):

@@ -73,6 +73,7 @@ SPLITS: dict[str, tuple[list[str], str]] = {  # pattern: files, a pattern for on
     "d": (["data/test-00000-of-00001-7f.tar", "data/train-00000-of-00002-9a.tar"], "d/data/train-*"),
     "d/": (["default/train/0000.tar", "default/validation/0000.tar"], "d/default/validation"),
     "d/*": (["train.tar", "more.tar"], "d/train*"),
+    "d/*.tar": (["Train2017-0.tar", "Val2017-0.tar"], "d/Val*"),
     "d/net-*.tar": (["net-train-0000.tar", "net-train-0001.tar", "net-validation-00.tar"], "d/net-validation*"),
 }
 

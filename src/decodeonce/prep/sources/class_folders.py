@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -27,6 +27,7 @@ _HELD_OUT = re.compile(
 )
 _PARTS = re.compile(r"(jpeg)?images?|imgs?|photos?|pictures?|masks?|labels?|annotations?|targets?|data", re.IGNORECASE)
 _IMAGE_NAME = re.compile(rb"\w(" + b"|".join(map(re.escape, SUFFIXES)) + rb")\b", re.IGNORECASE)
+SPLIT_COLUMN = "docs/how-to/data/csv.md#a-column-of-splits"
 MOST_TABLES, LOOKED_AT = 16, 4096  # text files, and bytes of each, that may list images
 
 
@@ -95,6 +96,14 @@ def _build_command(root: Path, parts: Sequence[str], held: Sequence[str]) -> str
 
 def _folders_in(folder: Path, links: Links) -> list[str]:
     return [] if links.folder_leads_outside(os.fsencode(folder)) else list_top(folder).folders
+
+
+def several_splits(column: str, values: Iterable[str]) -> list[str]:
+    """Return a warning if the values of a column are several splits, some of which may be blank, and nothing else."""
+    names = sorted({*values} - {""})
+    splits = {SPLITS.get(name.lower()) for name in names}
+    found = f"the store has the rows of all values of column {column} ({', '.join(names):.100})"
+    return [f"{found}; to build a store for each, see {SPLIT_COLUMN}"] if len(splits) > 1 and None not in splits else []
 
 
 def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:

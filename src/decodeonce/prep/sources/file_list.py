@@ -23,7 +23,7 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.listing import Entry, Scan, hash_of, name_bytes, name_text
 from decodeonce.prep.sources.base import Notes
-from decodeonce.prep.sources.class_folders import SPLITS
+from decodeonce.prep.sources.class_folders import SPLITS, several_splits
 from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, Links, expecting, stat_entries
 from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder, refuse_stand_ins
@@ -34,7 +34,6 @@ from decodeonce.store.layout import Json
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "target", "category")
 
-SPLIT_COLUMN = "docs/how-to/data/csv.md#a-column-of-splits"
 EXPECTED = "expected a list of images"
 MISSING = os.strerror(errno.ENOENT)
 LOOKED_AT = 4096  # a binary file has a zero in its first bytes
@@ -131,18 +130,14 @@ class ListSource(LabeledSource):
 
     def _splits(self, names: Sequence[str]) -> Iterator[str]:
         """Yield a warning for each of these columns whose values are all splits, several of them."""
-        words, found = {**SPLITS, "": ""}, {name: set[str]() for name in names}
+        words, found = {*SPLITS, ""}, {name: set[str]() for name in names}
         for line in read_list(self.file, replace(self._columns, numbers=tuple(names))):
             cells = dict(zip(names, map(str.strip, line.values), strict=True))
             found = {name: values | {cells[name]} for name, values in found.items() if cells[name].lower() in words}
             if not found:
                 return
         for name, values in found.items():
-            if len({words[value.lower()] for value in values} - {""}) > 1:
-                what = (
-                    f"the store has the rows of all values of column {name} ({', '.join(sorted(values - {''})):.100})"
-                )
-                yield f"{what}; to build a store for each, see {SPLIT_COLUMN}"
+            yield from several_splits(name, values)
 
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}

@@ -10,7 +10,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from itertools import accumulate, chain
+from itertools import accumulate, chain, product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -18,6 +18,7 @@ from decodeonce.errors import TRANSIENT_ERRORS, BuildError, failure_from
 from decodeonce.host import limited_memory
 from decodeonce.prep.listing import Entry, Scan, Undecodable, name_bytes
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
+from decodeonce.prep.sources.class_folders import several_splits
 from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
 from decodeonce.prep.sources.holders import (
@@ -163,15 +164,21 @@ class ParquetSource(LabeledSource):
         number = bisect_right(starts, unit) - 1
         return number, unit - starts[number]
 
+    def _warnings(self, samples: int) -> list[str]:
+        ends = {name: {text for column, text in self._ends if column == name} for name, _ in self._ends}
+        return [*super()._warnings(samples), *chain.from_iterable(map(several_splits, ends.keys(), ends.values()))]
+
     def _scan_labels(self) -> dict[str, str]:
         """Return each label with the first file that has it. Also count row groups and find the names of classes."""
         seen: dict[str, str] = {}
         self._rows: list[list[int]] = []
+        self._ends = set[tuple[str, str]]()
         names: list[str] | None = None
         for number in range(len(self.files.files)):
             table = self._table_of(number)
             with reading(table.path):
                 rows, found, labels = table.scan(self._columns)
+                self._ends.update(table.ends())
             if number and found != names:
                 what = "its classes differ from those of the first file"
                 raise BuildError(f"{table.path}: {what}; build the files separately")
@@ -312,6 +319,14 @@ class Table:
                 raise BuildError(f"{what}; expected class names or numbers")
             labels.update(dict.fromkeys(here))
         return rows, class_names(schema, columns.label), list(labels)
+
+    def ends(self) -> Iterator[tuple[str, str]]:
+        """Yield the first and the last text, as sorted, of each column in each row group, from the statistics."""
+        names = [field.name for field in self.file.schema_arrow if _is_label(field.type)]
+        for group, name in product(range(self.file.num_row_groups), names):
+            leaf = _leaf(self.file.metadata.row_group(group), name)
+            if leaf is not None and leaf.statistics is not None and leaf.statistics.has_min_max:
+                yield from ((name, end) for end in (leaf.statistics.min, leaf.statistics.max) if isinstance(end, str))
 
     def rows(self, group: int, columns: Columns) -> Iterator[Row]:
         """Yield the rows of a row group. Images are only read if some are missing."""
