@@ -230,6 +230,32 @@ def test_column_of_several_splits_causes_a_warning(
     assert [text[: len(expected)] for text in found] == [expected] * bool(warned)
 
 
+@pytest.mark.parametrize(
+    ("val", "train", "labels", "names", "warns"),
+    [
+        ("validation-00000-of-00001", "train-00003-of-00008", ["a", "b"], None, True),
+        ("validation-00000-of-00001", "train-00003-of-00008", [0, 1], None, False),
+        ("validation-00000-of-00001", "train-00003-of-00008", [0, 1], ["a", "b"], False),
+        ("val", "train", ["a", "b"], None, True),
+        ("Test/00", "Train/01", ["a", "b"], None, True),
+        ("val", "other", ["a", "b"], None, False),
+    ],
+)
+def test_class_names_of_a_held_out_split_that_may_be_others_cause_a_warning(
+    tmp_path: Path, val: str, train: str, labels: list[Any], names: list[str] | None, warns: bool
+) -> None:
+    for split in (val, train):
+        file = tmp_path / f"{split}.parquet"
+        file.parent.mkdir(exist_ok=True)
+        write_table(file, {"image": IMAGE_COLUMN[:2], "label": labels}, names=names)
+    said = [text for text in open_parquet(tmp_path / f"{val}.parquet").listing().warnings if "labels differ" in text]
+    expected = f"the classes are the 2 labels that were found, so labels differ if {tmp_path}/{train}.parquet has other"
+    assert [text[: len(expected)] for text in said] == [expected] * warns
+    classes = open_parquet(tmp_path / f"{val}.parquet", classes=["a", "b"])
+    for source in (classes, open_parquet(tmp_path / f"{train}.parquet")):
+        assert not any("labels differ" in text for text in source.listing().warnings)
+
+
 def test_invalid_parquet_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"image" * 10)
     with pytest.raises(BuildError, match=r"a\.parquet: Parquet magic bytes not found.*; expected a complete Parquet"):

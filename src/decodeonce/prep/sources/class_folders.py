@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -124,7 +125,7 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
 
 def unlike_train(root: Path, names: Sequence[str]) -> list[str]:
     """Return a warning if the classes of val or test, found or given, are not those of the train next to it."""
-    train = None if is_url(root) else _train_next_to(Path(absolute(root)))
+    train = train_next_to(root)
     if train is not None:
         with suppress(BuildError):  # it may be unreadable, and is not needed
             others = list_top(train).folders
@@ -152,13 +153,19 @@ def _pass_classes(root: Path, sort: str) -> str:
     return f"run: {listed}, and pass --classes classes.txt"
 
 
-def _train_next_to(root: Path) -> Path | None:
-    """Return the folder of train that belongs to one of val or test: train for val, train/images for val/images."""
-    for word in ("train", "training", "Train", "Training"):
-        own, above = (_HELD_OUT.sub(word, folder.name) for folder in (root, root.parent))
-        for found in (root.parent / own, root.parent.parent / above / own):
-            if found != root and found.is_dir():
-                return found
+def train_next_to(path: Path) -> Path | None:
+    """Return what belongs to a folder or file of val or test: train for val, train/images for val/images.
+
+    The numbers in the names of files may differ. Next to a URL, nothing is looked for.
+    """
+    for word in () if is_url(path) else ("train", "training", "Train", "Training"):
+        path = Path(absolute(path))
+        own, above = (_HELD_OUT.sub(word, one.name) for one in (path, path.parent))
+        pattern = re.sub("[0-9]+", "*", glob.escape(own))
+        for train in (path.parent / own, path.parent.parent / above / own):
+            found = sorted(train.parent.glob(pattern)) if path.is_file() else [train] * train.is_dir()
+            if found and train != path:
+                return found[0]
     return None
 
 

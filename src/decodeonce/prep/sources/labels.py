@@ -12,6 +12,7 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
 from decodeonce.prep.listing import Entry, NumberColumn, Scan, Value, name_bytes
 from decodeonce.prep.sources.base import Source
+from decodeonce.prep.sources.class_folders import train_next_to
 from decodeonce.prep.sources.classes import (
     UNLABELED,
     ClassList,
@@ -85,6 +86,10 @@ class LabeledSource(Source):
         if self._given is None and samples and len(used) > max(samples // 2, 1):
             many = f"{len(used)} different labels for {counted(samples, 'sample')}"
             warnings.append(f"{many}; check that the labels are classes{self.label_advice}")
+        are_names = not self.no_labels and names != [str(number) for number in range(len(names))]
+        if self._given is None and are_names and (train := train_next_to(self.top)):
+            what = f"the classes are the {len(names)} labels that were found, so labels differ if {train} has others"
+            warnings.append(f"{what}; pass the --classes of the build of train")
         if self._given is None and (missing := [name for name in names if name in MISSING_LABELS]):
             what = f"{missing[0]!r} is a class, and may stand for a missing label"
             warnings.append(f"{what}; to drop such rows of a table in pandas: df = df.dropna(subset=['label'])")
