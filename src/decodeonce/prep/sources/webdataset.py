@@ -6,7 +6,6 @@ A sample is a run of members whose names are equal up to the first dot, or up to
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import re
@@ -66,6 +65,8 @@ class WebdatasetSource(LabeledSource):
         label_suffix: Suffix of each sample's label, such as "target.cls"; default "": cls, json or txt.
         last_dot: Whether a suffix begins at the last dot of a name; default False: at the first.
         no_labels: Whether to ignore labels: all samples are of one class; default False.
+        is_folder: Whether the shards are those of the folder `root`, so that listing counts its other files; default
+            False.
 
     Raises:
         BuildError: If a suffix is given twice, or there are both `classes` and `no_labels`.
@@ -94,6 +95,7 @@ class WebdatasetSource(LabeledSource):
         label_suffix: str = "",
         last_dot: bool = False,
         no_labels: bool = False,
+        is_folder: bool = False,
     ) -> None:
         super().__init__(root, classes, column, no_labels=no_labels)
         label = _member_suffix(label_suffix)
@@ -117,7 +119,7 @@ class WebdatasetSource(LabeledSource):
         self.paired = tuple(map(Paired.parse, self._suffixes))
         self.unit_name = "gzip stream" if gzipped else ""
         self.files = SourceFiles(root, files)
-        self._gzipped = frozenset(gzipped)
+        self._gzipped, self._is_folder = frozenset(gzipped), is_folder
         self._stream: tuple[int, GzipStream] | None = None
         self._notes = Notes()
         self._without_end = set[str]()  # names of the tars that lack the empty blocks at the end
@@ -140,6 +142,11 @@ class WebdatasetSource(LabeledSource):
 
     def _warnings(self, samples: int) -> list[str]:
         warnings = [*super()._warnings(samples), *self._notes.texts()]
+        read = {file.name for file in self.files.files}
+        held = os.listdir(self.root) if self._is_folder else []
+        if others := sorted(name for name in held if name not in read and name[0] != "."):
+            found = f"files and folders left out, because shards are called {', '.join(f'*{end}' for end in SUFFIXES)}"
+            warnings.append(f"{found}: {len(others)} ({', '.join(others[:4])})")
         if twins := _twins(self.files):
             warnings.append(f"shards that may have the same images; if so, remove one: {len(twins)} (first {twins[0]})")
         if self._without_end:
@@ -309,11 +316,6 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
     has_columns = bool(column) and _member_suffix(label_suffix).endswith(JSON)
     check_unlabeled(no_labels, label_suffix="" if has_columns else label_suffix)
     files = matching_files(src, SUFFIXES, follow_links=follow_links)
-    if os.path.isdir(src):
-        read = {file.name for file in files.files}
-        if others := sorted(name for name in os.listdir(src) if name not in read and name[0] != "."):
-            found = f"files and folders left out, because shards are called {', '.join(f'*{end}' for end in SUFFIXES)}"
-            logging.getLogger("decodeonce").warning("%s: %s: %d (%s)", src, found, len(others), ", ".join(others[:4]))
     packed = parallel_map(files.root, partial(_is_gzipped, files), range(len(files.files)))
     gzipped = [number for number, is_gzipped in enumerate(packed) if is_gzipped]
     return WebdatasetSource(
@@ -327,6 +329,7 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
         label_suffix=label_suffix,
         last_dot=last_dot,
         no_labels=no_labels,
+        is_folder=os.path.isdir(src),
     )
 
 
