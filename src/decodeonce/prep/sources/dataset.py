@@ -571,7 +571,7 @@ def _encoded_mask(name: str, value: Any) -> bytes:
             value, palette = value.copy(), value.palette.mode
             colors = value.getpalette(palette)
             value.putpalette(colors + [0] * (256 * len(palette) - len(colors)), palette)
-        value.save(file := io.BytesIO(), "PNG", compress_level=1)
+        value.save(file := io.BytesIO(), "PNG", compress_level=0)  # it is read in this process
         return file.getvalue()
     if isinstance(value, Image.Image):
         deep = value.mode[0] in "IF"  # to RGB, Pillow would clip these to white
