@@ -7,6 +7,7 @@ adds, the result is a JSON object, and all text goes to standard error.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -120,7 +121,10 @@ def built_facts(out: Path, manifest: Manifest, *, already_finished: bool, **more
     """Return the facts about a store that a command has built, or found."""
     import numpy as np
 
-    facts = store_facts(out, manifest, np.load(StorePaths(out).labels))
+    from decodeonce.store.files import read_regular
+
+    labels = np.load(io.BytesIO(read_regular(StorePaths(out).labels)))  # another node may have just replaced the file
+    facts = store_facts(out, manifest, labels)
     return {"out": str(out), "already_finished": already_finished, **facts, **more}
 
 
