@@ -129,12 +129,11 @@ class BoxedSource(SourceWrapper):
             if known != tuple(inner.classes):
                 what = f"classes of {type(self.source).__name__} were added while its entries were listed"
                 raise BuildError(f"{what}, expected all before; see docs/contribute/sources.md")
-            if known:  # a dataset's classes may be known later
-                _note_new_classes(notes, boxing.classes[len(known) :])
-            return [*inner.warnings(boxing.images), *notes.texts()]
+            new = boxing.classes[len(known) :] if known else []  # a dataset's classes may be known later
+            return [*inner.warnings(boxing.images), *notes.texts(), *_about_new_classes(new)]
 
         entries = self._boxed(inner.entries, annotations, boxing)
-        kept = boxing.kept if self.rules.keep else None
+        kept = boxing.numbers if self.rules.keep else None
         return Scan(
             entries, boxing.classes, warnings, kept, lambda found: _with_sorted_boxes(inner.finish(found)), inner.late
         )
@@ -144,7 +143,7 @@ class BoxedSource(SourceWrapper):
     ) -> Iterator[Entry]:
         used = set[bytes]()
         for name in annotations.names:
-            boxing.learn(name)
+            boxing.number(name)
         for entry, annotation in parallel_map(self.boxes, lambda e: (e, annotations.read(e.name)), inner):
             boxing.images += not entry.problem
             if annotation is not NOT_ANNOTATED:
@@ -167,9 +166,8 @@ class BoxedSource(SourceWrapper):
         found = self.source.with_late_facts(planned, facts)
         if found is planned or self.rules.keep:
             return found
-        new, notes = [cls for cls in planned.classes if cls not in found.classes], Notes()
-        _note_new_classes(notes, new)
-        for warning in notes.texts():
+        new = [cls for cls in planned.classes if cls not in found.classes]
+        for warning in _about_new_classes(new):
             logging.getLogger("decodeonce").warning("%s: %s", self.boxes, warning)
         classes = [*found.classes, *new]
         objects = ~np.isnan(planned.numbers["box"][:, 0])
@@ -201,9 +199,9 @@ class BoxedSource(SourceWrapper):
         return counts
 
 
-def _note_new_classes(notes: Notes, new: Sequence[ImageClass]) -> None:
-    if new:
-        notes.note("object names that became new classes", ", ".join(cls.name for cls in new[:3]), len(new))
+def _about_new_classes(new: Sequence[ImageClass]) -> list[str]:
+    first = ", ".join(cls.name for cls in new[:3])
+    return [f"object names that became new classes: {len(new)} (first {first})"] if new else []
 
 
 def _with_sorted_boxes(found: Listing) -> Listing:
@@ -217,14 +215,15 @@ def _with_sorted_boxes(found: Listing) -> Listing:
 
 
 class _Boxing:
-    """Makes entries with boxes, and finds the classes of objects: `classes` of rows, and `kept` ones in columns."""
+    """Makes entries with boxes, and numbers the classes of objects: `classes` of rows, or those of kept boxes."""
 
     def __init__(self, classes: Sequence[ImageClass], rules: BoxRules, notes: Notes) -> None:
         self.rules, self.notes = rules, notes
         self.images = 0  # that were listed without a problem
         self.classes = [*classes]
-        self.kept: dict[str, int] = {}  # the number of each class of kept boxes, in order of appearance
-        self._labels = {cls.name: label for label, cls in enumerate(classes)}
+        self._of_images = {cls.name: label for label, cls in enumerate(classes)}
+        # The number of each class of objects. Those of kept boxes are in order of appearance.
+        self.numbers = {} if rules.keep else {**self._of_images}
         self._words = class_by_word(classes)
 
     def entries(self, entry: Entry, annotation: Annotation) -> Iterator[Entry]:
@@ -244,15 +243,15 @@ class _Boxing:
             yield self._with_boxes(entry, found[:keep], annotation)
             return
         for each in found:
-            yield self._with_boxes(replace(entry, label=self._label(each[0])), [each], annotation)
+            yield self._with_boxes(replace(entry, label=self.number(each[0])), [each], annotation)
 
     def _with_boxes(self, entry: Entry, found: list[tuple[str, Box]], size: Annotation) -> Entry:
         """Return the entry with boxes, which are relative to the size of the annotation."""
         keep, boxes = self.rules.keep, [box for _, box in found]
         names = [self._class_name(name) for name, _ in found] if keep else []
         edges = [*chain(*boxes), *WHOLE * ((keep or 1) - len(boxes))]
-        numbers: list[float] = [self._number(name) for name in names]
-        own = {EDGES: edges, LABELS: numbers + [-1] * (keep - len(names))} if keep else {"box": edges}
+        labels = [*map(self.number, names), *[-1] * (keep - len(names))]
+        own: dict[str, list[float]] = {EDGES: edges, LABELS: [*labels]} if keep else {"box": edges}
         own["annotated"] = [size.width, size.height] if found else [0.0, 0.0]
         digested = (*entry.digested, *(",".join(map(repr, box)) for box in boxes), *map(ascii, names))
         return replace(entry, numbers={**entry.numbers, **own}, digested=digested)
@@ -265,31 +264,21 @@ class _Boxing:
             else:
                 yield name, box
 
-    def learn(self, name: str) -> None:
-        """Number the class of objects of this name before those that the annotations of images name first."""
-        if self.rules.keep:
-            self._number(self._class_name(name))
-        else:
-            self._label(name)
-
-    def _number(self, class_name: str) -> int:
-        """Return the number of a kept box's class."""
-        return self.kept.setdefault(class_name, len(self.kept))
-
-    def _label(self, name: str) -> int:
-        """Return the label of an object that becomes a row."""
+    def number(self, name: str) -> int:
+        """Return the number of the class of an object, which may be a new one. That of a row is its label."""
         name = self._class_name(name)
-        if name not in self._labels:
-            self._labels[name] = len(self.classes)
-            self.classes.append(ImageClass(name))
-        return self._labels[name]
+        if name not in self.numbers:
+            self.numbers[name] = len(self.numbers if self.rules.keep else self.classes)
+            if not self.rules.keep:
+                self.classes.append(ImageClass(name))
+        return self.numbers[name]
 
     def _class_name(self, name: str) -> str:
         """Return the name of the class with this name, or of the only one with this word in its description.
 
         Without such a class, return the name itself.
         """
-        return name if name in self._labels else self._words.get(name.casefold(), name)
+        return name if name in self._of_images else self._words.get(name.casefold(), name)
 
 
 def class_by_word(classes: Sequence[ImageClass]) -> dict[str, str]:
