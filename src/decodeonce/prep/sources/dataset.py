@@ -526,12 +526,7 @@ def open_dataset(
     """
     check_url(str(src))
     return DatasetSource(
-        src,
-        classes=classes,
-        column=column,
-        image_column=image_column,
-        label_column=label_column,
-        no_labels=no_labels,
+        src, classes=classes, column=column, image_column=image_column, label_column=label_column, no_labels=no_labels
     )
 
 

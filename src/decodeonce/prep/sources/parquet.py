@@ -21,14 +21,7 @@ from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.class_folders import several_splits
 from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
-from decodeonce.prep.sources.holders import (
-    FileFacts,
-    Holder,
-    HolderFile,
-    ObjectHolder,
-    SourceFiles,
-    refuse_stand_ins,
-)
+from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, ObjectHolder, SourceFiles, refuse_stand_ins
 from decodeonce.prep.sources.labels import LabeledSource
 from decodeonce.prep.sources.patterns import matching_files
 from decodeonce.store.layout import Json
@@ -52,10 +45,7 @@ TEXT = {"string", "large_string", "string_view"}
 INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 NUMBERS = INTEGERS | {"float", "double", "bool"}
 # The content and the types of the columns that --image-column and --label-column choose.
-EXPECTED = {
-    "image": ("images", "binary, or a struct with binary `bytes`"),
-    "label": ("labels", "integers or strings"),
-}
+EXPECTED = {"image": ("images", "binary, or a struct with binary `bytes`"), "label": ("labels", "integers or strings")}
 EXPECTED_NUMBERS = "expected integers, floats or booleans, or lists of these"
 Arrow = Any  # an object of pyarrow, which has no type hints
 # Label, path of the image, whether there is an image, and the values of the columns of numbers.
@@ -332,30 +322,28 @@ class Table:
         """Yield the rows of a row group. Images are only read if some are missing."""
         with reading(self.path):
             metadata = self.file.metadata.row_group(group)
-            nulls = _null_count(metadata, columns.image)
-        mixed = 0 < nulls < metadata.num_rows
-        names = [*filter(None, [columns.label, columns.path]), *[columns.image] * mixed, *columns.numbers]
+            some_lack = _null_count(metadata, columns.image) > 0
+        names = [*filter(None, [columns.label, columns.path]), *[columns.image] * some_lack, *columns.numbers]
         data = self.read(group, names)
         count, where = data.num_rows, f"{self.path}: row group {group}"
         if count != metadata.num_rows:
             raise BuildError(f"{where}: {count} rows, expected {metadata.num_rows}; download the file again")
-        has_image = None if mixed else nulls == 0
         for first in range(0, count, ROWS_AT_ONCE):
             with reading(where):
                 some = data.slice(first, min(ROWS_AT_ONCE, count - first))  # without columns, pyarrow does not clamp it
-                some = _rows_of(some, columns, where, has_image=has_image)
+                some = _rows_of(some, columns, where, some_lack=some_lack)
             yield from some
 
 
-def _rows_of(data: Arrow, columns: Columns, where: str, *, has_image: bool | None) -> list[Row]:
-    """Return the rows of a pyarrow.Table; `has_image` is None if the column of images is among its columns."""
+def _rows_of(data: Arrow, columns: Columns, where: str, *, some_lack: bool) -> list[Row]:
+    """Return the rows of a pyarrow.Table; if some lack an image, the column of images is among its columns."""
     count = data.num_rows
     found = column(data, columns.label).to_pylist() if columns.label else [None] * count
     labels = (None if label is None else str(label) for label in found)
     paths = column(data, columns.path).to_pylist() if columns.path else [None] * count
     if any(len(path) > MAX_NAME_BYTES for path in filter(None, paths)):
         raise BuildError(f"{where}: a path of more than {MAX_NAME_BYTES} bytes; shorten it")
-    images = [has_image] * count if has_image is not None else column(data, columns.image).is_valid().to_pylist()
+    images = column(data, columns.image).is_valid().to_pylist() if some_lack else [True] * count
     numbers = [data[name].to_pylist() for name in columns.numbers]
     return list(zip(labels, paths, images, zip(*numbers, strict=True) if numbers else [()] * count, strict=True))
 
