@@ -212,19 +212,12 @@ def find_idle_hosts(environ: Mapping[str, str] | None = None) -> str | None:
     printed once.
     """
     environ = os.environ if environ is None else environ
-    try:
-        return _idle_hosts(environ)
-    except (ValueError, OSError):  # unusual variables must not stop the work because of a warning
+    try:  # only the first host of a job has the file
+        rank, hosts = _launched(environ), len(set(Path(environ["PBS_NODEFILE"]).read_text().split()))
+        here = _number(environ, RANKS_HERE[rank.source]) if rank and rank.rank == 0 else 0
+    except (KeyError, ValueError, OSError):  # unusual variables must not stop the work because of a warning
         return None
-
-
-def _idle_hosts(environ: Mapping[str, str]) -> str | None:
-    rank = _launched(environ)
-    name, nodefile = RANKS_HERE.get(rank.source, "") if rank else "", environ.get("PBS_NODEFILE")
-    if rank is None or rank.rank or not environ.get(name) or not nodefile or not Path(nodefile).exists():
-        return None  # only the first host of a job has the file
-    here, hosts = _number(environ, name), len(set(Path(nodefile).read_text().split()))
-    if here * hosts < rank.world_size + hosts:  # this host has at most its share of the ranks, rounded up
+    if rank is None or here * hosts < rank.world_size + hosts:  # at most its share of the ranks, rounded up
         return None
     return (
         f"{here} of {rank.world_size} ranks run on this host, but the PBS job has {hosts} hosts; the others are idle. "
@@ -258,7 +251,9 @@ def _launched(environ: Mapping[str, str]) -> Rank | None:
     found: dict[str, tuple[Rank, str]] = {}
     for launcher in LAUNCHERS:
         names = (launcher.rank, launcher.world_size, launcher.needs or launcher.rank)
-        if launcher.name not in found and all(map(environ.get, names)) and not _is_reserved(environ, launcher):
+        if launcher.name in found or not all(map(environ.get, names)):
+            continue
+        if launcher.needs != "SLURM_STEP_ID" or _number(environ, launcher.needs) < SLURM_RESERVED_STEPS:
             rank, size = (_number(environ, name) for name in (launcher.rank, launcher.world_size))
             check_rank(rank, size, launcher.rank, launcher.world_size)
             values = f"{launcher.rank}={rank} and {launcher.world_size}={size} ({launcher.name})"
@@ -294,10 +289,6 @@ def _can_start(outer: Rank, inner: Rank, *, in_order: bool) -> bool:
 def _missing_world_size(environ: Mapping[str, str], name: str) -> ValueError:
     found = f"{name} is {environ[name]}, but no variable gives the number of ranks"
     return ValueError(f"{found}; set RANK and WORLD_SIZE too")
-
-
-def _is_reserved(environ: Mapping[str, str], launcher: Launcher) -> bool:
-    return launcher.needs == "SLURM_STEP_ID" and _number(environ, launcher.needs) >= SLURM_RESERVED_STEPS
 
 
 def _task_of_rank(rank: Rank, tasks: int | None) -> Task:
