@@ -81,7 +81,7 @@ class Source(ABC):
         links: Which links `read` and `find` may follow, if each sample is a file below `root`; default None: `read`
             follows all links, and `find` lists the source.
         files: The files that hold the samples, if they hold many each; then `unit` of an entry is the index of its
-            file, and `read` must be overridden. Default None: each sample is a file, or neither.
+            file, and by default, `place` is the offset of the image. Default None: each sample is a file, or neither.
 
     Example:
         >>> import os
@@ -172,8 +172,9 @@ class Source(ABC):
         return None
 
     def read(self, entry: Entry) -> list[bytes]:
-        """Return the encoded image of one sample, followed by those of `paired`; default: read the file `entry.name`.
+        """Return the encoded image of one sample, followed by those of `paired`.
 
+        By default, read `entry.size` bytes at `entry.place` of a file in `files`; without these, the file `entry.name`.
         Called in worker processes for entries without a problem, in any order. Check that the file has not changed
         since it was listed, as `read_file` and `SourceFiles` do: a store must match its plan.
 
@@ -186,6 +187,8 @@ class Source(ABC):
                 be read.
             Undecodable: If these bytes alone are damaged. The text is the reason in rejects.tsv.
         """
+        if self.files is not None:
+            return [self.files.read(entry.unit, entry.place, entry.size)]
         return [read_file(self.root, entry, self.links)]
 
     def read_checked(self, entry: Entry) -> list[bytes]:

@@ -401,15 +401,9 @@ class ImagenetSplit(Source):
         return [*warnings, *self._by_suffix.warnings(), *left_out]
 
     def read(self, entry: Entry) -> list[bytes]:
-        if self.files is None:
+        if self.files is None or self.kind != ZIP:
             return super().read(entry)
-        return [self._read(entry.unit, entry.place, entry.size)]
-
-    def _read(self, unit: int, place: int, size: int) -> bytes:
-        assert self.files is not None
-        if self.kind == ZIP:
-            return read_member(self.files.holder(unit), place, size)
-        return self.files.read(unit, place, size)
+        return [read_member(self.files.holder(entry.unit), entry.place, entry.size)]
 
     def _entries(self, names: Sequence[str]) -> Iterable[Entry]:
         """Return the images of these parts, with the index of their part as label."""
@@ -457,7 +451,8 @@ class ImagenetSplit(Source):
         try:
             if member.problem:
                 raise Undecodable(member.problem)
-            return self._read(unit, member.place, member.size)
+            [data] = self.read(Entry(member.name, 0, member.size, 0, unit=unit, place=member.place))
+            return data
         except Undecodable as error:
             raise BuildError(f"{self.top}: {name}: {error}; download it again") from None
 
