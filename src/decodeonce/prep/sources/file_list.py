@@ -27,7 +27,7 @@ from decodeonce.prep.sources.class_folders import SPLITS, several_splits
 from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, Links, expecting, stat_entries
 from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder, refuse_stand_ins
-from decodeonce.prep.sources.labels import LabeledSource, parse_value
+from decodeonce.prep.sources.labels import KeptColumns, LabeledSource, parse_value
 from decodeonce.remote import absolute, as_path, check_scheme, check_url, is_url, scheme_of, source_path
 from decodeonce.store.layout import Json
 
@@ -341,11 +341,7 @@ def open_list(  # noqa: PLR0913 - the flags of the command
     src: str | Path,
     *,
     root: Annotated[Path | None, "Resolve relative paths from this folder. (default: the list's folder)", "DIR"] = None,
-    column: Annotated[
-        list[str] | None,
-        "Keep the column of numbers that has this name in the header line. Repeat the flag for more columns.",
-        "NAME",
-    ] = None,
+    column: KeptColumns = None,
     image_column: Annotated[str, "Read paths from the column that has this name in the header line.", "NAME"] = "",
     label_column: Annotated[str, "Read labels from the column that has this name in the header line.", "NAME"] = "",
     suffix: Annotated[str, "Append this to each path, such as .jpg if the list has ids.", "TEXT"] = "",

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
@@ -25,6 +25,9 @@ from decodeonce.store.columns import column_file
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 
+KeptColumns = Annotated[  # the flag of kinds that find columns by name
+    list[str] | None, "Keep this column (WebDataset: json key) of numbers. Repeat the flag for more columns.", "NAME"
+]
 MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
 MULTI_LABEL = "docs/how-to/data/multi-label.md"
 NEGATIVE = "label {}, expected 0 or more"

@@ -22,7 +22,7 @@ from decodeonce.prep.sources.class_folders import several_splits
 from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
 from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, ObjectHolder, SourceFiles, refuse_stand_ins
-from decodeonce.prep.sources.labels import LabeledSource
+from decodeonce.prep.sources.labels import KeptColumns, LabeledSource
 from decodeonce.prep.sources.patterns import matching_files
 from decodeonce.store.layout import Json
 
@@ -199,11 +199,7 @@ def open_parquet(
     *,
     image_column: Annotated[str, "Read images from this column. (default: the only one)", "NAME"] = "",
     label_column: Annotated[str, "Read labels from this column. (default: the only one)", "NAME"] = "",
-    column: Annotated[
-        list[str] | None,
-        "Keep this column of numbers or of lists of numbers. Repeat the flag for more columns.",
-        "NAME",
-    ] = None,
+    column: KeptColumns = None,
     no_labels: NoLabels = False,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,

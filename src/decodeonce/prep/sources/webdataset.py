@@ -29,7 +29,7 @@ from decodeonce.prep.sources.base import Notes
 from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import expecting, parallel_map, system_of
 from decodeonce.prep.sources.holders import GZIP_MAGIC, FileFacts, GzipStream, Holder, Member, SourceFiles, read_exactly
-from decodeonce.prep.sources.labels import LabeledSource, number_columns
+from decodeonce.prep.sources.labels import KeptColumns, LabeledSource, number_columns
 from decodeonce.prep.sources.patterns import matching_files
 from decodeonce.store.layout import Json, Paired
 
@@ -275,11 +275,7 @@ def open_webdataset(  # noqa: PLR0913 - the flags of the command
     last_dot: Annotated[
         bool, "Let suffixes begin at the last dot of a name. Without this flag, they begin at the first dot."
     ] = False,
-    column: Annotated[
-        list[str] | None,
-        "Keep this key of each sample's json as a column of numbers. Repeat the flag for more columns.",
-        "NAME",
-    ] = None,
+    column: KeptColumns = None,
     no_labels: NoLabels = False,
     paired: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
