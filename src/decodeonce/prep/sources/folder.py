@@ -13,7 +13,6 @@ from typing import Annotated
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
 from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
-from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.class_folders import (
     Top,
     check_no_splits,
@@ -22,19 +21,11 @@ from decodeonce.prep.sources.class_folders import (
     outside_classes,
     unlike_train,
 )
-from decodeonce.prep.sources.classes import (
-    UNLABELED,
-    ClassList,
-    NoLabels,
-    alike_classes,
-    check_classes,
-    check_unlabeled,
-    unused_classes,
-)
+from decodeonce.prep.sources.classes import NoLabels, alike_classes, check_classes, unused_classes
 from decodeonce.prep.sources.files import SUFFIXES, Links, system_of
+from decodeonce.prep.sources.labels import LabeledSource
 from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
-from decodeonce.store.manifest import ImageClass
 
 # Suffixes of images that are read, or that are rejected by name.
 READ_SUFFIXES = frozenset((*SUFFIXES, b".jpe", b".jfif", b".apng", b".pnm", b".pfm"))
@@ -42,7 +33,12 @@ READ_SUFFIXES |= {b".heic", b".heif", b".jp2", b".jxl", b".psd", b".svg"}
 WNID = re.compile(r"n\d{8}")
 
 
-class FolderSource(Source):
+def is_image_name(name: bytes) -> bool:
+    """Return whether a file name has the suffix of an image that can be read, and is not hidden."""
+    return name.lower().endswith(SUFFIXES) and not name.startswith(b".")
+
+
+class FolderSource(LabeledSource):
     """A folder per class: SRC/<class>/.../<image>. With `no_labels`, any folder of images.
 
     Every file below a class folder with the suffix of an image is a sample, except hidden ones (".name"). Subfolders
@@ -70,6 +66,7 @@ class FolderSource(Source):
 
     kind = "folder"
     links: Links
+    _names: list[str]
 
     def __init__(
         self,
@@ -81,16 +78,13 @@ class FolderSource(Source):
         suffix: Sequence[str] | None = None,
         no_labels: bool = False,
     ) -> None:
-        super().__init__(root)
-        check_unlabeled(no_labels, classes=classes)
-        self.no_labels = no_labels
+        super().__init__(root, classes, None, no_labels=no_labels)
         self._by_suffix = BySuffix(suffix or ())
         self.links = Links(root, follow=follow_links)
-        self._names = ClassList(classes) if classes is not None else self._listed.folders
+        folders = self._listed.folders if classes is None else []
+        self._names = self._names or folders
         self._is_guess = classes is None and not splits_as_classes and not no_labels
-        self._odd = check_no_splits(root, self._names, self.links) if self._is_guess else []
-        if no_labels:
-            self._names = ClassList([UNLABELED])
+        self._odd = check_no_splits(root, folders, self.links) if self._is_guess else []
         if not self._names:
             expected = f"expected {root}/<class>/<image>, one folder per class"
             more = [*self._listed.warnings(), *outside_classes(root, self._listed, self.links)]
@@ -107,11 +101,7 @@ class FolderSource(Source):
         return f"{self.kind}, {labels}"
 
     def arguments(self) -> Json:
-        of = {"no_labels": True} if self.no_labels else {"classes": self._names}
-        return {**of, "follow_links": self.links.follow}
-
-    def options(self) -> Json:
-        return {"no_labels": True} if self.no_labels else {}
+        return {**super().arguments(), "follow_links": self.links.follow}
 
     def scan(self) -> Scan:
         """Return every sample, by class in label order, then by name."""
@@ -119,21 +109,20 @@ class FolderSource(Source):
             check_classes(self.root, self._names, self._listed.folders)
         folders = [""] if self.no_labels else self._names
         below = system_of(self.root).walk(self.root, "", folders, self.links)
-        used = set[int]()
+        return self._scanned(self._noted(self._by_suffix.images(below)))
 
-        def noted() -> Iterator[Entry]:
-            for entry in self._by_suffix.images(below):
-                used.add(entry.label)
-                yield entry
+    def _noted(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        self._used = set[int]()
+        for entry in entries:
+            self._used.add(entry.label)
+            yield entry
 
-        def warnings(samples: int) -> list[str]:
-            others = self._by_suffix.warnings("; --suffix reads them")
-            outside = [] if self.no_labels else outside_classes(self.root, self._listed, self.links)
-            odd = [*self._odd, *odd_names(self.root, self._names, self.links)] if self._is_guess else []
-            odd += [] if self.no_labels else [*alike_classes(self._names), *unlike_train(self.root, self._names)]
-            return [*unused_classes(self._names, used), *others, *self._listed.warnings(), *outside, *odd]
-
-        return Scan(noted(), tuple(map(ImageClass, self._names)), warnings)
+    def _warnings(self, samples: int) -> list[str]:
+        others = self._by_suffix.warnings("; --suffix reads them")
+        outside = [] if self.no_labels else outside_classes(self.root, self._listed, self.links)
+        odd = [*self._odd, *odd_names(self.root, self._names, self.links)] if self._is_guess else []
+        odd += [] if self.no_labels else [*alike_classes(self._names), *unlike_train(self.root, self._names)]
+        return [*unused_classes(self._names, self._used), *others, *self._listed.warnings(), *outside, *odd]
 
 
 class BySuffix:

@@ -22,26 +22,9 @@ from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, so
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.class_folders import list_top
 from decodeonce.prep.sources.classes import check_classes
-from decodeonce.prep.sources.files import (
-    SUFFIXES,
-    Links,
-    expecting,
-    is_file,
-    is_folder,
-    parallel_map,
-    stem_of,
-    system_of,
-)
-from decodeonce.prep.sources.folder import WNID, BySuffix
-from decodeonce.prep.sources.holders import (
-    FileFacts,
-    Member,
-    SourceFile,
-    SourceFiles,
-    file_path,
-    open_holder,
-    source_file,
-)
+from decodeonce.prep.sources.files import Links, expecting, is_file, is_folder, parallel_map, stem_of, system_of
+from decodeonce.prep.sources.folder import WNID, BySuffix, is_image_name
+from decodeonce.prep.sources.holders import FileFacts, Member, SourceFile, SourceFiles, open_holder, source_file
 from decodeonce.prep.sources.imagenet_labels import MAPPING, NAMED, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
 from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
@@ -183,7 +166,7 @@ def _in_tars(root: Path, folder: str, split: str, links: Links, *, compressed: b
 def _in_zips(root: Path, split: str, files: Sequence[SourceFile]) -> Iterator[ImagenetSplit]:
     zips = [(file, splits) for file in files if (splits := list_archives(root, (file,)).splits)]
     if len(zips) > 1:
-        paths = ", ".join(os.fsdecode(file_path(root, file.name)) for file, _ in zips[:2])
+        paths = ", ".join(str(root / file.name) for file, _ in zips[:2])
         raise BuildError(f"{paths}: both contain ImageNet; pass one of them as SRC")
     for file, splits in zips:
         if split in splits:
@@ -511,8 +494,3 @@ def class_in_name(name: bytes) -> str:
     """Return the wnid in the name of an image; "" if there is none."""
     match = NAMED.fullmatch(stem_of(name)) if is_image_name(name) else None
     return match[1].decode() if match else ""
-
-
-def is_image_name(name: bytes) -> bool:
-    """Return whether a file name has the suffix of an image and is not hidden."""
-    return name.lower().endswith(SUFFIXES) and not name.startswith(b".")

@@ -39,10 +39,10 @@ _WHOLE = re.compile(r"(-?[0-9]{1,18})(?:\.0*)?")  # pandas writes 5.0 if another
 
 
 class LabeledSource(Source):
-    """Base of sources that learn their classes from labels in the data.
+    """Base of sources whose classes are given, or follow from labels in the data.
 
     `scan` of a subclass must call `_learn` with all labels, then return `_scanned` with the entries, whose labels come
-    from `_class_of`.
+    from `_class_of`. If labels are the names of folders, it sets `_names` instead.
 
     Args:
         root: The folder or file that entry names are relative to.
