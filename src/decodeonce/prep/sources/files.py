@@ -21,20 +21,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
+from decodeonce import remote
 from decodeonce.errors import BuildError, Stopped, failure_from, raise_file_system_failure
 from decodeonce.host import network_file_system
 from decodeonce.prep.listing import Entry, name_bytes, name_text
-from decodeonce.remote import (
-    CONNECTIONS,
-    MissingObject,
-    ObjectFacts,
-    find_objects,
-    is_url,
-    list_folder,
-    list_objects,
-    read_object,
-    stat_object,
-)
+from decodeonce.remote import is_url
 from decodeonce.store import disk
 from decodeonce.store.layout import missing_advice
 
@@ -329,36 +320,37 @@ class RemoteFiles:
     """Objects behind URLs, with the methods of `LocalFiles`. There are no links."""
 
     def reads_at_once(self, top: Path) -> int:
-        return CONNECTIONS
+        return remote.CONNECTIONS
 
     def may_be_sample(self, path: bytes) -> bool:
         return True  # `entry` asks, too
 
     def list_folder(self, folder: Path) -> list[tuple[str, bool]]:
-        return list_folder(str(folder))
+        return remote.list_folder(str(folder))
 
     def find(self, pattern: str, suffixes: tuple[str, ...], *, deep: bool, follow_links: bool) -> list[str]:
-        return find_objects(pattern, suffixes, deep=deep)
+        return remote.find_objects(pattern, suffixes, deep=deep)
 
     def walk(self, root: Path, folder: str, names: Sequence[str], links: Links) -> Iterator[Entry]:
         def below(labeled: tuple[int, str]) -> list[Entry]:
             label, top = labeled
-            found = sorted((name_bytes(inner).split(b"/"), version) for inner, version in list_objects(str(root / top)))
+            listed = remote.list_objects(str(root / top))
+            found = sorted((name_bytes(inner).split(b"/"), version) for inner, version in listed)
             shown = ((parts, version) for parts, version in found if not any(map(NO_SAMPLES.fullmatch, parts)))
             return [_sized_entry(os.path.join(name_bytes(top), *parts), label, *version) for parts, version in shown]
 
         tops = enumerate(os.path.join(folder, name) for name in names)
-        return chain.from_iterable(parallel_map(root, below, tops, CONNECTIONS))
+        return chain.from_iterable(parallel_map(root, below, tops, remote.CONNECTIONS))
 
     def entry(self, root: Path, name: bytes, label: int, links: Links | None) -> Entry:
         try:
-            return _sized_entry(name, label, *stat_object(os.fsdecode(os.path.join(os.fsencode(root), name))))
-        except MissingObject:
+            return _sized_entry(name, label, *remote.stat_object(os.fsdecode(os.path.join(os.fsencode(root), name))))
+        except remote.MissingObject:
             return Entry(name, label, 0, 0, os.strerror(errno.ENOENT))
 
     def read(self, root: Path, entry: Entry, links: Links | None) -> bytes:
         url = os.fsdecode(os.path.join(os.fsencode(root), entry.name))
-        return read_object(url, ObjectFacts(entry.size, entry.version), 0, entry.size)
+        return remote.read_object(url, remote.ObjectFacts(entry.size, entry.version), 0, entry.size)
 
 
 LOCAL_FILES, REMOTE_FILES = LocalFiles(), RemoteFiles()
