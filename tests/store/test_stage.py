@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from decodeonce.errors import StageError, StoreError
-from decodeonce.store import Report, StorePaths, open_store, part_rows, stage_store, verify_store
-from decodeonce.store import stage as stage_module
+from decodeonce.store import Report, StorePaths, files, open_store, part_rows, stage_store, verify_store
 from decodeonce.store.files import PAGE, reserve
 from decodeonce.store.format import CONTAINERS
 from decodeonce.store.manifest import DATA_OFFSET, Shard, part_bytes
@@ -431,7 +430,7 @@ def test_stage_resumes_after_full_disk(large: Path, small_disk: Path, monkeypatc
         return False
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage_module, "reserve", no_fallocate)
+        patch.setattr(files, "reserve", no_fallocate)
         with pytest.raises(OSError, match=r"No space left.*p/images-0000\d\.npy") as caught:
             stage_store(open_store(large), small_disk / "p", rows=LARGE_HELD)
     assert caught.value.errno == errno.ENOSPC
@@ -451,7 +450,7 @@ def test_shards_are_reserved_at_the_same_time(large: Path, tmp_path: Path, monke
         reserved.append(path)
         return reserve(fd, nbytes, path, offset=offset)
 
-    monkeypatch.setattr(stage_module, "reserve", reserve_together)
+    monkeypatch.setattr(files, "reserve", reserve_together)
     stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=2, progress=copied.append)
     assert (sum(copied), len(reserved)) == (len(LARGE_HELD), 2)
     assert_part(tmp_path / "p", large, LARGE, LARGE_HELD)

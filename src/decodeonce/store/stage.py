@@ -20,20 +20,8 @@ import numpy as np
 from decodeonce.errors import StageError, StoreError, add_path_to_errors
 from decodeonce.formatting import size_text
 from decodeonce.host import allow_open_files, free_space
-from decodeonce.store import disk
+from decodeonce.store import disk, files
 from decodeonce.store.checks import check_file, check_head
-from decodeonce.store.files import (
-    ShardFile,
-    empty_folder,
-    make_folder,
-    page_aligned_buffer,
-    reserve,
-    sync_file,
-    sync_folder,
-    write_at,
-    write_atomic,
-    writing,
-)
 from decodeonce.store.hashing import first_wrong_row
 from decodeonce.store.layout import StorePaths, damaged
 from decodeonce.store.manifest import PIECE_BYTES, Manifest, Shard, parse_manifest, part_bytes, read_part, rows_text
@@ -112,9 +100,10 @@ def stage_store(
     with locked(paths.staging, waits_for="another `prep stage`"):
         finished = _is_finished(origin, paths, rows)
         copied = 0 if finished else _make_part(origin, paths, rows, threads, progress or (lambda rows: None))
-        sync_folder(paths.root)  # even if the part is finished: the process that wrote store.json may have been killed
+        # Even if the part is finished: the process that wrote store.json may have been killed.
+        files.sync_folder(paths.root)
         with suppress(OSError):  # the part is complete without this
-            empty_folder(paths.staging, keep=LOCK)
+            files.empty_folder(paths.staging, keep=LOCK)
     return Staged(rows, copied, finished)
 
 
@@ -132,7 +121,7 @@ def _make_folder(source: Origin, root: Path) -> None:
         raise StageError(f"{root}: is inside the store to be staged; choose a folder on the node's own disk")
     if resolved.exists() and not resolved.is_dir():
         raise StageError(f"{root}: a file, expected a new or empty folder")
-    make_folder(resolved)
+    files.make_folder(resolved)
 
 
 def _is_finished(source: Origin, paths: StorePaths, rows: range) -> bool:
@@ -160,9 +149,9 @@ def _make_part(source: Origin, paths: StorePaths, rows: range, threads: int, pro
     resumed = _is_claimed(source, paths, rows)
     _check_space(manifest, paths.root, rows)
     if not resumed:
-        make_folder(paths.staging)  # fails on a read-only file system, where `locked` does nothing
-        write_atomic(paths.claim, [encoded])
-    sync_folder(paths.staging)  # even if the claim is older: the process that wrote it may have been killed
+        files.make_folder(paths.staging)  # fails on a read-only file system, where `locked` does nothing
+        files.write_atomic(paths.claim, [encoded])
+    files.sync_folder(paths.staging)  # even if the claim is older: the process that wrote it may have been killed
 
     def make_small(name: str) -> None:
         try:
@@ -177,19 +166,19 @@ def _make_part(source: Origin, paths: StorePaths, rows: range, threads: int, pro
             head = b"".join(_chunks(read, shard.data_offset))
         check_head(root / shard.file, head, shard, manifest.container)
         held = shard.held_rows(rows)
-        with writing(paths.root / shard.file, os.O_RDWR | os.O_CREAT) as fd:
+        with files.writing(paths.root / shard.file, os.O_RDWR | os.O_CREAT) as fd:
             disk.ftruncate(fd, shard.bytes)  # a sparse file
             if held:
-                reserve(fd, len(held) * shard.row_bytes, paths.root / shard.file, offset=shard.offset(held.start))
-            write_at(fd, head, 0)
+                files.reserve(fd, len(held) * shard.row_bytes, paths.root / shard.file, offset=shard.offset(held.start))
+            files.write_at(fd, head, 0)
 
     # In threads, because these calls wait for the disk, and because tmpfs reserves page by page, 0.25 s per GB.
-    files = [partial(make_small, name) for name in manifest.files]
-    _in_threads(threads, [*files, *(partial(make_shard, shard) for shard in manifest.shards)])
+    small = [partial(make_small, name) for name in manifest.files]
+    _in_threads(threads, [*small, *(partial(make_shard, shard) for shard in manifest.shards)])
     copied = _copy_rows(source, paths, rows, threads, progress, resumed=resumed)
     for shard in manifest.shards:
-        sync_file(paths.root / shard.file)
-    sync_folder(paths.root)
+        files.sync_file(paths.root / shard.file)
+    files.sync_folder(paths.root)
     _publish(source, paths, encoded)
     return copied
 
@@ -217,8 +206,8 @@ def _publish(source: Origin, paths: StorePaths, part: bytes) -> None:
     if parse_manifest(encoded, source.root / paths.manifest.name).digest != source.manifest.digest:
         what = "the store was replaced while it was being staged"
         raise StageError(f"{source.root}: {what}; remove {paths.root} and stage it again")
-    write_atomic(paths.part, [part], scratch=paths.staging)
-    write_atomic(paths.manifest, [encoded], scratch=paths.staging)
+    files.write_atomic(paths.part, [part], scratch=paths.staging)
+    files.write_atomic(paths.manifest, [encoded], scratch=paths.staging)
 
 
 def _is_claimed(source: Origin, paths: StorePaths, rows: range) -> bool:
@@ -269,14 +258,14 @@ def _copy_rows(
     checksums = np.array(Store(dest, manifest).checksums)
     shards = [shard for shard in manifest.shards if shard.held_rows(held)]
     allow_open_files(3 * len(shards))
-    files: dict[str, tuple[ReadAt, ShardFile]] = {}
+    ends: dict[str, tuple[ReadAt, files.ShardFile]] = {}
     buffers: SimpleQueue[memoryview] = SimpleQueue()
     for _ in range(threads):
-        buffers.put(page_aligned_buffer(manifest.rows_per_piece * row_bytes))
+        buffers.put(files.page_aligned_buffer(manifest.rows_per_piece * row_bytes))
 
     def copy(piece: tuple[Shard, range]) -> int:
         (shard, rows), buffer = piece, buffers.get()
-        path, (read, target) = root / shard.file, files[shard.file]
+        path, (read, target) = root / shard.file, ends[shard.file]
         data, offset = buffer[: len(rows) * row_bytes], shard.offset(rows.start)
         expected = checksums[rows.start : rows.stop].tolist()
         try:
@@ -297,7 +286,7 @@ def _copy_rows(
     with ExitStack() as opened, ThreadPoolExecutor(threads) as pool:
         for shard in shards:
             read = opened.enter_context(source.opened(shard.file, shard.bytes))
-            files[shard.file] = read, opened.enter_context(ShardFile(dest.root / shard.file))
+            ends[shard.file] = read, opened.enter_context(files.ShardFile(dest.root / shard.file))
         try:
             todo = list(manifest.pieces(held))
             for (_, rows), copied in zip(todo, pool.map(copy, todo), strict=True):
