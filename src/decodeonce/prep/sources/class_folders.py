@@ -169,7 +169,7 @@ def train_next_to(path: Path) -> Path | None:
     return None
 
 
-def outside_classes(root: Path, top: Top, links: Links) -> list[str]:
+def odd_files(root: Path, top: Top, links: Links) -> list[str]:
     """Return warnings about images next to the class folders, and about a file of labels next to them or the images."""
     images = [name for name in top.files if name.lower().endswith(IMAGE_SUFFIXES)]
     warnings = []

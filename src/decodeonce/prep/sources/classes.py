@@ -6,14 +6,10 @@ import io
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.listing import name_bytes
 from decodeonce.prep.sources.files import NO_SAMPLES, read_small
-
-UNLABELED = "unlabeled"  # the class of images without labels
-NoLabels = Annotated[bool, "Ignore labels: all images get the label 0."]  # the flag of every kind that has it
 
 
 class ClassList(list[str]):
@@ -90,10 +86,3 @@ def alike_classes(names: Sequence[str]) -> list[str]:
         if (other := first.setdefault(name.casefold().strip(), name)) != name:
             return [f"the classes {other!r} and {name!r} differ only in case or blanks"]
     return []
-
-
-def check_unlabeled(no_labels: bool, **given: object) -> None:
-    """Raise BuildError if labels are ignored, although one of these arguments describes them."""
-    for name, value in given.items():
-        if no_labels and value:
-            raise BuildError(f"--no-labels ignores labels; omit --{name.replace('_', '-')}")

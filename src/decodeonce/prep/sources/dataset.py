@@ -34,9 +34,9 @@ from decodeonce.prep.listing import (
     refuse_masked,
 )
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.classes import ClassList, NoLabels, check_no_duplicates, check_unlabeled
+from decodeonce.prep.sources.classes import ClassList, check_no_duplicates
 from decodeonce.prep.sources.files import size_problem
-from decodeonce.prep.sources.labels import LabeledSource, number_columns
+from decodeonce.prep.sources.labels import LabeledSource, NoLabels, check_unlabeled, number_columns
 from decodeonce.prep.sources.parquet import class_names as names_in_schema
 from decodeonce.prep.sources.parquet import column, describe_labels, find_columns
 from decodeonce.prep.user_code import import_function, raised_text, user_code

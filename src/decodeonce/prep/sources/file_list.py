@@ -24,10 +24,9 @@ from decodeonce.formatting import counted, quoted
 from decodeonce.prep.listing import Entry, Scan, hash_of, name_bytes, name_text
 from decodeonce.prep.sources.base import Notes
 from decodeonce.prep.sources.class_folders import SPLITS, several_splits
-from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, Links, expecting, stat_entries
 from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder, refuse_stand_ins
-from decodeonce.prep.sources.labels import KeptColumns, LabeledSource, parse_value
+from decodeonce.prep.sources.labels import KeptColumns, LabeledSource, NoLabels, check_unlabeled, parse_value
 from decodeonce.remote import absolute, as_path, check_scheme, check_url, is_url, scheme_of, source_path
 from decodeonce.store.layout import Json
 

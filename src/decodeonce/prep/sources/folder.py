@@ -13,17 +13,10 @@ from typing import Annotated
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
 from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
-from decodeonce.prep.sources.class_folders import (
-    Top,
-    check_no_splits,
-    list_top,
-    odd_names,
-    outside_classes,
-    unlike_train,
-)
-from decodeonce.prep.sources.classes import NoLabels, alike_classes, check_classes, unused_classes
+from decodeonce.prep.sources.class_folders import Top, check_no_splits, list_top, odd_files, odd_names, unlike_train
+from decodeonce.prep.sources.classes import alike_classes, check_classes, unused_classes
 from decodeonce.prep.sources.files import SUFFIXES, Links, system_of
-from decodeonce.prep.sources.labels import LabeledSource
+from decodeonce.prep.sources.labels import LabeledSource, NoLabels
 from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
 
@@ -87,7 +80,7 @@ class FolderSource(LabeledSource):
         self._odd = check_no_splits(root, folders, self.links) if self._is_guess else []
         if not self._names:
             expected = f"expected {root}/<class>/<image>, one folder per class"
-            more = [*self._listed.warnings(), *outside_classes(root, self._listed, self.links)]
+            more = [*self._listed.warnings(), *odd_files(root, self._listed, self.links)]
             advice = "; ".join(["for images without classes, pass --no-labels", *more])
             raise BuildError(f"{root}: contains no class folders; {expected}; {advice}")
 
@@ -119,7 +112,7 @@ class FolderSource(LabeledSource):
 
     def _warnings(self, samples: int) -> list[str]:
         others = self._by_suffix.warnings("; --suffix reads them")
-        outside = [] if self.no_labels else outside_classes(self.root, self._listed, self.links)
+        outside = [] if self.no_labels else odd_files(self.root, self._listed, self.links)
         odd = [*self._odd, *odd_names(self.root, self._names, self.links)] if self._is_guess else []
         odd += [] if self.no_labels else [*alike_classes(self._names), *unlike_train(self.root, self._names)]
         return [*unused_classes(self._names, self._used), *others, *self._listed.warnings(), *outside, *odd]

@@ -13,18 +13,13 @@ from decodeonce.formatting import counted
 from decodeonce.prep.listing import Entry, NumberColumn, Scan, Value, name_bytes
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.class_folders import train_next_to
-from decodeonce.prep.sources.classes import (
-    UNLABELED,
-    ClassList,
-    alike_classes,
-    check_no_duplicates,
-    check_unlabeled,
-    unused_classes,
-)
+from decodeonce.prep.sources.classes import ClassList, alike_classes, check_no_duplicates, unused_classes
 from decodeonce.store.columns import column_file
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 
+UNLABELED = "unlabeled"  # the class of images without labels
+NoLabels = Annotated[bool, "Ignore labels: all images get the label 0."]  # the flag of every kind that has it
 KeptColumns = Annotated[  # the flag of kinds that find columns by name
     list[str] | None, "Keep this column (WebDataset: json key) of numbers. Repeat the flag for more columns.", "NAME"
 ]
@@ -243,6 +238,13 @@ def number_columns(names: Sequence[str]) -> list[NumberColumn]:
         if list(names).count(name) > 1:
             raise BuildError(f"--column {name}: given more than once, expected once")
     return list(map(NumberColumn, names))
+
+
+def check_unlabeled(no_labels: bool, **given: object) -> None:
+    """Raise BuildError if labels are ignored, although one of these arguments describes them."""
+    for name, value in given.items():
+        if no_labels and value:
+            raise BuildError(f"--no-labels ignores labels; omit --{name.replace('_', '-')}")
 
 
 def parse_value(text: str) -> object:

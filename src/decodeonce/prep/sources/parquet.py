@@ -19,10 +19,9 @@ from decodeonce.host import limited_memory
 from decodeonce.prep.listing import Entry, Scan, Undecodable, name_bytes
 from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.class_folders import several_splits
-from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
 from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, ObjectHolder, SourceFiles, refuse_stand_ins
-from decodeonce.prep.sources.labels import KeptColumns, LabeledSource
+from decodeonce.prep.sources.labels import KeptColumns, LabeledSource, NoLabels, check_unlabeled
 from decodeonce.prep.sources.patterns import matching_files
 from decodeonce.store.layout import Json
 

@@ -26,10 +26,9 @@ from decodeonce.prep.listing import Entry, NumberColumn, Scan, Value, name_bytes
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
 from decodeonce.prep.sources.base import Notes
-from decodeonce.prep.sources.classes import NoLabels, check_unlabeled
 from decodeonce.prep.sources.files import expecting, parallel_map, system_of
 from decodeonce.prep.sources.holders import GZIP_MAGIC, FileFacts, GzipStream, Holder, Member, SourceFiles, read_exactly
-from decodeonce.prep.sources.labels import KeptColumns, LabeledSource, number_columns
+from decodeonce.prep.sources.labels import KeptColumns, LabeledSource, NoLabels, check_unlabeled, number_columns
 from decodeonce.prep.sources.patterns import matching_files
 from decodeonce.store.layout import Json, Paired
 
