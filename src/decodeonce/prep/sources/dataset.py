@@ -22,17 +22,7 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, DecodeonceError, raise_file_system_failure
 from decodeonce.formatting import counted
-from decodeonce.prep.listing import (
-    Entry,
-    LateFacts,
-    Listing,
-    NumberColumn,
-    Scan,
-    Undecodable,
-    hash_of,
-    name_bytes,
-    refuse_masked,
-)
+from decodeonce.prep.listing import Entry, LateFacts, Listing, Scan, Undecodable, hash_of, name_bytes, refuse_masked
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.classes import ClassList, check_no_duplicates
 from decodeonce.prep.sources.files import size_problem
@@ -430,7 +420,7 @@ class DatasetSource(LabeledSource):
                 raise BuildError(f"{self._where(index)}: {error}; {advice}") from None
             self._of_palettes = [name for name, data in sample.paired.items() if PALETTE_PNG.match(data)]
             wanted = sample.numbers if self._wanted is None else self._wanted
-            columns = [NumberColumn(name) for name in wanted if name not in sample.paired]
+            columns = number_columns([name for name in wanted if name not in sample.paired])
             for one in columns:
                 one.check(sample.numbers.get(one.name), self._where(index))
             return {one.name: one.shape for one in columns}, paired

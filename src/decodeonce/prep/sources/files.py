@@ -245,10 +245,6 @@ class LocalFiles:
         """Return how many threads list files below `top`; 1 unless it is on a network file system."""
         return STAT_THREADS if network_file_system(top) else 1
 
-    def may_be_sample(self, path: bytes) -> bool:
-        """Return whether a path is a regular file. Raise BuildError or Stopped on failure."""
-        return stat.S_ISREG(mode_of(path))
-
     def list_folder(self, folder: Path) -> list[tuple[str, bool]]:
         """Return the names in a folder, and whether each is a folder; raise OSError if it cannot be listed."""
         with os.scandir(os.fsencode(folder)) as listing:
@@ -321,9 +317,6 @@ class RemoteFiles:
 
     def reads_at_once(self, top: Path) -> int:
         return remote.CONNECTIONS
-
-    def may_be_sample(self, path: bytes) -> bool:
-        return True  # `entry` asks, too
 
     def list_folder(self, folder: Path) -> list[tuple[str, bool]]:
         return remote.list_folder(str(folder))
@@ -512,7 +505,7 @@ def named_entries(root: Path, names: Iterable[bytes], links: Links) -> Iterator[
     """
     for name in sorted(names):
         inside = not name.startswith(b"/") and b".." not in name.split(b"/") and b"\0" not in name
-        if inside and system_of(root).may_be_sample(os.path.join(os.fsencode(root), name)):
+        if inside and (is_url(root) or stat.S_ISREG(mode_of(os.path.join(os.fsencode(root), name)))):
             yield file_entry(root, name, 0, links)
 
 
