@@ -19,7 +19,7 @@ from decodeonce.build import BoxRules, Conversion, Recipe, Repair, Selection, fi
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.building import plan as plan_module
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.repair.reasons import COPY
+from decodeonce.prep.repair.rows import COPY
 from decodeonce.sources import BoxedSource, FolderSource, Source, open_imagenet, open_list, open_webdataset
 from decodeonce.store import open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest

@@ -20,7 +20,7 @@ from decodeonce.errors import StoreError
 from decodeonce.formatting import counted, quoted
 from decodeonce.host import allow_open_files, usable_cores
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.repair.reasons import COPY, FROM_COPY, Reason, row_sentences, versions_to_install
+from decodeonce.prep.repair.rows import COPY, FROM_COPY, Reason, open_rows, row_sentences, versions_to_install
 from decodeonce.store import Report, Sample, Shard, Store, StorePaths, disk, verify_store
 from decodeonce.store.checks import check_size
 from decodeonce.store.columns import RESERVED
@@ -131,8 +131,6 @@ class _StoreRepair:
         self._source, self._new_rows = source, None
         if source is not None:
             decoder_versions("npy")  # raises BuildError if no decoder is installed
-            from decodeonce.prep.repair.rows import open_rows
-
             self._new_rows = open_rows(self._manifest, source, paired)
         self._bad_files, self._bad_rows = set(found.bad_files), {*_numbers(found.bad_rows, found.unknown_rows)}
         self._checksums = read_checksums(store)

@@ -1,4 +1,7 @@
-"""Make the rows that replace damaged ones, from their images with the store's recipe, or from another store."""
+"""Make the rows that replace damaged ones, from their images with the store's recipe, or from another store.
+
+If a row cannot be made, there is a reason for it.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,15 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.host import usable_cores
 from decodeonce.prep import user_code
 from decodeonce.prep.convert.rows import StoreRows, converted, shape_text
 from decodeonce.prep.listing import Entry, LeftOut, Undecodable, name_bytes
-from decodeonce.prep.pixels.decode import Decoder
+from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Filter, Recipe, check_choice
-from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
 from decodeonce.prep.sources import SOURCES, find_opener, find_registered
 from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED, Source
 from decodeonce.prep.sources.files import is_file
@@ -31,10 +33,21 @@ from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import Paired
 from decodeonce.store.manifest import REBUILD, Manifest, read_manifest
 from decodeonce.store.table import Sample
+from decodeonce.store.verify import ranges_text, row_ranges
 
+FROM_COPY = "restore it from a copy of the store (or pass the copy as --from)"
+COPY = f"{FROM_COPY}, or {REBUILD}"
 CHANGED = f"changed since the build; pass as --from a source that has the original, or {REBUILD}"
 BOX = re.compile(r"\d{1,9}(,\d{1,9}){3}")
 READ_AHEAD = 4  # images per thread that are read before they are decoded
+
+
+class Reason(NamedTuple):
+    """Why a row cannot be repaired, and the name of its image if that matters."""
+
+    text: str
+    name: str = ""
+
 
 IsRight = Callable[[int, bytes], bool]  # takes a row number and pixels; whether they are those of the row
 PixelsOrReason = bytes | Reason  # the pixels of a row, or why they cannot be made
@@ -67,6 +80,8 @@ class _Decoders(threading.local):
     """The decoder of each thread."""
 
     def __init__(self, recipe: Recipe, class_names: list[str]) -> None:
+        from decodeonce.prep.pixels.decode import Decoder  # which requires that a decoder is installed
+
         self.own = Decoder(recipe, class_names)
 
 
@@ -255,3 +270,25 @@ class FromStore:
 
 def _key(sample: Sample) -> tuple[str, str, str]:
     return sample.source, sample.box, sample.digest
+
+
+def row_sentences(reasons: Mapping[int, Reason]) -> Iterator[str]:
+    """Yield a sentence for each reason, with its rows and the name of the first image. The rows must be sorted."""
+    by_text: dict[str, list[int]] = {}
+    for row, reason in reasons.items():
+        by_text.setdefault(reason.text, []).append(row)
+    for text, rows in by_text.items():
+        names = list(dict.fromkeys(reasons[row].name for row in rows if reasons[row].name))
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"{ranges_text(row_ranges(rows))}: {f'{names[0]}{more}: ' if names else ''}{text}"
+
+
+def versions_to_install(manifest: Manifest) -> str:
+    """Return which library versions to install to decode as the build did; empty if they are installed."""
+    written = manifest.recipe.get("decoders")
+    if not isinstance(written, dict):
+        return ""
+    installed = decoder_versions(manifest.container)
+    missing = [f"{name} {version}" for name, version in written.items() if installed.get(name) != version]
+    instead = [f"{name} {version}" for name, version in installed.items() if written.get(name) != version]
+    return f"install {', '.join(missing)}, as used by the build (installed: {', '.join(instead)})" if missing else ""
