@@ -181,7 +181,10 @@ def find_task(tasks: int | None = None, environ: Mapping[str, str] | None = None
     element = _array_element(environ, wanted=tasks // rank.world_size if tasks else None)
     if element is None:
         if not alone:
-            return _task_of_rank(rank, tasks)
+            if tasks not in (None, rank.world_size):
+                advice = f"start {tasks} ranks or omit the number"
+                raise ValueError(f"this process is {rank}, but {tasks} tasks were given; {advice}")
+            return Task(rank.rank, rank.world_size, rank.source)
         _check_single_task(environ, tasks)
         return None
     index, count, source = element
@@ -279,13 +282,6 @@ def _can_start(outer: Rank, inner: Rank, *, in_order: bool) -> bool:
 def _missing_world_size(environ: Mapping[str, str], name: str) -> ValueError:
     found = f"{name} is {environ[name]}, but no variable gives the number of ranks"
     return ValueError(f"{found}; set RANK and WORLD_SIZE too")
-
-
-def _task_of_rank(rank: Rank, tasks: int | None) -> Task:
-    if tasks not in (None, rank.world_size):
-        advice = f"start {tasks} ranks or omit the number"
-        raise ValueError(f"this process is {rank}, but {tasks} tasks were given; {advice}")
-    return Task(rank.rank, rank.world_size, rank.source)
 
 
 def _array_element(environ: Mapping[str, str], wanted: int | None) -> tuple[int, int, str] | None:

@@ -243,7 +243,8 @@ class ImagenetSplit(Source):
         super().__init__(root)
         self.kind, self.split, self._folder, self._apart = kind, split, folder, apart
         self.links = Links(root, follow=follow_links) if files is None else None
-        self.files = None if files is None else SourceFiles(root, files)
+        self._archives = SourceFiles(root, files or ())
+        self.files = None if files is None else self._archives
         self._names = list(classes or [])
         self._words = dict(words or {})
         self._warnings: list[str] = []
@@ -264,12 +265,12 @@ class ImagenetSplit(Source):
         return f"images in {where}" if self.kind == FLAT else f"class folders in {where}"
 
     @cached_property
-    def parts(self) -> Mapping[str, Part]:
-        """What holds the images of each class; with the name "", what holds those in one folder."""
+    def parts(self) -> Mapping[str, list[Held]]:
+        """What archives hold of each class, nothing if it is a folder; the name "" stands for images in one folder."""
         if self.kind == FLAT:
-            return {"": None}
+            return {"": []}
         if self.files is None:
-            return dict.fromkeys(list_top(self.top).folders)
+            return {name: [] for name in list_top(self.top).folders}
         if self._apart:
             whole = ((unit, Member(b"", 0, file.size)) for unit, file in enumerate(self.files.files))
             return {Path(self.files.files[unit].name).stem: [(unit, tar)] for unit, tar in whole}
@@ -398,33 +399,29 @@ class ImagenetSplit(Source):
         here = ((label, self.parts[name]) for label, name in enumerate(names) if name in self.parts)
         return chain.from_iterable(parallel_map(self.top, self._entries_of, here, TARS_AT_ONCE))
 
-    def _entries_of(self, labeled: tuple[int, Part]) -> list[Entry]:
-        """Return the images of a part of an archive, in the order of a tree walk."""
-        assert self.files is not None
+    def _entries_of(self, labeled: tuple[int, list[Held]]) -> list[Entry]:
+        """Return the images of a class in archives, in the order of a tree walk."""
         label, part = labeled
-        assert part is not None
         archive, found = self.kind.rpartition("-")[2], list[Entry]()
         for unit, held in groupby(part, key=itemgetter(0)):
             members = chain.from_iterable(map(self._members, held))
             shown = (member for member in members if not self.is_flat or is_image_name(member.base_name))
-            found += [self.files.entry(unit, member, label) for member in sort_members(shown, archive)]
+            found += [self._archives.entry(unit, member, label) for member in sort_members(shown, archive)]
         return found
 
     def _members(self, tar: Held) -> list[Member]:
         """Return the images in a file of tars: itself, or the members of a tar, with their places in the file."""
-        assert self.files is not None
         unit, inner = tar
         if inner.name and not inner.name.endswith(b".tar"):
             return [inner]
-        with self.files.opened(unit) as file:
+        with self._archives.opened(unit) as file:
             if not inner.name:
                 return list(list_tar(file))
             found = list_tar(file.part(inner.place, inner.size, name_text(inner.name)))
             return [m._replace(name=inner.name + b"/" + m.name, place=inner.place + m.place) for m in found]
 
     def _listing(self) -> ArchiveListing:
-        assert self.files is not None
-        return list_archives(self.root, tuple(self.files.files))
+        return list_archives(self.root, tuple(self._archives.files))
 
     def _list_content(self, name: str) -> bytes | None:
         """Return the bytes of Kaggle's list of this name in an archive, or None; raise BuildError if it is damaged."""
@@ -441,7 +438,6 @@ class ImagenetSplit(Source):
 
 
 Held = tuple[int, Member]  # the index of a file, and an image or a tar of images in it; b"": the file itself
-Part = list[Held] | None  # what archives hold, or None for a folder
 
 
 class ArchiveListing(NamedTuple):
