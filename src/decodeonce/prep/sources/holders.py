@@ -202,8 +202,6 @@ class Holder:
         size: Size of the part in bytes.
     """
 
-    ahead = 513  # the least number of bytes per read of headers: the byte before one in a tar, and the header
-
     def __init__(self, fd: int, path: str, first: int, size: int) -> None:
         self.path = path
         self.size = size
@@ -330,8 +328,6 @@ class GzipStream(Holder):
         packed: The gzip file; it stays open when the stream is closed.
         failure: The exception to raise if the file is damaged.
     """
-
-    ahead = 0  # read no more than requested, because reading backward is expensive
 
     def __init__(self, packed: Holder, failure: type[DecodeonceError]) -> None:
         self.path = packed.path
