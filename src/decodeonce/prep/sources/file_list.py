@@ -186,7 +186,8 @@ class ListSource(LabeledSource):
         root = name_text(os.fsencode(self.root))
         for line in read_list(self.file, self._columns):
             path, where = line.path + self._suffix, f"{self.file}: line {line.number}: {line.path!r}"
-            self._check_place(path, where)
+            if scheme_of(path):
+                check_scheme(path, f"{where}: ")
             name = path_below(root, path)
             if name is None and self._slashes and path.startswith("/"):
                 if os.path.lexists(path):
@@ -194,21 +195,13 @@ class ListSource(LabeledSource):
                     raise BuildError(f"{where} exists and is not below {root}; {advice}")
                 name = path_below(root, path.lstrip("/") or ".")
             if name is None:
-                advice = "pass a folder that holds all paths as --root, for example /"
+                advice = (
+                    "pass a folder that holds all paths as --root, for example /, or list local paths and URLs apart"
+                )
                 raise BuildError(f"{where} is not below {root}; {advice}")
             if scheme_of(root):
                 check_url(str(self.root / name))
             yield line, name_bytes(name)
-
-    def _check_place(self, path: str, where: str) -> None:
-        """Raise BuildError if a path is local and others are URLs, or the other way round."""
-        root, scheme = str(self.root), scheme_of(path)
-        if scheme:
-            check_scheme(path, f"{where}: ")
-        relative = not scheme and not root.endswith("://") and (self._slashes or not path.startswith("/"))
-        if scheme != scheme_of(root) and not relative:
-            kind, advice = f"a URL of {scheme}://" if scheme else "a local path", "list those in a file of their own"
-            raise BuildError(f"{where} is {kind}, but the paths of this list start from {root}; {advice}")
 
     def _with_cause(self, searches: Iterator[int], entry: Entry) -> Entry:
         """Return the entry, with the likely cause if its file is missing. Each search of subfolders takes one item."""
@@ -328,6 +321,8 @@ def _nearby_folders(root: Path) -> list[str]:
 
 def path_below(root: str, path: str) -> str | None:
     """Return a path, absolute or relative to `root`, as a path below `root`; None if it is not below it."""
+    if root.endswith("://") and not scheme_of(path):
+        return None  # no bucket or host
     if path[0] not in "/." and "/." not in path and "//" not in path and path[-1] != "/":
         return path  # the common case: normalizing takes longer than everything else
     top = os.path.join(root, "")
