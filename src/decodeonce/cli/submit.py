@@ -74,11 +74,7 @@ class JobOptions:
     ] = None
     nodes: Annotated[int | None, option("Use N nodes per element, with one task each. (default: 1)", "N", min=1)] = None
     site: Annotated[
-        str | None,
-        option(
-            "Use the site profile with this name, or your own at this path. (default: generic-slurm or generic-pbs)",
-            "NAME",
-        ),
+        str | None, option("Use this site profile, by name or path. (default: generic-slurm or generic-pbs)", "NAME")
     ] = None
     max_running: Annotated[
         int | None, option("Run at most N elements at the same time. (default: no limit)", "N", min=1)
