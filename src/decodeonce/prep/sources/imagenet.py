@@ -254,16 +254,6 @@ class ImagenetSplit(Source):
     def top(self) -> Path:
         return self.files.first if self.files and not self._apart else self.root / self._folder
 
-    @property
-    def form(self) -> str:
-        """The form and its path, for `found`."""
-        where = self._folder or self.top
-        if self.kind == ZIP:
-            return f"{self.split} in {self.top.name}"
-        if self.kind == TARS:
-            return f"class tars in {self.top.name}" if self._apart else self.top.name
-        return f"images in {where}" if self.kind == FLAT else f"class folders in {where}"
-
     @cached_property
     def parts(self) -> Mapping[str, list[Held]]:
         """What archives hold of each class, nothing if it is a folder; the name "" stands for images in one folder."""
@@ -350,8 +340,15 @@ class ImagenetSplit(Source):
 
     @property
     def found(self) -> str:
+        where, archive = self._folder or self.top, self.top.name
+        forms = {
+            FOLDERS: f"class folders in {where}",
+            FLAT: f"images in {where}",
+            TARS: f"class tars in {archive}" if self._apart else archive,
+            ZIP: f"{self.split} in {archive}",
+        }
         labels = f", labels from {self.labels.origin}" if self.is_flat else ""
-        return f"{self.form}{labels}, {counted(len(self._names), 'class', 'classes')}"
+        return f"{forms[self.kind]}{labels}, {counted(len(self._names), 'class', 'classes')}"
 
     def options(self) -> Json:
         return {"split": self.split}
