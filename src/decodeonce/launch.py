@@ -77,13 +77,23 @@ class Array:
 
 ARRAYS = (
     Array(
-        *("Slurm", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_STEP"),
+        "Slurm",
+        "SLURM_ARRAY_TASK_ID",
+        first="SLURM_ARRAY_TASK_MIN",
+        last="SLURM_ARRAY_TASK_MAX",
+        step="SLURM_ARRAY_TASK_STEP",
         count="SLURM_ARRAY_TASK_COUNT",
     ),
     Array("PBS", "PBS_ARRAY_INDEX"),
     Array("Torque", "PBS_ARRAYID"),
     Array(
-        "Grid Engine", "SGE_TASK_ID", "SGE_TASK_FIRST", "SGE_TASK_LAST", "SGE_TASK_STEPSIZE", lowest=1, none="undefined"
+        "Grid Engine",
+        "SGE_TASK_ID",
+        first="SGE_TASK_FIRST",
+        last="SGE_TASK_LAST",
+        step="SGE_TASK_STEPSIZE",
+        lowest=1,
+        none="undefined",
     ),
     Array("LSF", "LSB_JOBINDEX", last="LSB_JOBINDEX_END", step="LSB_JOBINDEX_STEP", lowest=1, none="0"),
     Array("AWS Batch", "AWS_BATCH_JOB_ARRAY_INDEX", count="AWS_BATCH_JOB_ARRAY_SIZE"),
