@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from decodeonce import Loader, StoreError, open_store
 from decodeonce.host import direct_alignment
-from decodeonce.loader import readers
+from decodeonce.loader import direct, readers
 from decodeonce.loader.aio import REQUEST, ReadQueue, fork_guard
 from decodeonce.loader.buffers import Slot, page_aligned_slot
-from decodeonce.loader.readers import THREADS_WITHOUT_AIO, DirectReader, Reader, make_reader
+from decodeonce.loader.direct import THREADS_WITHOUT_AIO, DirectReader
+from decodeonce.loader.readers import Reader, make_reader
 from tests.disks import disk_with_sectors
 from tests.stores import make_store, random_images
 
@@ -117,7 +118,7 @@ def test_kernel_without_queues(
     def refuse(most: int) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(readers, "ReadQueue", refuse)
+    monkeypatch.setattr(direct, "ReadQueue", refuse)
     path, images = pair
     reader, choice = make_reader(open_store(path), "direct", 2, verify=False)
     assert choice["threads"] == reader.threads == THREADS_WITHOUT_AIO
@@ -167,7 +168,7 @@ def test_error_of_a_kept_row_waits_for_the_direct_reads(
 
 
 def test_more_reads_than_a_queue_holds(pair: tuple[Path, NDArray[np.uint8]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MOST_READS", 2)
+    monkeypatch.setattr(direct, "MOST_READS", 2)
     path, images = pair
     assert np.array_equal(read(path, 0.0, threads=1), images[ALL])
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from decodeonce import Loader, StoreError, host, open_store
 from decodeonce.loader import readers
+from decodeonce.loader.direct import DirectReader
 from decodeonce.loader.partition import PartitionKind
-from decodeonce.loader.readers import DirectReader, MmapReader, Reader, ReaderName, make_reader
+from decodeonce.loader.readers import MmapReader, Reader, ReaderName, make_reader
 from tests.loader.conftest import RunForked
 from tests.open_files import open_files
 from tests.stores import make_store, random_images

@@ -1,4 +1,4 @@
-"""Read rows from shard files into slots: with preadv, from mapped files, or past the page cache.
+"""Read rows from shard files into slots: with preadv, from mapped files, or past the page cache (direct.py).
 
 `make_reader` chooses how, by the file system and by the size of the store compared with memory.
 """
@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,15 +19,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import SERVER_DOWN_ERRORS, TRANSIENT_ERRORS, DecodeonceError, StoreError, add_path_to_errors
-from decodeonce.host import available_memory, direct_alignment, is_in_memory, network_file_system, read_ahead_bytes
-from decodeonce.loader.aio import REQUEST, ReadQueue, fork_guard
+from decodeonce.errors import SERVER_DOWN_ERRORS, TRANSIENT_ERRORS, DecodeonceError, StoreError
+from decodeonce.host import available_memory, is_in_memory, network_file_system, read_ahead_bytes
 from decodeonce.loader.buffers import page_aligned
 from decodeonce.loader.order import Rows
 from decodeonce.store import Store, disk
 from decodeonce.store.checks import check_file, damaged_row_error, unreadable_shard_error
 from decodeonce.store.files import read_at
-from decodeonce.store.hashing import GOLDEN, first_wrong_row, mix
+from decodeonce.store.hashing import first_wrong_row
 from decodeonce.store.layout import verify_command
 from decodeonce.store.manifest import Manifest
 from decodeonce.store.pixels import Pixels
@@ -39,8 +36,6 @@ from decodeonce.store.reader import ends_early, map_rows, open_shard, runs
 # us, which is too much for every batch of 2,500 us.
 CHECKED_ROWS = 16
 CHECK_EVERY = 4
-MOST_READS = 256  # of a thread at a time
-THREADS_WITHOUT_AIO = 16
 # Of the memory that is available when a Loader is created. The rest is for other files and for the program itself.
 KEPT_MEMORY = 0.8
 
@@ -57,7 +52,7 @@ class Span(NamedTuple):
     offset: int
 
 
-class _Scratch(threading.local):
+class Scratch(threading.local):
     """Page-aligned memory of a thread, which grows as needed."""
 
     _memory = np.empty(0, np.uint8)
@@ -72,30 +67,31 @@ class _Scratch(threading.local):
 class Reader:
     """Makes the calls that read rows into slots, for `threads` threads, with one preadv per run of consecutive rows.
 
-    Only one thread can call `open`, `calls` and `hint`; any thread can run the calls that they return. With `verify`,
-    the thread that copied a row also checks it. If slots hold rows with unpacked images, whose manifest is
-    `unpacked_manifest`, it then unpacks the image. Hints are needed because a copying thread has a single read in
-    progress, which is too little for most storage (docs/contribute/lab-notes.md). A hint takes long if the queue of the
-    storage is full, and because the kernel works page by page.
+    Only one thread can call `open`, `calls` and `hint`; any thread can run the calls that they return. Hints are needed
+    because a copying thread has a single read in progress, which is too little for most storage
+    (docs/contribute/lab-notes.md). A hint takes long if the queue of the storage is full, and because the kernel works
+    page by page.
+
+    Attributes:
+        checksums: If not None, the thread that copied a row compares it with its checksum.
+        unpacked_manifest: If not None, slots hold rows with unpacked images, which have this manifest. The thread that
+            copied a row then unpacks its image.
 
     Raises:
-        StoreError: If labels.npy is damaged, or the dtype or shape of a column is wrong; with `verify`, also if
-            checksums.npy or a column is damaged.
+        StoreError: If labels.npy is damaged, or the dtype or shape of a column is wrong.
     """
 
-    def __init__(
-        self, store: Store, threads: int, *, verify: bool = False, unpacked_manifest: Manifest | None = None
-    ) -> None:
-        self._packed = _Scratch()
-        self._unpacked_manifest = unpacked_manifest
+    def __init__(self, store: Store, threads: int) -> None:
+        self.checksums: NDArray[np.uint64] | None = None
+        self.unpacked_manifest: Manifest | None = None
+        self._packed = Scratch()
         self.manifest, self.row_bytes, self.threads = store.manifest, store.manifest.row_bytes, threads
         self._root, shards = store.paths.root, self.manifest.shards
         self.paths = [self._root / shard.file for shard in shards]
         self._origins = np.array([shard.offset(0) for shard in shards], np.int64)
         self._fds: dict[int, int] = {}
-        self.close = weakref.finalize(self, _close_all, self._fds)  # a second call does nothing
+        self.close = weakref.finalize(self, close_all, self._fds)  # a second call does nothing
         self._hints, self._cold = 0, False
-        self._checksums = _checked_checksums(store) if verify else None
         self._labels = np.asarray(store.labels)
         # Only booleans and numbers: torch has no tensors of text.
         self._columns = {name: np.asarray(a) for name, a in store.columns.items() if a.dtype.kind in "biufc"}
@@ -131,8 +127,8 @@ class Reader:
     def calls(self, rows: Rows, out: Pixels) -> list[Call]:
         """At most one call per thread. Together the calls fill out[i] with row rows[i], and write nothing else."""
         self._prepare(rows)
-        copy = self._copy if self._checksums is None else partial(self._copy_verified, self._checksums)
-        copy = partial(self._copy_unpacked, self._unpacked_manifest, copy) if self._unpacked_manifest else copy
+        copy = self._copy if self.checksums is None else partial(self._copy_verified, self.checksums)
+        copy = partial(self._copy_unpacked, self.unpacked_manifest, copy) if self.unpacked_manifest else copy
         cuts = [len(rows) * share // self.threads for share in range(self.threads + 1)]
         return [partial(copy, rows[a:b], out[a:b]) for a, b in pairwise(cuts) if a < b]
 
@@ -218,10 +214,8 @@ class MmapReader(Reader):
     # threads: np.take 18.3 and 20.0, np.copyto row by row 17.3 and 17.9, torch.index_select 15.4 and 17.5, preadv 11.3
     # and 13.9. A first pass over a mapping ran at 11.5 with one thread. MADV_POPULATE_READ cost as much as it saved.
 
-    def __init__(
-        self, store: Store, threads: int, *, verify: bool = False, unpacked_manifest: Manifest | None = None
-    ) -> None:
-        super().__init__(store, threads, verify=verify, unpacked_manifest=unpacked_manifest)
+    def __init__(self, store: Store, threads: int) -> None:
+        super().__init__(store, threads)
         self._mapped: dict[int, Pixels] = {}
 
     def _prepare(self, rows: Rows) -> None:
@@ -240,139 +234,6 @@ class MmapReader(Reader):
             places = rows[start:end] - self.manifest.shards[number].first_row
             # mode="clip" writes directly into out; the default "raise" buffers all of it (see NumPy's documentation).
             np.take(self._mapped[number], places, axis=0, out=out[start:end], mode="clip")
-
-
-class _OfThread(_Scratch):
-    """The queue of a thread, if the kernel has one for it, and its memory for reads that do not fit a slot."""
-
-    @cached_property  # and not in __init__, which also runs in the thread that makes the reader
-    def queue(self) -> ReadQueue | None:
-        with suppress(OSError):
-            return ReadQueue(MOST_READS)
-        return None
-
-
-class DirectReader(Reader):
-    """Read a fixed set of the rows through the page cache, and all others with O_DIRECT into the slots.
-
-    Direct reads cost no copy, and do not evict what the page cache holds. If each epoch has another order, a cache of
-    the latest rows holds few of the rows that are needed next, but a fixed set is hit as often as its share of the rows
-    says (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021). A row belongs to the set by
-    a hash of its number: so ranks and Loaders share the pages of their sets, and a smaller set is part of a larger one.
-
-    Each call starts its direct reads, copies its kept rows meanwhile, and then waits for the reads. If the kernel has
-    no AIO for a thread, the thread makes one direct read after the other. A direct read that fails is repeated through
-    the page cache, which works or raises the right error.
-
-    Args:
-        kept: Share of the rows to keep in the page cache, 0 to 1.
-
-    Raises:
-        OSError: The file system does not support direct reads.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        threads: int,
-        *,
-        verify: bool = False,
-        unpacked_manifest: Manifest | None = None,
-        kept: float = 0.0,
-    ) -> None:
-        super().__init__(store, threads, verify=verify, unpacked_manifest=unpacked_manifest)
-        self._below = np.uint64(min(kept * 2.0**64, 2.0**64 - 2.0**11))
-        self._direct: dict[int, int] = {}
-        self.close = weakref.finalize(self, _close_all, self._fds, self._direct)
-        self._own = _OfThread()
-        self._warned = False
-        (shard,) = self.open(np.array(store.rows[:1]))  # a staged part does not hold the first rows of its store
-        fd, self._align = self._direct[shard], direct_alignment(self.paths[shard])
-        with add_path_to_errors(self.paths[shard]):
-            if not self._align or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-            os.preadv(fd, [page_aligned(self._align)], 0)
-        try:
-            ReadQueue(MOST_READS).close()
-        except OSError:
-            self.threads = max(threads, THREADS_WITHOUT_AIO)
-
-    def open(self, rows: Rows) -> list[int]:
-        """Open the shards that hold `rows`, also for direct reads, and return their numbers."""
-        shards = super().open(rows)
-        for shard in shards:
-            if shard not in self._direct:
-                self._direct[shard] = self._open(shard)
-                with suppress(OSError):  # on another disk than the first shard; its rows are then copied
-                    fcntl.fcntl(self._direct[shard], fcntl.F_SETFL, os.O_DIRECT)
-        return shards
-
-    def hint(self, rows: Rows) -> Call | None:
-        """A call that reads ahead those of these rows that are kept; it does nothing if only the others are cold."""
-        kept = self._are_kept(rows)
-        return super().hint(rows[kept]) or (None if kept.all() else lambda: None)
-
-    def _are_kept(self, rows: Rows) -> NDArray[np.bool_]:
-        return mix(rows.astype(np.uint64) * np.uint64(GOLDEN)) < self._below
-
-    def _copy(self, rows: Rows, out: Pixels) -> None:
-        size, align, kept = self.row_bytes, self._align, self._are_kept(rows)
-        shards, target = self.manifest.shard_indexes(rows), out.data.cast("B")
-        offsets = self._origins[shards] + rows * size
-        direct = np.flatnonzero(~kept)
-        starts = offsets[direct] // align * align
-        leads, sizes = offsets[direct] - starts, -(-(offsets[direct] + size) // align) * align - starts
-        fits = not (leads.any() or size % align or out.ctypes.data % align)
-        memory, places = (out.reshape(-1), direct * size) if fits else self._scratch(len(direct), size + 2 * align)
-        requests = np.zeros(len(direct), REQUEST)
-        requests["fd"] = [self._direct[shard] for shard in shards[direct].tolist()]
-        requests["address"], requests["nbytes"], requests["offset"] = memory.ctypes.data + places, sizes, starts
-
-        def read(at: int) -> None:
-            span = Span(at, at + 1, int(shards[at]), int(offsets[at]))
-            self._read(span, int(rows[at]), target[at * size : (at + 1) * size])
-
-        if queue := self._own.queue:
-            queue.start(requests)
-        try:
-            for at in np.flatnonzero(kept).tolist():
-                read(at)
-        finally:  # also after an error: until then, the kernel writes to the slot
-            done = queue.finish() if queue else _read_each(requests, memory, places)
-        for at, result, lead, place in zip(*(a.tolist() for a in (direct, done, leads, places)), strict=True):
-            if result < lead + size:
-                read(at)
-                self._warn(-result)
-            elif not fits:
-                target[at * size : (at + 1) * size] = memory[place + lead : place + lead + size].data
-
-    def _warn(self, code: int) -> None:
-        """Say once that direct reads fail, although the rows can be read through the page cache."""
-        if not self._warned:
-            self._warned = True
-            why = os.strerror(code) if code > 0 else "too few bytes"
-            text = "%s: rows are read through the page cache, because direct reads fail: %s"
-            logging.getLogger("decodeonce").warning(text, self._root, why)
-
-    def _scratch(self, reads: int, nbytes: int) -> tuple[Pixels, Rows]:
-        """Aligned memory of this thread for reads of up to `nbytes`, and where each begins in it."""
-        stride = -(-nbytes // self._align) * self._align
-        return self._own.take(reads * stride), np.arange(reads) * stride
-
-
-def _read_each(requests: NDArray[np.void], memory: Pixels, places: Rows) -> NDArray[np.int64]:
-    """Make the reads one after the other; return the bytes of each, or the negative number of its error."""
-    done = np.zeros(len(requests), np.int64)
-    fields = (requests["fd"], requests["nbytes"], requests["offset"], places)
-    for number, (fd, nbytes, offset, place) in enumerate(zip(*(a.tolist() for a in fields), strict=True)):
-        fork_guard.enter()
-        try:
-            done[number] = os.preadv(fd, [memory[place : place + nbytes].data], offset)
-        except OSError as error:
-            done[number] = -(error.errno or errno.EIO)
-        finally:
-            fork_guard.leave()
-    return done
 
 
 class Choice(NamedTuple):
@@ -426,27 +287,34 @@ def make_reader(
     count = len(store.rows) if count is None else min(count, len(store.rows))
     choice = choose_reader(store.paths.root, count * store.manifest.row_bytes, name, slot_bytes)
     if choice.name == "direct":
-        try:
-            direct = DirectReader(store, threads, verify=verify, unpacked_manifest=unpacked_manifest, kept=choice.kept)
-            return direct, {**choice._asdict(), "threads": direct.threads}
-        except OSError as error:
-            if error.errno in TRANSIENT_ERRORS:
-                raise
-            why = f"{choice.why}, but this file system has no direct reads ({error.strerror})"
-            choice = Choice("pread", why)
-    made = (MmapReader if choice.name == "mmap" else Reader)(
-        store, threads, verify=verify, unpacked_manifest=unpacked_manifest
-    )
-    return made, {**choice._asdict(), "threads": threads}
+        made, choice = _direct_reader(store, threads, choice)
+    else:
+        made = (MmapReader if choice.name == "mmap" else Reader)(store, threads)
+    made.checksums, made.unpacked_manifest = _checked_checksums(store) if verify else None, unpacked_manifest
+    return made, {**choice._asdict(), "threads": made.threads}
+
+
+def _direct_reader(store: Store, threads: int, choice: Choice) -> tuple[Reader, Choice]:
+    """Create a reader for direct reads; one without them, and why, if the file system has none."""
+    from decodeonce.loader.direct import DirectReader  # a store that fits into memory does not need it
+
+    try:
+        return DirectReader(store, threads, kept=choice.kept), choice
+    except OSError as error:
+        if error.errno in TRANSIENT_ERRORS:
+            raise
+        why = f"{choice.why}, but this file system has no direct reads ({error.strerror})"
+        return Reader(store, threads), Choice("pread", why)
 
 
 def _checked_checksums(store: Store) -> NDArray[np.uint64]:
+    """Return the checksums of the rows. Raise StoreError if checksums.npy or a column is damaged."""
     for file in (store.paths.checksums.name, *(column.file for column in store.manifest.columns)):
         check_file(store.paths.root / file, store.manifest.files[file])
     return np.asarray(store.checksums)
 
 
-def _close_all(*opened: dict[int, int]) -> None:
+def close_all(*opened: dict[int, int]) -> None:
     """Close the descriptors in these dicts, and empty them."""
     for fds in opened:
         while fds:
