@@ -180,8 +180,8 @@ def make_filler(store: Path, steps: Iterable[StepRows], calls: Callable[..., lis
         vars(reader)["calls"] = calls
     delivery = make_delivery(torch.device("cpu"), (4, 8, 6, 3), 3, None, None)
     filler = Filler(steps, reader, delivery, Meter(), prefetch=3)
-    progress = Progress(make_partition("global", range(4), 4, 0, 1, "drop"), None)
-    vars(filler)["kept"] = epoch = Epoch(filler, progress, remainder=0)  # a filler whose epoch is gone ends
+    progress = Progress(make_partition("global", range(4), 4, 0, 1, "drop"))
+    vars(filler)["kept"] = epoch = Epoch(filler, progress)  # a filler whose epoch is gone ends
     filler.start(epoch)
     return filler
 

@@ -126,7 +126,7 @@ def test_kept_tail_is_split_evenly() -> None:
 
 def test_remainder_is_that_of_the_global_batch() -> None:
     def remainder(partition: PartitionKind, world_size: int, tail: Tail, count: int = 10) -> int:
-        return make_partition(partition, range(count), 2, 0, world_size, tail).remainder(world_size)
+        return make_partition(partition, range(count), 2, 0, world_size, tail).remainder
 
     tails: tuple[Tail, ...] = ("keep", "pad")
     for tail in tails:

@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any
 
+from decodeonce.loader import accelerate
 from decodeonce.loader.buffers import refuse_to_copy
 from decodeonce.loader.delivery import Batch, Delivery, PendingBatch, Result
 from decodeonce.loader.meter import Meter, mark, timed
@@ -37,6 +37,7 @@ POLL_SECONDS = 0.2
 DEVICE_POLL_SECONDS = 0.001
 # Batches that the copying threads work on at a time. With two, they do not wait for each other at the end of a batch.
 BATCHES_IN_PROGRESS = 2
+ACCELERATE = "accelerate.state"  # a program that has not imported this module does not use accelerate
 
 
 class Epoch(Iterator[Batch]):
@@ -45,10 +46,9 @@ class Epoch(Iterator[Batch]):
     Its threads start when the filler is started. They end when the epoch is over or is garbage-collected.
     """
 
-    def __init__(self, filler: Filler, progress: Progress, *, remainder: int) -> None:
+    def __init__(self, filler: Filler, progress: Progress) -> None:
         self._filler, self._progress, self._meter = filler, progress, filler.meter
         self.number, self.left = progress.now.epoch, progress.left(progress.now)
-        self.remainder = remainder  # the rows that count in the last global batch, if some do not; for accelerate
         self.ended = ""  # the reason why it yields no more batches; the next request raises an error with it
         self._since = time.perf_counter()
         if not self.left:
@@ -61,6 +61,11 @@ class Epoch(Iterator[Batch]):
         """Whether the last batch has been yielded; accelerate asks for it."""
         return not self.left
 
+    @property
+    def remainder(self) -> int:
+        """Rows that count in the last global batch, 0 if all do; accelerate asks for it."""
+        return self._progress.remainder
+
     def restart(self, filler: Filler) -> None:
         """Yield the batches of another epoch instead, from a filler that has not been started."""
         now = self._progress.now
@@ -70,7 +75,8 @@ class Epoch(Iterator[Batch]):
     def __next__(self) -> Batch:
         if not self.left:
             self.ended = self.ended or "all batches were yielded"
-            _leave_accelerate(self)
+            if ACCELERATE in sys.modules:
+                accelerate.leave(self)
             self._filler.stop()
             raise StopIteration
         if self.ended:
@@ -113,37 +119,13 @@ class Epoch(Iterator[Batch]):
         batch = self._filler.delivery.receive(pending)
         self.left -= 1
         self._progress.advance()
-        _enter_accelerate(self)
+        if ACCELERATE in sys.modules:
+            accelerate.enter(self)
         meter, now = self._meter, time.perf_counter()
         meter.batches += 1
         meter.rows += len(pending.step.rows)
         meter.seconds, self._since = meter.seconds + now - self._since, now
         return batch
-
-
-# Hugging Face's accelerate must know which epoch is running, as its own data loaders tell it. `Accelerator.accumulate`
-# makes a step at the end of an epoch, and `gather_for_metrics` drops padding, if the active iterator has the attributes
-# `end_of_dataloader` and `remainder`, as in accelerate.data_loader.DataLoaderStateMixin. accelerate keeps weak
-# references to the iterators of nested loops.
-
-
-def _enter_accelerate(epoch: object) -> None:
-    """Make this epoch the active one, if the program has imported accelerate."""
-    state = _accelerate_state()
-    if state is not None and state.active_dataloader is not epoch:
-        others = [each for each in state.dataloader_references if each is not None and each is not epoch]
-        state.dataloader_references = [None, *others, epoch]
-
-
-def _leave_accelerate(epoch: object) -> None:
-    """Make the epoch that was active before this one active again."""
-    if (state := _accelerate_state()) is not None:
-        state.dataloader_references = [each for each in state.dataloader_references if each is not epoch]
-
-
-def _accelerate_state() -> Any:
-    module = sys.modules.get("accelerate.state")
-    return None if module is None else module.GradientState()
 
 
 class Filler:

@@ -35,7 +35,7 @@ from decodeonce.loader.partition import (
     make_table,
     plan_steps,
 )
-from decodeonce.loader.progress import Progress
+from decodeonce.loader.progress import Progress, StepProgress
 from decodeonce.loader.readers import Reader, ReaderName, make_reader
 from decodeonce.store import Store
 from decodeonce.store.hashing import hexdigest
@@ -211,7 +211,7 @@ class Loader:
         split = None if slot_manifest.rows_are_images else partial(split_rows, slot_manifest, not as_stored)
         self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None, split)
         self._steps = None if steps is None else whole("steps", steps, 1, MOST_STEPS)
-        self._progress = Progress(self._partition, self._steps)
+        self._progress = StepProgress(self._partition, self._steps) if self._steps else Progress(self._partition)
         made, self._choice = make_reader(
             opened,
             reader,
@@ -289,8 +289,7 @@ class Loader:
         # Until this epoch yields a batch, it is also the next one: Lightning creates two iterators in a row and takes
         # batches from the second.
         filler = self._begin_epoch(self._reader)
-        remainder = 0 if self._steps else self._partition.remainder(self.world_size)
-        epoch = Epoch(filler, self._progress, remainder=remainder)
+        epoch = Epoch(filler, self._progress)
         self._filler = filler
         filler.start(epoch)  # last: from here on, close() and the end of the epoch end its threads
         return epoch

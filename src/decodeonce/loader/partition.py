@@ -59,6 +59,7 @@ class Partition:
     batch_size: int
     slice_: int
     slices: int
+    ranks: int
     tail: Tail
     before: int = 0
 
@@ -77,9 +78,10 @@ class Partition:
             return max(0, self.fewest - consumed) // self.stride
         return -(-(self.most - consumed) // self.stride)
 
-    def remainder(self, world_size: int) -> int:
+    @property
+    def remainder(self) -> int:
         """Rows that count in the last global batch of a pass. 0: it is complete, or each rank has its own range."""
-        return len(self.rows) % self.stride if self.tail != "drop" and self.slices == world_size else 0
+        return len(self.rows) % self.stride if self.tail != "drop" and self.slices == self.ranks else 0
 
     def share(self, consumed: int) -> tuple[Rows, int]:
         """This rank's positions in the step after `consumed` rows, and how many are valid; the rest is padding."""
@@ -148,7 +150,7 @@ def make_partition(
     count = len(rows)
     if count == 0:
         raise ValueError("there are no rows to load; expected rows= to select at least one")
-    partition = Partition(rows, count, count, batch_size, rank, world_size, tail)
+    partition = Partition(rows, count, count, batch_size, rank, world_size, world_size, tail)
     if kind == "range":
         partition = _own_range(partition)
     if not partition.steps():
@@ -162,7 +164,7 @@ def make_partition(
 
 def _own_range(whole: Partition) -> Partition:
     """The partition of a rank that has its own range of the rows of `whole`."""
-    count, ranks = len(whole.rows), whole.slices
+    count, ranks = len(whole.rows), whole.ranks
     if count < ranks:
         raise ValueError(f'{count} rows are too few for {ranks} ranks; use fewer ranks, or partition="global"')
     own = part_rows(count, whole.slice_, ranks)

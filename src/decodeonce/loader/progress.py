@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 
@@ -12,8 +12,6 @@ from decodeonce.loader.partition import Partition
 @dataclass(frozen=True)
 class Position:
     """A point in training. A pass yields each row once, in an order of its own.
-
-    An epoch is a pass, except with `steps`: then an epoch can end within a pass, and can contain several.
 
     epoch: number of the epoch.
     rows_consumed: rows that the pass has consumed, as the partition counts them.
@@ -28,62 +26,99 @@ class Position:
 
 
 class Progress:
-    """The position of training (`now`), and the position where the next `for` loop starts (`next`)."""
+    """The position of training (`now`), and the position where the next `for` loop starts (`next`).
 
-    def __init__(self, partition: Partition, steps: int | None) -> None:
-        self._partition, self._steps = partition, steps
+    Each epoch is a pass.
+    """
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
         self.now = self.next = self.start(0)
 
     def __len__(self) -> int:
         """The number of steps of a whole epoch."""
-        return self._steps or self._partition.steps()
+        return self._partition.steps()
+
+    @property
+    def remainder(self) -> int:
+        """Rows that count in the last global batch of an epoch; 0 if all do."""
+        return self._partition.remainder
 
     def start(self, epoch: int) -> Position:
         """The position where an epoch starts."""
-        if self._steps is None:
-            return Position(epoch, 0, epoch)
+        return Position(epoch, 0, epoch)
+
+    def left(self, position: Position) -> int:
+        """The number of steps from a position to the end of its epoch."""
+        return self._partition.steps(position.rows_consumed)
+
+    def passes(self, position: Position) -> Iterable[tuple[int, int]]:
+        """The number of each pass from a position on, and the rows that it has consumed."""
+        return [(position.pass_number, position.rows_consumed)]
+
+    def advance(self) -> None:
+        """Count a batch as yielded. The last batch of an epoch moves to the start of the next epoch."""
+        if self.next == self.now:
+            self.next = self.start(self.now.epoch + 1)
+        self.now = self._after(self.now) if self.left(self.now) > 1 else self.next
+
+    def _after(self, position: Position) -> Position:
+        """The position after one more batch of the same epoch."""
+        return Position(position.epoch, position.rows_consumed + self._partition.stride, position.pass_number)
+
+    def state(self) -> dict[str, int]:
+        """The position of training, for `restore()`."""
+        return {"epoch": self.now.epoch, "rows_consumed": self.now.rows_consumed}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Move to the position of a Loader that can have another batch size."""
+        self.now = self.next = Position(state["epoch"], state["rows_consumed"], state["epoch"])
+
+
+class StepProgress(Progress):
+    """Progress with a fixed number of steps per epoch: an epoch can end within a pass, and can contain several."""
+
+    remainder = 0
+
+    def __init__(self, partition: Partition, steps: int) -> None:
+        self._steps = steps
+        super().__init__(partition)
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def start(self, epoch: int) -> Position:
         number, step = divmod(epoch * self._steps, self._partition.steps())
         return Position(epoch, step * self._partition.stride, number)
 
     def left(self, position: Position) -> int:
-        """The number of steps from a position to the end of its epoch."""
-        if self._steps is None:
-            return self._partition.steps(position.rows_consumed)
         return max(0, self._steps - position.epoch_rows // self._partition.stride)
 
     def passes(self, position: Position) -> Iterator[tuple[int, int]]:
-        """The number of each pass from a position on, and the rows that it has consumed."""
         yield position.pass_number, position.rows_consumed
-        if self._steps:
-            yield from ((number, 0) for number in count(position.pass_number + 1))
+        yield from ((number, 0) for number in count(position.pass_number + 1))
 
     def advance(self) -> None:
-        """Count a batch as yielded. The last batch of an epoch moves to the start of the next epoch."""
-        now, stride = self.now, self._partition.stride
-        if self.next == now:
-            self.next = self.start(now.epoch + 1)
-        left = self.left(now)
-        place = self._in_pass(now.pass_number, now.rows_consumed + (stride if left else 0))
-        if left > 1:
-            self.now = Position(now.epoch, *place, now.epoch_rows + stride if self._steps else 0)
-            return
-        if self._steps and self.next.epoch == now.epoch + 1:  # `start` differs if the batch size was another before
-            self.next = Position(self.next.epoch, *place)
-        self.now = self.next
+        before, left = self.now, self.left(self.now)
+        super().advance()
+        if left <= 1 and self.next.epoch == before.epoch + 1:  # `start` differs if the batch size was another before
+            place = self._after(before) if left else self._in_pass(before)
+            self.now = self.next = Position(self.next.epoch, place.rows_consumed, place.pass_number)
+
+    def _after(self, position: Position) -> Position:
+        stride = self._partition.stride
+        consumed, epoch_rows = position.rows_consumed + stride, position.epoch_rows + stride
+        return self._in_pass(Position(position.epoch, consumed, position.pass_number, epoch_rows))
 
     def state(self) -> dict[str, int]:
-        """The position of training, for `restore()`."""
-        now = self.now
-        state = {"epoch": now.epoch, "rows_consumed": now.rows_consumed}
-        return {**state, "pass": now.pass_number, "epoch_rows": now.epoch_rows} if self._steps else state
+        return {**super().state(), "pass": self.now.pass_number, "epoch_rows": self.now.epoch_rows}
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Move to the position of a Loader that can have another batch size."""
-        now = Position(state["epoch"], state["rows_consumed"], state.get("pass", state["epoch"]))
-        if self._steps:
-            now = Position(now.epoch, *self._in_pass(now.pass_number, now.rows_consumed), state["epoch_rows"])
-        self.now = self.next = now
+        found = Position(state["epoch"], state["rows_consumed"], state["pass"], state["epoch_rows"])
+        self.now = self.next = self._in_pass(found)
 
-    def _in_pass(self, number: int, consumed: int) -> tuple[int, int]:
-        """The consumed rows and the number of a pass, or of the next pass if fewer rows than a batch are left."""
-        return (consumed, number) if self._partition.steps(consumed) else (0, number + 1)
+    def _in_pass(self, position: Position) -> Position:
+        """The same position, or the start of the next pass if fewer rows than a batch are left."""
+        if self._partition.steps(position.rows_consumed):
+            return position
+        return Position(position.epoch, 0, position.pass_number + 1, position.epoch_rows)
