@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar, get_args
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from decodeonce.store import Store, open_store
 
 StoreLike = str | os.PathLike[str] | Store
 Params = ParamSpec("Params")
+T = TypeVar("T")
 
 _NO_WORKERS = "nothing: a Loader has threads instead of worker processes"
 # The arguments of torch's DataLoader that a Loader does not have, and what to pass instead.
@@ -77,6 +78,13 @@ def check_probability(p: float) -> None:
     """Raise ValueError unless `p` is a probability."""
     if not 0 <= p <= 1:
         raise ValueError(f"p is {p!r}, expected a probability, 0 to 1")
+
+
+def one_of(name: str, value: T, kind: object) -> T:
+    """Return the value. ValueError unless it is one of the values of `kind`, a Literal."""
+    if value not in get_args(kind):
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(kind)))}")
+    return value
 
 
 def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:

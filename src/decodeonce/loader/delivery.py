@@ -361,6 +361,8 @@ class Delivery:
         """Call a transform. If it is not one of ours and fails at the first batch, add advice to its error."""
         try:
             return transform(batch)
+        except StopIteration as error:  # it would look like the end of the epoch
+            raise RuntimeError("transform raised StopIteration") from error
         except (AttributeError, TypeError, ValueError) as error:
             if self._transform_checked or type(transform).__module__.startswith(__package__):
                 raise

@@ -94,8 +94,6 @@ class Epoch(Iterator[Batch]):
             # the next one. Do not wait for the threads here: they may be waiting for the user.
             self.ended = f"{type(error).__name__}: {error}"
             self._filler.request_stop()
-            if isinstance(error, StopIteration):  # raised by a transform; it would look like the end of the epoch
-                raise RuntimeError("transform raised StopIteration") from error
             raise
 
     def _wait(self) -> PendingBatch | BaseException:

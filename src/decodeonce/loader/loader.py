@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, islice, starmap
 from types import SimpleNamespace
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn
 
 import torch
 from numpy.typing import NDArray
@@ -15,13 +16,20 @@ from torch.utils.data import Subset
 
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, distributed_rank, find_rank
-from decodeonce.loader.arguments import StoreLike, as_store, refuse_dataloader_arguments, refuse_positional, whole
+from decodeonce.loader.arguments import (
+    StoreLike,
+    as_store,
+    one_of,
+    refuse_dataloader_arguments,
+    refuse_positional,
+    whole,
+)
 from decodeonce.loader.augment import fused
 from decodeonce.loader.augment.augment import Augment
 from decodeonce.loader.augment.views import Views
 from decodeonce.loader.buffers import refuse_to_copy
 from decodeonce.loader.dataset import StoreDataset
-from decodeonce.loader.delivery import Batch, Transform, find_device, make_delivery, split_rows
+from decodeonce.loader.delivery import Batch, Split, Transform, find_device, make_delivery, split_rows
 from decodeonce.loader.epoch import Epoch, Filler
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.order import Rows, Shuffle, derive_key, make_order
@@ -39,6 +47,7 @@ from decodeonce.loader.progress import Progress, StepProgress
 from decodeonce.loader.readers import Reader, ReaderName, make_reader
 from decodeonce.store import Store
 from decodeonce.store.hashing import hexdigest
+from decodeonce.store.manifest import Manifest
 
 # ArrayLike would fill three lines of help(Loader).
 RowNumbers = Sequence[int] | NDArray[Any] | torch.Tensor
@@ -137,6 +146,8 @@ class Loader:
         >>> balanced = Loader("train.store", batch_size=32, weights="balanced")  # rare classes as often as others
     """
 
+    _reader: Reader | None  # None: the Loader is closed
+
     @refuse_positional("name the others, such as batch_size={}")
     @refuse_dataloader_arguments
     def __init__(  # noqa: PLR0913 - the settings are keywords that help() and editors show
@@ -166,19 +177,9 @@ class Loader:
             raise TypeError(f'shuffle is {shuffle} as for torch\'s DataLoader; pass "{"full" if shuffle else "none"}"')
         if tail is None:
             tail = "keep" if shuffle == "none" else "drop"
-        choices: dict[str, tuple[object, object]] = {
-            "shuffle": (shuffle, Shuffle),
-            "partition": (partition, PartitionKind),
-            "tail": (tail, Tail),
-            "reader": (reader, ReaderName),
-            "cache": (cache, Literal[None, "device"]),
-            "pixels": (pixels, Literal["rgb", "stored"]),
-        }
-        for name, (value, kind) in choices.items():
-            if value not in get_args(kind):
-                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(kind)))}")
+        self._shuffle, self._partition_kind = one_of("shuffle", shuffle, Shuffle), partition
         self.batch_size, self._prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1, MOST)
-        self._seed, self._shuffle, self._partition_kind = whole("seed", seed), shuffle, partition
+        self._seed = whole("seed", seed)
         threads = min(MOST_THREADS, usable_cores()) if threads is None else whole("threads", threads, 1, MOST)
         found = find_rank() if rank is None and world_size is None else _given_rank(rank, world_size)
         self.rank, self.world_size, self._found = found.rank, found.world_size, found
@@ -191,37 +192,23 @@ class Loader:
         self._chosen = range(len(opened)) if rows is None else find_rows(rows, len(opened))
         self.count = len(self._chosen)
         self._partition = make_partition(partition, self._chosen, self.batch_size, self.rank, self.world_size, tail)
-        own = self._partition.rows
         if len(opened.rows) < len(opened):
-            self._check_staged(opened, own)
-        if cache and self._partition.slices > 1:
-            raise ValueError(
-                f'cache={cache!r} needs partition="range": with "global", a rank reads different rows each epoch'
-            )
+            self._check_staged(opened)
         self._table = None if weights is None else make_table(weights, opened, self._chosen, shuffle, partition)
 
-        # Augment and Views crop before they unpack. A subclass can have its own __call__, which expects RGB.
-        crops_first = type(transform).__call__ in (Augment.__call__, Views.__call__)
-        as_stored = pixels == "stored" or crops_first
-        # Copying threads unpack rows for a host; a device does this itself.
-        unpacks = target.type == "cpu" and not (cache or as_stored or self._manifest.pixels == "rgb")
-        unpacked_manifest = replace(self._manifest, pixels="rgb") if unpacks else None
-        slot_manifest = unpacked_manifest or self._manifest  # of the rows in slots
-        shape = (self.batch_size, *slot_manifest.row_shape)
-        split = None if slot_manifest.rows_are_images else partial(split_rows, slot_manifest, not as_stored)
-        self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None, split)
+        cached = self._cached_rows() if one_of("cache", cache, Literal[None, "device"]) else None
+        as_stored = one_of("pixels", pixels, Literal["rgb", "stored"]) == "stored"
+        slots, split = self._manifest, None  # the manifest of the rows in slots, and what makes arrays of them
+        if not slots.rows_are_images:
+            slots, split = _other_rows(slots, transform, as_stored, on_host=target.type == "cpu" and not cache)
+        shape = (self.batch_size, *slots.row_shape)
+        self._delivery = make_delivery(target, shape, self._prefetch, transform, cached, split)
         self._steps = None if steps is None else whole("steps", steps, 1, MOST_STEPS)
         self._progress = StepProgress(self._partition, self._steps) if self._steps else Progress(self._partition)
-        made, self._choice = make_reader(
-            opened,
-            reader,
-            threads,
-            verify=verify,
-            unpacked_manifest=unpacked_manifest,
-            count=self.count,
-            slot_bytes=(self._prefetch + 2) * self.batch_size * slot_manifest.row_bytes,
+        slot_bytes = (self._prefetch + 2) * math.prod(shape)
+        self._reader, self._choice = make_reader(
+            opened, reader, threads, verify=verify, slots=slots, count=self.count, slot_bytes=slot_bytes
         )
-        self._reader: Reader | None = made
         self._meter = Meter()
         self._filler: Filler | None = None  # of the last epoch; its threads may outlive the epoch
 
@@ -528,14 +515,23 @@ class Loader:
             **(block_rows if self._shuffle == "window" else {}),
         }
 
-    def _check_staged(self, part: Store, own: range | Rows) -> None:
+    def _check_staged(self, part: Store) -> None:
         """Raise StoreError unless a staged part holds the rows of this rank."""
         advice = 'pass partition="range" and the world size that it was staged for'
         if self._partition_kind == "range":
             advice = f"these belong to rank {self.rank} of {self.world_size}; stage the part for this rank"
         if not isinstance(self._chosen, range):
             advice = "choose rows that it holds, or open the whole store"
+        own = self._partition.rows
         part.images.check_held(range(int(own[0]), int(own[-1]) + 1), advice)
+
+    def _cached_rows(self) -> range | Rows:
+        """The rows of this rank, to keep in device memory. Raise ValueError if they differ from epoch to epoch."""
+        if self._partition.slices > 1:
+            raise ValueError(
+                'cache=\'device\' needs partition="range": with "global", a rank reads different rows each epoch'
+            )
+        return self._partition.rows
 
     def _check_rank(self) -> None:
         """Raise RuntimeError if the rank was found, not given, and torch.distributed has another one by now."""
@@ -559,6 +555,17 @@ class Loader:
         if self._filler:
             self._filler.stop()
             self._filler = None
+
+
+def _other_rows(
+    manifest: Manifest, transform: Transform | None, as_stored: bool, *, on_host: bool
+) -> tuple[Manifest, Split | None]:
+    """What the rows in slots are if those of the store are not RGB images alone, and what makes arrays of them."""
+    # Augment and Views crop before they unpack. A subclass can have its own __call__, which expects RGB.
+    as_stored |= type(transform).__call__ in (Augment.__call__, Views.__call__)
+    if on_host and not as_stored:  # copying threads unpack rows for a host; a device does this itself
+        manifest = replace(manifest, pixels="rgb")
+    return manifest, None if manifest.rows_are_images else partial(split_rows, manifest, not as_stored)
 
 
 def _given_rank(rank: int | None, world_size: int | None) -> Rank:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import SERVER_DOWN_ERRORS, TRANSIENT_ERRORS, DecodeonceError, StoreError
 from decodeonce.host import available_memory, is_in_memory, network_file_system, read_ahead_bytes
+from decodeonce.loader.arguments import one_of
 from decodeonce.loader.buffers import page_aligned
 from decodeonce.loader.order import Rows
 from decodeonce.store import Store, disk
@@ -275,22 +276,27 @@ def make_reader(
     threads: int,
     *,
     verify: bool,
-    unpacked_manifest: Manifest | None = None,
+    slots: Manifest | None = None,
     count: int | None = None,
     slot_bytes: int = 0,
 ) -> tuple[Reader, dict[str, Any]]:
     """Create a reader; return it and, for `stats`, its name, why it was chosen, and its settings.
 
-    `count` is the number of rows that are going to be read, by default all that the store holds. `slot_bytes` are the
-    bytes of the batches that the Loader prepares.
+    `slots` is the manifest of the rows in slots, by default that of the store. `count` is the number of rows that are
+    going to be read, by default all that the store holds. `slot_bytes` are the bytes of the batches that the Loader
+    prepares.
     """
+    one_of("reader", name, ReaderName)
     count = len(store.rows) if count is None else min(count, len(store.rows))
     choice = choose_reader(store.paths.root, count * store.manifest.row_bytes, name, slot_bytes)
     if choice.name == "direct":
         made, choice = _direct_reader(store, threads, choice)
     else:
         made = (MmapReader if choice.name == "mmap" else Reader)(store, threads)
-    made.checksums, made.unpacked_manifest = _checked_checksums(store) if verify else None, unpacked_manifest
+    if verify:
+        made.checksums = _checked_checksums(store)
+    if slots and slots.pixels != store.manifest.pixels:
+        made.unpacked_manifest = slots
     return made, {**choice._asdict(), "threads": made.threads}
 
 

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from decodeonce.loader.arguments import one_of
 from decodeonce.loader.augment.augment import Draws, Step
 from decodeonce.loader.augment.rows import fill_rows, share_rows
 from decodeonce.loader.augment.seeded import Seeded
@@ -30,8 +31,8 @@ class _Foreign(Step):
     def __init__(self, transform: Callable[[Any], Any], *, takes: Takes | None = None) -> None:
         if isinstance(transform, type) or not callable(transform):
             raise ValueError(f"transform is {transform!r}, expected a callable object such as v2.RandAugment()")
-        if takes not in (None, *get_args(Takes)):
-            raise ValueError(f"takes is {takes!r}, expected one of {', '.join(map(repr, get_args(Takes)))}")
+        if takes is not None:
+            one_of("takes", takes, Takes)
         libraries = {base.__module__.partition(".")[0] for base in type(transform).__mro__}
         self.transform = transform
         self._by_name = "albumentations" in libraries
