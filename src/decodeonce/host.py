@@ -27,13 +27,13 @@ def cgroup_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
     """The CPU quota in cores: the smallest of the cgroup and its parents; None if there is no quota."""
     files = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
     found = _cgroup_numbers("cpu", files, root, own)
-    return min((two[0] / two[1] for two in found if len(two) == 2 and two[0] > 0), default=None)
+    return min((two[0] / two[1] for _, two in found if len(two) == 2 and two[0] > 0), default=None)
 
 
 def cgroup_memory(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
     """The memory limit in bytes, page cache included: the smallest of the cgroup and its parents; None for no limit."""
     found = _cgroup_numbers("memory", MEMORY_LIMITS, root, own)
-    return min((one[0] for one in found if len(one) == 1), default=None)
+    return min((one[0] for _, one in found if len(one) == 1), default=None)
 
 
 def cgroup_room(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
@@ -41,9 +41,8 @@ def cgroup_room(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/sel
 
     Of what they hold, everything counts but the page cache, which makes room for others.
     """
-    folders = _cgroup_folders("memory", root, own)
-    limits = ((folder, limit) for folder in folders for (limit,) in _numbers_in(folder, MEMORY_LIMITS))
-    return min((max(0, limit - _bytes_besides_cache(folder)) for folder, limit in limits), default=None)
+    found = _cgroup_numbers("memory", MEMORY_LIMITS, root, own)
+    return min((max(0, limit - _bytes_besides_cache(folder)) for folder, (limit,) in found), default=None)
 
 
 def _bytes_besides_cache(folder: Path) -> int:
@@ -54,16 +53,14 @@ def _bytes_besides_cache(folder: Path) -> int:
     return 0
 
 
-def _cgroup_numbers(controller: str, files: Iterable[tuple[str, ...]], root: Path, own: Path) -> Iterator[list[int]]:
+def _cgroup_numbers(
+    controller: str, files: Iterable[tuple[str, ...]], root: Path, own: Path
+) -> Iterator[tuple[Path, list[int]]]:
     """Yield the numbers in each set of `files` that a cgroup folder has, for the cgroup and its parents."""
     for folder in _cgroup_folders(controller, root, own):
-        yield from _numbers_in(folder, files)
-
-
-def _numbers_in(folder: Path, files: Iterable[tuple[str, ...]]) -> Iterator[list[int]]:
-    for names in files:
-        with suppress(OSError, ValueError):  # a file is missing, or contains "max": no limit at this level
-            yield [int(word) for name in names for word in (folder / name).read_text().split()]
+        for names in files:
+            with suppress(OSError, ValueError):  # a file is missing, or contains "max": no limit at this level
+                yield folder, [int(word) for name in names for word in (folder / name).read_text().split()]
 
 
 def _cgroup_folders(controller: str, root: Path, own: Path) -> list[Path]:

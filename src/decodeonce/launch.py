@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -251,25 +251,32 @@ def distributed_rank() -> Rank | None:
 
 
 def _launched(environ: Mapping[str, str]) -> Rank | None:
+    launchers = [launcher for launcher in LAUNCHERS if _is_running(environ, launcher)]
+    if launchers:
+        return _rank_under(environ, launchers)
+    for name in RANKS_ALONE:
+        if environ.get(name):
+            raise _missing_world_size(environ, name)
+    return None
+
+
+def _is_running(environ: Mapping[str, str], launcher: Launcher) -> bool:
+    names = (launcher.rank, launcher.world_size, launcher.needs or launcher.rank)
+    if not all(map(environ.get, names)):
+        return False
+    return launcher.needs != "SLURM_STEP_ID" or _number(environ, launcher.needs) < SLURM_RESERVED_STEPS
+
+
+def _rank_under(environ: Mapping[str, str], launchers: list[Launcher]) -> Rank:
+    """The rank that the first of these launchers gives, which the others must be able to start."""
     found: dict[str, tuple[Rank, str]] = {}
-    for launcher in LAUNCHERS:
-        names = (launcher.rank, launcher.world_size, launcher.needs or launcher.rank)
-        if launcher.name in found or not all(map(environ.get, names)):
-            continue
-        if launcher.needs != "SLURM_STEP_ID" or _number(environ, launcher.needs) < SLURM_RESERVED_STEPS:
+    for launcher in launchers:
+        if launcher.name not in found:
             rank, size = (_number(environ, name) for name in (launcher.rank, launcher.world_size))
             check_rank(rank, size, launcher.rank, launcher.world_size)
             values = f"{launcher.rank}={rank} and {launcher.world_size}={size} ({launcher.name})"
             found[launcher.name] = Rank(rank, size, launcher.name), values
-    for name in RANKS_ALONE:
-        if environ.get(name) and not found:
-            raise _missing_world_size(environ, name)
-    return _innermost(environ, found.values()) if found else None
-
-
-def _innermost(environ: Mapping[str, str], found: Iterable[tuple[Rank, str]]) -> Rank:
-    """Return the first of the ranks that launchers gave, each with its variables; ValueError if they contradict it."""
-    (inner, values), *others = found
+    (inner, values), *others = found.values()
     by_hand = inner.source == "torchrun" and not environ.get(TORCHRUN_ID)
     for outer, outer_values in others:
         if not _can_start(outer, inner, in_order=by_hand):
