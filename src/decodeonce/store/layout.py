@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -93,18 +94,22 @@ class Paired:
 
 def image_bytes(pixels: PixelsName, shape: tuple[int, int, int]) -> int:
     """Return the bytes of an image of `shape` (H, W, C) in a row; ValueError if it cannot be stored like this."""
+    if pixels != "rgb":
+        _check_packable(pixels, shape)
+    return math.prod(shape) // FORMS[pixels].divisor
+
+
+def _check_packable(pixels: PixelsName, shape: tuple[int, int, int]) -> None:
     height, width, channels = shape
-    form = FORMS[pixels]
-    if form.divisor > 1 and channels != 3:
+    if channels != 3:
         raise ValueError(f"the images have {channels} channels, but {pixels} is made of 3")
-    step = form.multiple
+    step = FORMS[pixels].multiple
     if height % step or width % step:
         near = [f"{_near(height, step, up)}x{_near(width, step, up)}" for up in (False, True)]
         advice = f"use {' or '.join(dict.fromkeys(near))}"
         raise ValueError(
             f"size is {height}x{width}, but {pixels} needs a height and width divisible by {step}: {advice}"
         )
-    return height * width * channels // form.divisor
 
 
 def _near(size: int, step: int, up: bool) -> int:

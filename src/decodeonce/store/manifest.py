@@ -30,6 +30,11 @@ FORMAT = "decodeonce"
 VERSION = 1
 PAIRED_VERSION = 2  # of stores whose rows hold more than an image: readers of version 1 must refuse them
 PIXELS_VERSION = 3  # of stores whose images are not RGB: readers of versions 1 and 2 must refuse them
+# The key that each of these versions added, and what is wrong with a manifest of the version that could do without.
+ADDED_KEYS = {
+    PAIRED_VERSION: ("paired", '"paired" is empty, expected a list of arrays'),
+    PIXELS_VERSION: ("pixels", '"pixels" is missing or "rgb", expected another form'),
+}
 PART_FORMAT = "decodeonce-part"
 PART_VERSION = 1
 DATA_OFFSET = 4096
@@ -335,21 +340,19 @@ def _no_manifest(path: Path) -> StoreError:
 def parse_manifest(encoded: bytes, path: Path) -> Manifest:
     """Parse and validate the bytes of a manifest. Errors name `path`."""
     advice = f"restore it from a copy, or {REBUILD}"
-    versions = (VERSION, PAIRED_VERSION, PIXELS_VERSION)
-    facts = parse_signed(encoded, path, form=FORMAT, versions=versions, advice=advice)
+    facts = parse_signed(encoded, path, form=FORMAT, versions=(VERSION, *ADDED_KEYS), advice=advice)
     version = facts["version"]
-    for name, since in (("paired", PAIRED_VERSION), ("pixels", PIXELS_VERSION)):
+    for since, (name, _) in ADDED_KEYS.items():
         if version < since:
             facts.pop(name, None)  # a key that another writer added
     try:
         manifest: Manifest = _as_type(Manifest, facts)
         if manifest.version != version:
-            problem = '"paired" is empty, expected a list of arrays'
-            if version == PIXELS_VERSION:
-                problem = '"pixels" is missing or "rgb", expected another form'
-            raise ValueError(f"{problem} in version {version}")
+            raise ValueError(f"{ADDED_KEYS[version][1]} in version {version}")
         _check_names(manifest)
         _check_counts(manifest)
+        if manifest.paired:
+            _check_paired(manifest)
         _check_columns(manifest)
         return manifest
     except KeyError as error:
@@ -445,8 +448,8 @@ def check_column(column: Column, count: int) -> None:
         raise ValueError(f"column {column.name!r:.80} of shape {shape}: more than 2**63 bytes")
 
 
-def _check_columns(manifest: Manifest) -> None:
-    if manifest.paired and manifest.shape[2] != 3:
+def _check_paired(manifest: Manifest) -> None:
+    if manifest.shape[2] != 3:
         raise ValueError(f"the images have {manifest.shape[2]} channels, expected 3 next to paired images")
     names = [one.name for one in manifest.paired]
     if wrong := [name for name in names if name in NOT_PAIRED]:
@@ -454,6 +457,9 @@ def _check_columns(manifest: Manifest) -> None:
     times = Counter([*names, *(column.name for column in manifest.columns)])
     if repeated := [name for name in names if times[name] > 1]:
         raise ValueError(f"{repeated[0]!r:.80} names more than one array")
+
+
+def _check_columns(manifest: Manifest) -> None:
     for column in manifest.columns:
         check_column(column, manifest.count)
     named = [(column.dtype, len(column.shape)) for column in manifest.columns if column.name == BOX_LABELS]
@@ -497,6 +503,10 @@ def read_part(path: Path, manifest: Manifest) -> range | None:
         encoded = read_regular(path, most=MAX_SIGNED_BYTES)
     except FileNotFoundError:
         return None
+    return _parse_part(encoded, path, manifest)
+
+
+def _parse_part(encoded: bytes, path: Path, manifest: Manifest) -> range:
     advice = f"remove {path.parent} and stage it again"
     facts = parse_signed(encoded, path, form=PART_FORMAT, versions=(PART_VERSION,), advice=advice)
     found, first, rows = facts.get("store"), facts.get("first_row"), facts.get("rows")
