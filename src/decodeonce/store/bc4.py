@@ -15,7 +15,7 @@ from decodeonce.store.pixels import Pixels, Yuv420
 Blocks = NDArray[np.int64]  # the bytes of each block as a number
 
 # x // (2 * span) == x * _INVERSE[span] >> 21 for all x to 15 * span, which `pack_blocks` divides.
-_INVERSE = np.array([0, *(-(-(2**20) // span) for span in range(1, 256))], np.uint32)
+_INVERSE = np.append(0, -(-(2**20) // np.arange(1, 256))).astype(np.uint32)
 # What two neighbors add to the smallest value of their block, by its span and their numbers, six bits: one in each byte
 # of a uint16. The weights, in sevenths of the span, are in the order of the numbers. 32 KiB stay in a core's cache.
 _ADDED = (np.arange(256)[:, None] * np.array([7, 0, 6, 5, 4, 3, 2, 1]) + 3) // 7

@@ -69,9 +69,6 @@ class Store:
     `len(store)` is the number of rows. A Store can be pickled. The process that unpickles it opens the files again.
 
     Attributes:
-        images: Images, an array-like uint8 (count, H, W, C). Rows are read from disk when you index it.
-        paired: The masks and second images of `prep build --paired` by name, array-likes uint8 (count, H, W) or
-            (count, H, W, 3) that work like `images`.
         rows: The rows with images in this folder, which are all rows or the range of a staged part. Labels, samples and
             columns exist for every row.
         manifest: The contents of store.json.
@@ -89,10 +86,6 @@ class Store:
         self.paths = paths
         self.manifest = manifest
         self.rows = held or range(manifest.count)
-        mapped: Mapped = {}
-        arrays = {name: Images(paths, manifest, self.rows, name, mapped) for name in manifest.shapes}
-        self.images = arrays.pop("images")
-        self.paired = arrays
 
     def __reduce__(self) -> tuple[object, ...]:
         return open_store, (self.paths.root,)  # a pickle holds no rows; the other process opens the store again
@@ -106,6 +99,24 @@ class Store:
         rows = f"{len(self)} x {height}x{width}x{channels} uint8{paired}"
         held = "" if len(self.rows) == len(self) else f", holds {rows_text(self.rows)}"
         return f"<Store {self.paths.root}: {rows}, {len(self.manifest.classes)} classes{held}>"
+
+    @cached_property
+    def _arrays(self) -> dict[str, Images]:
+        mapped: Mapped = {}
+        return {name: Images(self.paths, self.manifest, self.rows, name, mapped) for name in self.manifest.shapes}
+
+    @property
+    def images(self) -> Images:
+        """Images, an array-like uint8 (count, H, W, C). Rows are read from disk when you index it."""
+        return self._arrays["images"]
+
+    @cached_property
+    def paired(self) -> dict[str, Images]:
+        """The masks and second images of `prep build --paired` by name.
+
+        They are array-likes uint8 (count, H, W) or (count, H, W, 3) that work like `images`.
+        """
+        return {name: self._arrays[name] for name in self.manifest.shapes if name != "images"}
 
     @cached_property
     def classes(self) -> tuple[ImageClass, ...]:
