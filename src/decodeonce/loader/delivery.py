@@ -325,9 +325,7 @@ class Delivery:
         where = positions[0] if positions else None
         pending.batch = Batch(images, moved_labels, rows, step.valid, step.epoch, moved, where, planes=planes)
         if self._transform is not None:
-            start = time.perf_counter()
-            pending.batch = self._transformed(pending.batch, self._transform)
-            pending.seconds_transforming = time.perf_counter() - start
+            self._apply(self._transform, pending)
         pending.usable_after = self._record()
 
     def receive(self, pending: PendingBatch) -> Batch:
@@ -339,7 +337,8 @@ class Delivery:
         self.slots.clear()
         self.blocks.clear()
 
-    def _transformed(self, batch: Batch, transform: Transform) -> Batch:
+    def _apply(self, transform: Transform, pending: PendingBatch) -> None:
+        start, batch = time.perf_counter(), pending.batch
         recycle_from(self.blocks)
         before = _versions(batch)
         with torch.no_grad(), mark("transform"):
@@ -355,7 +354,8 @@ class Delivery:
             raise TypeError(f"transform returned {type(result).__name__}, expected a Batch (see dataclasses.replace)")
         if wrong := {type(part).__name__ for part in result.tensors() if not isinstance(part, Tensor)}:
             raise TypeError(f"transform returned a Batch that contains {', '.join(wrong)}, expected only tensors")
-        return result
+        pending.batch = result
+        pending.seconds_transforming = time.perf_counter() - start
 
     def _call(self, transform: Transform, batch: Batch) -> Batch:
         """Call a transform. If it is not one of ours and fails at the first batch, add advice to its error."""

@@ -73,16 +73,8 @@ class Epoch(Iterator[Batch]):
         filler.start(self)
 
     def __next__(self) -> Batch:
-        if not self.left:
-            self.ended = self.ended or "all batches were yielded"
-            if ACCELERATE in sys.modules:
-                accelerate.leave(self)
-            self._filler.stop()
-            raise StopIteration
-        if self.ended:
-            raise RuntimeError(f"this epoch has ended: {self.ended}")
-        if self._filler.forked():
-            raise RuntimeError("this epoch was started before a fork and has no threads here; start a new one")
+        if self.ended or not self.left or self._filler.forked():
+            raise self._end()
         try:
             pending = self._wait()
             if isinstance(pending, BaseException):  # from the filler, which is ending
@@ -95,6 +87,18 @@ class Epoch(Iterator[Batch]):
             self.ended = f"{type(error).__name__}: {error}"
             self._filler.request_stop()
             raise
+
+    def _end(self) -> StopIteration | RuntimeError:
+        """What to raise instead of yielding another batch."""
+        if not self.left:
+            self.ended = self.ended or "all batches were yielded"
+            if ACCELERATE in sys.modules:
+                accelerate.leave(self)
+            self._filler.stop()
+            return StopIteration()
+        if self.ended:
+            return RuntimeError(f"this epoch has ended: {self.ended}")
+        return RuntimeError("this epoch was started before a fork and has no threads here; start a new one")
 
     def _wait(self) -> PendingBatch | BaseException:
         self._meter.batches_ready += self._filler.ready.qsize()
