@@ -127,7 +127,7 @@ class Reader:
 
     def calls(self, rows: Rows, out: Pixels) -> list[Call]:
         """At most one call per thread. Together the calls fill out[i] with row rows[i], and write nothing else."""
-        self._prepare(rows)
+        self.open(rows)
         copy = self._copy if self.checksums is None else partial(self._copy_verified, self.checksums)
         copy = partial(self._copy_unpacked, self.unpacked_manifest, copy) if self.unpacked_manifest else copy
         cuts = [len(rows) * share // self.threads for share in range(self.threads + 1)]
@@ -181,10 +181,6 @@ class Reader:
         for name, array in stored.items():
             wanted[name][...] = array
 
-    def _prepare(self, rows: Rows) -> None:
-        """Prepare to copy these rows. A single thread calls this before the others copy."""
-        self.open(rows)
-
     def _copy(self, rows: Rows, out: Pixels) -> None:
         target, size = out.data.cast("B"), self.row_bytes
         for span in self.spans(rows):
@@ -219,13 +215,16 @@ class MmapReader(Reader):
         super().__init__(store, threads)
         self._mapped: dict[int, Pixels] = {}
 
-    def _prepare(self, rows: Rows) -> None:
-        for number in self.open(rows):
+    def open(self, rows: Rows) -> list[int]:
+        """Open and map the shards that hold `rows`, and return their numbers. StoreError if one is too short."""
+        shards = super().open(rows)
+        for number in shards:
             shard, path, fd = self.manifest.shards[number], self.paths[number], self._fds[number]
             if (found := os.fstat(fd).st_size) < shard.bytes:
                 raise ends_early(path, found, shard.bytes)
             if number not in self._mapped:
                 self._mapped[number] = map_rows(fd, path, shard)
+        return shards
 
     def _copy(self, rows: Rows, out: Pixels) -> None:
         out = out.reshape(len(rows), self.row_bytes)
