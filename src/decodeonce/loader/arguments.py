@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, get_args
@@ -39,29 +39,24 @@ DATA_LOADER_WORDS = {
 }
 
 
-def refuse_dataloader_arguments(init: Callable[Params, None]) -> Callable[Params, None]:
-    """Decorate an `__init__` so that arguments of torch's DataLoader raise TypeError with what to pass instead.
+def refuse_arguments(
+    positional: str, named: Mapping[str, str]
+) -> Callable[[Callable[Params, None]], Callable[Params, None]]:
+    """Decorate an `__init__` so that wrong arguments raise TypeError. Type checkers and help() still see its own ones.
 
-    Type checkers and help() still see its own arguments.
+    Args:
+        positional: Advice for a second positional argument, in which {} is it.
+        named: The arguments of torch's DataLoader, and what to pass instead.
     """
-
-    @wraps(init)
-    def checked(*args: Params.args, **kwargs: Params.kwargs) -> None:
-        if found := [f"{word}: pass {DATA_LOADER_WORDS[word]}" for word in kwargs if word in DATA_LOADER_WORDS]:
-            raise TypeError(f"Loader has no such arguments of torch's DataLoader; {'; '.join(found)}")
-        init(*args, **kwargs)
-
-    return checked
-
-
-def refuse_positional(advice: str) -> Callable[[Callable[Params, None]], Callable[Params, None]]:
-    """Decorate an `__init__` so that a second positional argument raises TypeError with `advice`, in which {} is it."""
 
     def decorate(init: Callable[Params, None]) -> Callable[Params, None]:
         @wraps(init)
         def checked(*args: Params.args, **kwargs: Params.kwargs) -> None:
             if len(args) > 2:  # self and one more
-                raise TypeError(f"{type(args[0]).__name__} takes one argument without a name; {advice.format(args[2])}")
+                name = type(args[0]).__name__
+                raise TypeError(f"{name} takes one argument without a name; {positional.format(args[2])}")
+            if found := [f"{word}: pass {named[word]}" for word in kwargs if word in named]:
+                raise TypeError(f"Loader has no such arguments of torch's DataLoader; {'; '.join(found)}")
             init(*args, **kwargs)
 
         return checked

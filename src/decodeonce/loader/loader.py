@@ -16,14 +16,7 @@ from torch.utils.data import Subset
 
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, distributed_rank, find_rank
-from decodeonce.loader.arguments import (
-    StoreLike,
-    as_store,
-    one_of,
-    refuse_dataloader_arguments,
-    refuse_positional,
-    whole,
-)
+from decodeonce.loader.arguments import DATA_LOADER_WORDS, StoreLike, as_store, one_of, refuse_arguments, whole
 from decodeonce.loader.augment import fused
 from decodeonce.loader.augment.augment import Augment
 from decodeonce.loader.augment.views import Views
@@ -148,8 +141,7 @@ class Loader:
 
     _reader: Reader | None  # None: the Loader is closed
 
-    @refuse_positional("name the others, such as batch_size={}")
-    @refuse_dataloader_arguments
+    @refuse_arguments("name the others, such as batch_size={}", DATA_LOADER_WORDS)
     def __init__(  # noqa: PLR0913 - the settings are keywords that help() and editors show
         self,
         store: StoreLike,

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from decodeonce.loader.arguments import StoreLike, as_store, refuse_positional
+from decodeonce.loader.arguments import StoreLike, as_store, refuse_arguments
 from decodeonce.loader.augment.augment import Draws, Step
 from decodeonce.loader.augment.fused import Chain, constant
 from decodeonce.loader.augment.rows import PendingRows
@@ -51,7 +51,7 @@ class Normalize(Step):
 
     moves_pixels = False
 
-    @refuse_positional("pass mean and std as a pair: Normalize((mean, std))")
+    @refuse_arguments("pass mean and std as a pair: Normalize((mean, std))", {})
     def __init__(
         self, statistics: StoreLike | Statistics | Literal["imagenet"], *, dtype: torch.dtype = torch.float32
     ) -> None:
