@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from decodeonce.loader.partition import Partition
@@ -102,13 +102,11 @@ class StepProgress(Progress):
         before, left = self.now, self.left(self.now)
         super().advance()
         if left <= 1 and self.next.epoch == before.epoch + 1:  # `start` differs if the batch size was another before
-            place = self._after(before) if left else self._in_pass(before)
-            self.now = self.next = Position(self.next.epoch, place.rows_consumed, place.pass_number)
+            self.now = self.next = replace(self._after(before) if left else before, epoch=self.next.epoch, epoch_rows=0)
 
     def _after(self, position: Position) -> Position:
-        stride = self._partition.stride
-        consumed, epoch_rows = position.rows_consumed + stride, position.epoch_rows + stride
-        return self._in_pass(Position(position.epoch, consumed, position.pass_number, epoch_rows))
+        epoch_rows = position.epoch_rows + self._partition.stride
+        return self._in_pass(replace(super()._after(position), epoch_rows=epoch_rows))
 
     def state(self) -> dict[str, int]:
         return {**super().state(), "pass": self.now.pass_number, "epoch_rows": self.now.epoch_rows}
@@ -121,4 +119,4 @@ class StepProgress(Progress):
         """The same position, or the start of the next pass if fewer rows than a batch are left."""
         if self._partition.steps(position.rows_consumed):
             return position
-        return Position(position.epoch, 0, position.pass_number + 1, position.epoch_rows)
+        return replace(position, rows_consumed=0, pass_number=position.pass_number + 1)
