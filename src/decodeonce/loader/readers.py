@@ -82,9 +82,10 @@ class Reader:
         StoreError: If labels.npy is damaged, or the dtype or shape of a column is wrong.
     """
 
+    checksums: NDArray[np.uint64] | None = None
+    unpacked_manifest: Manifest | None = None
+
     def __init__(self, store: Store, threads: int) -> None:
-        self.checksums: NDArray[np.uint64] | None = None
-        self.unpacked_manifest: Manifest | None = None
         self._packed = Scratch()
         self.manifest, self.row_bytes, self.threads = store.manifest, store.manifest.row_bytes, threads
         self._root, shards = store.paths.root, self.manifest.shards
