@@ -229,15 +229,15 @@ class Filler:
                 self.allowances.get_nowait()
             except Empty:  # waiting can take long, so deliver the batches in progress first
                 while self._in_progress:
-                    self._hand_over()
+                    self.ready.put(self._finished_batch())
                 self.allowances.get()
             if self._must_stop():
                 return
             self._begin(step)
             if len(self._in_progress) == BATCHES_IN_PROGRESS:
-                self._hand_over()
+                self.ready.put(self._finished_batch())
         while self._in_progress:
-            self._hand_over()
+            self.ready.put(self._finished_batch())
 
     def _begin(self, step: StepRows) -> None:
         """Queue a step for the copying threads: read its hints ahead, and read its rows into a slot."""
@@ -255,11 +255,11 @@ class Filler:
             self._calls.put((call, pending.results))
             pending.calls += 1
 
-    def _hand_over(self) -> None:
-        """Wait until the oldest batch in progress has been read, then deliver it."""
-        self.ready.put(self._finished_batch())  # no variable keeps the batch, which the consumer may drop at once
-
     def _finished_batch(self) -> PendingBatch:
+        """Wait until the oldest batch in progress has been read, and make it.
+
+        The caller must keep it in no variable, because the consumer may drop it at once.
+        """
         pending = self._in_progress[0]
         for result in [pending.results.get() for _ in range(pending.calls)]:
             if isinstance(result, BaseException):
