@@ -139,8 +139,6 @@ class Loader:
         >>> balanced = Loader("train.store", batch_size=32, weights="balanced")  # rare classes as often as others
     """
 
-    _reader: Reader | None  # None: the Loader is closed
-
     @refuse_arguments("name the others, such as batch_size={}", DATA_LOADER_WORDS)
     def __init__(  # noqa: PLR0913 - the settings are keywords that help() and editors show
         self,
@@ -190,16 +188,18 @@ class Loader:
 
         cached = self._cached_rows() if one_of("cache", cache, Literal[None, "device"]) else None
         as_stored = one_of("pixels", pixels, Literal["rgb", "stored"]) == "stored"
-        slots, split = self._manifest, None  # the manifest of the rows in slots, and what makes arrays of them
-        if not slots.rows_are_images:
-            slots, split = _other_rows(slots, transform, as_stored, on_host=target.type == "cpu" and not cache)
-        shape = (self.batch_size, *slots.row_shape)
+        slot_manifest, split = self._manifest, None  # of the rows in slots, and what makes arrays of them
+        if not slot_manifest.rows_are_images:
+            on_host = target.type == "cpu" and not cache
+            slot_manifest, split = _describe_slots(self._manifest, transform, as_stored=as_stored, on_host=on_host)
+        shape = (self.batch_size, *slot_manifest.row_shape)
         self._delivery = make_delivery(target, shape, self._prefetch, transform, cached, split)
         self._steps = None if steps is None else whole("steps", steps, 1, MOST_STEPS)
         self._progress = StepProgress(self._partition, self._steps) if self._steps else Progress(self._partition)
         slot_bytes = (self._prefetch + 2) * math.prod(shape)
+        self._reader: Reader | None  # None: the Loader is closed
         self._reader, self._choice = make_reader(
-            opened, reader, threads, verify=verify, slots=slots, count=self.count, slot_bytes=slot_bytes
+            opened, reader, threads, verify=verify, slot_manifest=slot_manifest, count=self.count, slot_bytes=slot_bytes
         )
         self._meter = Meter()
         self._filler: Filler | None = None  # of the last epoch; its threads may outlive the epoch
@@ -549,10 +549,10 @@ class Loader:
             self._filler = None
 
 
-def _other_rows(
-    manifest: Manifest, transform: Transform | None, as_stored: bool, *, on_host: bool
+def _describe_slots(
+    manifest: Manifest, transform: Transform | None, *, as_stored: bool, on_host: bool
 ) -> tuple[Manifest, Split | None]:
-    """What the rows in slots are if those of the store are not RGB images alone, and what makes arrays of them."""
+    """The manifest of the rows in slots, and what makes arrays of them, if rows are not RGB images alone."""
     # Augment and Views crop before they unpack. A subclass can have its own __call__, which expects RGB.
     as_stored |= type(transform).__call__ in (Augment.__call__, Views.__call__)
     if on_host and not as_stored:  # copying threads unpack rows for a host; a device does this itself

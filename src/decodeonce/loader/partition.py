@@ -49,7 +49,7 @@ class Partition:
 
     The order of an epoch is over `rows` of the store, in ascending order: a range, or those of a subset. Every step
     consumes `stride` rows of the order and divides them into `slices` slices. This rank takes slice number `slice_`.
-    With "global", all ranks slice one order over the whole store or subset. With "range", each rank has an order over
+    With "global", all `ranks` slice one order over the whole store or subset. With "range", each rank has an order over
     its own range, in a single slice, after the `before` rows of lower ranks. `fewest` and `most` are the lengths of
     the shortest and the longest range.
     """

@@ -276,15 +276,15 @@ def make_reader(
     threads: int,
     *,
     verify: bool,
-    slots: Manifest | None = None,
+    slot_manifest: Manifest | None = None,
     count: int | None = None,
     slot_bytes: int = 0,
 ) -> tuple[Reader, dict[str, Any]]:
     """Create a reader; return it and, for `stats`, its name, why it was chosen, and its settings.
 
-    `slots` is the manifest of the rows in slots, by default that of the store. `count` is the number of rows that are
-    going to be read, by default all that the store holds. `slot_bytes` are the bytes of the batches that the Loader
-    prepares.
+    `slot_manifest` is the manifest of the rows in slots, by default that of the store. `count` is the number of rows
+    that are going to be read, by default all that the store holds. `slot_bytes` are the bytes of the batches that the
+    Loader prepares.
     """
     one_of("reader", name, ReaderName)
     count = len(store.rows) if count is None else min(count, len(store.rows))
@@ -295,8 +295,8 @@ def make_reader(
         made = (MmapReader if choice.name == "mmap" else Reader)(store, threads)
     if verify:
         made.checksums = _checked_checksums(store)
-    if slots and slots.pixels != store.manifest.pixels:
-        made.unpacked_manifest = slots
+    if slot_manifest and slot_manifest.pixels != store.manifest.pixels:
+        made.unpacked_manifest = slot_manifest
     return made, {**choice._asdict(), "threads": made.threads}
 
 
