@@ -24,6 +24,7 @@ from decodeonce.loader.buffers import Slot, page_aligned_slot
 from decodeonce.loader.direct import THREADS_WITHOUT_AIO, DirectReader
 from decodeonce.loader.readers import Reader, make_reader
 from tests.disks import disk_with_sectors
+from tests.loader.conftest import RunForked
 from tests.stores import make_store, random_images
 
 COUNT, ALL = 40, np.random.default_rng(0).permutation(40)
@@ -261,3 +262,9 @@ def test_loader_says_what_it_keeps(pair: tuple[Path, NDArray[np.uint8]], monkeyp
         for batch in loader:
             assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
         assert loader.stats()["threads"]["cold_share"] > 0.5  # also if the kept rows are in memory
+
+
+def test_store_that_fits_into_memory_needs_no_direct_reads(run_forked: RunForked, store: Path) -> None:
+    script = "import sys; from decodeonce import Loader; next(iter(Loader(sys.argv[1], batch_size=4)))\n"
+    used = "print([name in sys.modules for name in ('decodeonce.loader.direct', 'decodeonce.loader.aio')])"
+    assert run_forked(script + used, store) == (0, "[False, False]\n", "")
