@@ -87,7 +87,7 @@ def test_unfinished_epoch_keeps_its_cached_rows(store: Path, device: torch.devic
 
 def test_rows_that_do_not_fit_are_an_error(device: torch.device) -> None:
     with pytest.raises(ValueError, match=r'cache="device": \d+\.0 GB of rows do not fit; use more ranks'):
-        CachedDelivery((4, 1 << 10, 1 << 20, 3), Device(device), 3, None, range(10**9))
+        CachedDelivery((4, 1 << 10, 1 << 20, 3), Device(device), 3, range(10**9))
 
 
 TRAINING: dict[str, Any] = {"batch_size": 64, "seed": 1, "transform": AUGMENT}

@@ -52,8 +52,8 @@ def late_epoch(store: Path, device: torch.device, delivery: Callable[..., Stream
         return result
 
     reserve_pinned(device, (BATCH, 8, 6, 3))
-    with replace_delivery(partial(delivery, device=Device(device), transform=add_constant)):
-        loader = Loader(store, batch_size=BATCH, seed=3)
+    with replace_delivery(partial(delivery, device=Device(device))):
+        loader = Loader(store, batch_size=BATCH, seed=3, transform=add_constant)
     with loader:
         delay()
         seen = [copied(batch) for batch in loader]
@@ -119,8 +119,8 @@ def close_while_rows_are_copied(
     torch.cuda.empty_cache()  # so that the only free memory of this size is that of the cache
     reserve_pinned(device, (BATCH, *shape[1:]))
     rows = range(ROWS)
-    with replace_delivery(partial(delivery, device=Device(device), transform=transform, rows=rows)):
-        loader = Loader(larger, batch_size=BATCH, seed=3, cache="device")
+    with replace_delivery(partial(delivery, device=Device(device), rows=rows)):
+        loader = Loader(larger, batch_size=BATCH, seed=3, cache="device", transform=transform)
     address = cast(Any, loader._delivery)._cache.data_ptr()
     batches = iter(loader)  # an epoch ends when its iterator is dropped
     next(batches)

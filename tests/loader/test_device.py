@@ -63,8 +63,8 @@ def late_epochs(store: Path, make: Make, device: FakeDevice, transform: Transfor
         rows, labels, pixels = (part.copy() for part in memory)
         seen.append((rows.view(np.int64).tolist(), valid, labels.view(np.int64).tolist(), pixels.tobytes()))
 
-    with replace_delivery(partial(make, device=device, transform=transform)):
-        loader = Loader(store, batch_size=BATCH, tail="keep", seed=4, threads=2, cache="device")
+    with replace_delivery(partial(make, device=device)):
+        loader = Loader(store, batch_size=BATCH, tail="keep", seed=4, threads=2, cache="device", transform=transform)
     with loader:
         for _ in range(2):
             for batch in loader:
@@ -128,8 +128,8 @@ def test_failing_transform_gives_its_slot_back(store: Path) -> None:
             raise LookupError("not this one")
         return dataclasses.replace(batch)
 
-    with replace_delivery(partial(StreamDelivery, device=FakeDevice(), transform=fail_once)):
-        loader = Loader(store, batch_size=BATCH)
+    with replace_delivery(partial(StreamDelivery, device=FakeDevice())):
+        loader = Loader(store, batch_size=BATCH, transform=fail_once)
     with loader:
         with pytest.raises(LookupError, match="not this one"):
             list(loader)
@@ -183,8 +183,8 @@ def test_memory_is_bounded_while_the_device_is_behind(
 ) -> None:
     device = FakeDevice()
     transform = add_constant(device) if transformed else None
-    with replace_delivery(partial(make, device=device, transform=transform)):
-        loader = Loader(store, batch_size=BATCH, prefetch=prefetch, cache="device")
+    with replace_delivery(partial(make, device=device)):
+        loader = Loader(store, batch_size=BATCH, prefetch=prefetch, cache="device", transform=transform)
     with loader:
         for _ in range(9):
             loader.peek()
@@ -197,7 +197,7 @@ def test_memory_is_bounded_while_the_device_is_behind(
 
 
 def test_all_batches_can_be_kept(store: Path) -> None:
-    with replace_delivery(partial(StreamDelivery, device=FakeDevice(), transform=None)):
+    with replace_delivery(partial(StreamDelivery, device=FakeDevice())):
         loader = Loader(store, batch_size=BATCH, seed=4, prefetch=1)
     with loader:
         kept = list(loader)
@@ -250,7 +250,7 @@ def join_threads() -> None:
 def start_waiting(store: Path) -> tuple[Loader, Iterator[Batch]]:
     """A Loader whose filler waits for a device that never follows, and its iterator."""
     device = StuckDevice()
-    with replace_delivery(partial(StreamDelivery, device=device, transform=None)):
+    with replace_delivery(partial(StreamDelivery, device=device)):
         loader = Loader(store, batch_size=4, prefetch=2)
     batches = iter(loader)
     for _ in range(3):
@@ -278,7 +278,7 @@ def test_waiting_for_the_device_ends_with_the_epoch(store: Path, end: str) -> No
 
 def test_ctrl_c_ends_an_epoch_that_waits_for_the_device(store: Path) -> None:
     device = StuckDevice(_thread.interrupt_main)
-    with replace_delivery(partial(StreamDelivery, device=device, transform=None)):
+    with replace_delivery(partial(StreamDelivery, device=device)):
         loader = Loader(store, batch_size=4, prefetch=1)
     with pytest.raises(KeyboardInterrupt):
         list(loader)
@@ -288,7 +288,7 @@ def test_ctrl_c_ends_an_epoch_that_waits_for_the_device(store: Path) -> None:
 
 def test_waiting_for_the_device_does_not_count_as_waiting_for_batches(store: Path) -> None:
     device = BusyDevice(lambda: iter([*[False] * 40, True]))
-    with replace_delivery(partial(StreamDelivery, device=device, transform=None)):
+    with replace_delivery(partial(StreamDelivery, device=device)):
         loader = Loader(store, batch_size=4, prefetch=1)
     with loader:
         list(loader)
@@ -359,7 +359,7 @@ class CountingDevice(HostDevice):
 @pytest.mark.parametrize("settings", [{}, {"weights": np.arange(COUNT)}])
 def test_batch_takes_two_transfers(store: Path, settings: dict[str, Any]) -> None:
     device = CountingDevice()
-    with replace_delivery(partial(StreamDelivery, device=device, transform=None)):
+    with replace_delivery(partial(StreamDelivery, device=device)):
         loader = Loader(store, batch_size=BATCH, **settings)
     with loader:
         batches = list(loader)
@@ -369,7 +369,7 @@ def test_batch_takes_two_transfers(store: Path, settings: dict[str, Any]) -> Non
 @pytest.mark.parametrize("tail", ["drop", "keep"])
 def test_each_row_is_transferred_once(store: Path, tail: Tail) -> None:
     device = CountingDevice()
-    with replace_delivery(partial(cached(), device=device, transform=None)):
+    with replace_delivery(partial(cached(), device=device)):
         loader = Loader(store, batch_size=BATCH, tail=tail, seed=1, cache="device")
     row_bytes, uploaded, kept = 8 * 6 * 3, [], []
     with loader:
@@ -398,7 +398,7 @@ def test_cached_rows_stay_after_an_unfinished_epoch_and_changes_of_a_batch(
     store: Path, images: NDArray[np.uint8]
 ) -> None:
     device = CountingDevice()
-    with replace_delivery(partial(cached(), device=device, transform=None)):
+    with replace_delivery(partial(cached(), device=device)):
         loader = Loader(store, batch_size=BATCH, tail="keep", cache="device")
     with loader:
         next(iter(loader))
@@ -414,7 +414,7 @@ def test_cached_rows_stay_after_an_unfinished_epoch_and_changes_of_a_batch(
 
 def test_range_that_does_not_fit_on_the_host_is_an_error() -> None:
     with pytest.raises(ValueError, match=r'cache="device": \d+\.0 GB of rows do not fit; use more ranks'):
-        CachedDelivery((4, 1 << 10, 1 << 20, 3), HostDevice(CPU), 3, None, range(10**9))
+        CachedDelivery((4, 1 << 10, 1 << 20, 3), HostDevice(CPU), 3, range(10**9))
 
 
 def test_invalid_caches_are_rejected(store: Path) -> None:

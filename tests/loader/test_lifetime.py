@@ -178,7 +178,7 @@ def make_filler(store: Path, steps: Iterable[StepRows], calls: Callable[..., lis
     reader = MmapReader(open_store(store), 1)
     if calls is not None:
         vars(reader)["calls"] = calls
-    delivery = make_delivery(torch.device("cpu"), (4, 8, 6, 3), 3, None, None)
+    delivery = make_delivery(torch.device("cpu"), (4, 8, 6, 3), 3)
     filler = Filler(steps, reader, delivery, Meter(), prefetch=3)
     progress = Progress(make_partition("global", range(4), 4, 0, 1, "drop"))
     vars(filler)["kept"] = epoch = Epoch(filler, progress)  # a filler whose epoch is gone ends

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import mmap
 import time
@@ -286,9 +285,11 @@ class Delivery:
 
     transfers = False  # whether batches are copied to a device
     cached_rows = 0  # rows that do not need to be read again
+    transform: Transform | None = None
+    split: Split | None = None  # what makes arrays of rows that are not RGB images alone
 
-    def __init__(self, slots: Slots, transform: Transform | None, split: Split | None = None) -> None:
-        self.slots, self._transform, self._split = slots, transform, split
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
         self._transform_checked = False
         self.blocks: Pool[mmap.mmap] = Pool(4)  # for a transform on a CPU; an augmented batch needs three
 
@@ -315,8 +316,8 @@ class Delivery:
         step, images = pending.step, self._images(pending)
         moved = {name: self._move(column) for name, column in columns.items()}
         planes = None
-        if self._split:  # one transfer, of which images and masks are views
-            arrays, planes = self._split(images)
+        if self.split:  # one transfer, of which images and masks are views
+            arrays, planes = self.split(images)
             images = arrays.pop("images")
             moved |= arrays
         # In one transfer, too, because the cost of these small ones does not depend on their size.
@@ -324,8 +325,8 @@ class Delivery:
         rows, moved_labels, *positions = self._move(np.stack(numbers))
         where = positions[0] if positions else None
         pending.batch = Batch(images, moved_labels, rows, step.valid, step.epoch, moved, where, planes=planes)
-        if self._transform is not None:
-            self._apply(self._transform, pending)
+        if self.transform is not None:
+            self._apply(self.transform, pending)
         pending.usable_after = self._record()
 
     def receive(self, pending: PendingBatch) -> Batch:
@@ -413,10 +414,8 @@ class StreamDelivery(Delivery):
 
     transfers = True
 
-    def __init__(
-        self, shape: Shape, device: Device, prefetch: int, transform: Transform | None, split: Split | None = None
-    ) -> None:
-        super().__init__(pinned_slots(device, shape), transform, split)
+    def __init__(self, shape: Shape, device: Device, prefetch: int) -> None:
+        super().__init__(pinned_slots(device, shape))
         self._device, self._prefetch = device, prefetch
         self._stream = device.stream()
         self._begun: Event | None = None
@@ -485,16 +484,8 @@ class StreamDelivery(Delivery):
 class CachedDelivery(StreamDelivery):
     """Batches that are gathered from a cache in device memory. `rows`, ascending, all fit; each is uploaded once."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        device: Device,
-        prefetch: int,
-        transform: Transform | None,
-        rows: range | Rows,
-        split: Split | None = None,
-    ) -> None:
-        super().__init__(shape, device, prefetch, transform, split)
+    def __init__(self, shape: Shape, device: Device, prefetch: int, rows: range | Rows) -> None:
+        super().__init__(shape, device, prefetch)
         try:
             self._cache = device.empty((len(rows), *shape[1:]))
         except RuntimeError as error:  # or its subclass torch.OutOfMemoryError
@@ -540,38 +531,15 @@ def split_rows(manifest: Manifest, unpack: bool, rows: Tensor) -> tuple[Arrays, 
     return arrays, planes
 
 
-def make_delivery(
-    device: torch.device,
-    shape: Shape,
-    prefetch: int,
-    transform: Transform | None,
-    cached: range | Rows | None,
-    split: Split | None = None,
-) -> Delivery:
-    """Create the delivery to a device, with slots of `shape`.
-
-    `cached`: rows to keep in device memory, or None. `split`: what makes arrays of rows that are not RGB images alone.
-    """
-    if transform is not None:
-        _check_transform(transform)
+def make_delivery(device: torch.device, shape: Shape, prefetch: int, cached: range | Rows | None = None) -> Delivery:
+    """Create the delivery to a device, with slots of `shape`. `cached`: rows to keep in device memory, or None."""
     if device.type == "cpu" and cached is None:
         # Up to `prefetch` batches are ready or in progress. The user holds one batch while the next is received.
-        return Delivery(Slots(partial(page_aligned_slot, shape), prefetch + 2), transform, split)
+        return Delivery(Slots(partial(page_aligned_slot, shape), prefetch + 2))
     target = (HostDevice if device.type == "cpu" else Device)(device)
     if cached is None:
-        return StreamDelivery(shape, target, prefetch, transform, split)
-    return CachedDelivery(shape, target, prefetch, transform, cached, split)
-
-
-def _check_transform(transform: object) -> None:
-    """Raise TypeError unless `transform` accepts one argument: users pass a step of Augment, or a list of steps."""
-    try:
-        inspect.signature(transform).bind(None)  # type: ignore[arg-type]
-    except ValueError:  # a function of C, whose parameters are unknown
-        return
-    except TypeError:
-        expected = "expected a function with one parameter, a Batch; wrap steps in Augment(...)"
-        raise TypeError(f"transform is {transform!r}, {expected}") from None
+        return StreamDelivery(shape, target, prefetch)
+    return CachedDelivery(shape, target, prefetch, cached)
 
 
 def find_device(device: str | torch.device) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -175,8 +176,8 @@ class Loader:
         self.rank, self.world_size, self._found = found.rank, found.world_size, found
         target, opened = find_device(device), as_store(store)
         self._root, self._manifest = opened.paths.root, opened.manifest
-        if isinstance(transform, Augment):
-            transform.check_store(self._manifest)
+        if transform is not None:
+            _check_transform(transform, self._manifest)
         self._augment_device = target if isinstance(transform, (Augment, Views)) else None
 
         self._chosen = range(len(opened)) if rows is None else find_rows(rows, len(opened))
@@ -193,7 +194,8 @@ class Loader:
             on_host = target.type == "cpu" and not cache
             slot_manifest, split = _describe_slots(self._manifest, transform, as_stored=as_stored, on_host=on_host)
         shape = (self.batch_size, *slot_manifest.row_shape)
-        self._delivery = make_delivery(target, shape, self._prefetch, transform, cached, split)
+        self._delivery = make_delivery(target, shape, self._prefetch, cached)
+        self._delivery.transform, self._delivery.split = transform, split
         self._steps = None if steps is None else whole("steps", steps, 1, MOST_STEPS)
         self._progress = StepProgress(self._partition, self._steps) if self._steps else Progress(self._partition)
         slot_bytes = (self._prefetch + 2) * math.prod(shape)
@@ -547,6 +549,19 @@ class Loader:
         if self._filler:
             self._filler.stop()
             self._filler = None
+
+
+def _check_transform(transform: object, manifest: Manifest) -> None:
+    """Raise TypeError unless `transform` accepts one argument: users pass a step of Augment, or a list of steps."""
+    if isinstance(transform, Augment):
+        transform.check_store(manifest)
+    try:
+        inspect.signature(transform).bind(None)  # type: ignore[arg-type]
+    except ValueError:  # a function of C, whose parameters are unknown
+        return
+    except TypeError:
+        expected = "expected a function with one parameter, a Batch; wrap steps in Augment(...)"
+        raise TypeError(f"transform is {transform!r}, {expected}") from None
 
 
 def _describe_slots(
