@@ -74,7 +74,7 @@ def test_numbers_depend_on_seed_epoch_step_row_and_index(seed: int, epoch: int, 
 
 
 def test_numbers_of_rows_draws_steps_epochs_and_seeds_are_independent() -> None:
-    count = 40_000
+    count = 10_000
     numbers = draws_of(count).uniform(2)
     others = {
         "row": numbers[:, 0].roll(1),
@@ -225,14 +225,15 @@ def test_random_crops_are_at_the_drawn_positions(first: tuple[int, int], second:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.int64])
-@pytest.mark.parametrize("p", [0.0, 0.25, 1.0])
-def test_flip_mirrors_a_share_of_the_images(p: float, dtype: torch.dtype) -> None:
-    images = noise(2000, 3, 4).to(dtype)
-    result = RandomFlip(p)(images, draws_of(2000))
-    flipped = draws_of(2000).uniform(1)[:, 0] < p
-    assert result.dtype == dtype
+@pytest.mark.parametrize(("p", "channels"), [(0.0, 1), (0.25, 3), (1.0, 4)])
+def test_flip_mirrors_a_share_of_the_images(p: float, channels: int, dtype: torch.dtype) -> None:
+    images = noise(2000, 5, 4, channels)[:, 1:4].to(dtype)
+    step, draws = RandomFlip(p), draws_of(2000)
+    result, flipped = step(images, draws), draws.uniform(1)[:, 0] < p
+    assert (result.dtype, result.is_contiguous()) == (dtype, True)
     assert torch.equal(result[flipped], images[flipped].flip(2))
     assert torch.equal(result[~flipped], images[~flipped])
+    assert torch.equal(result, step.on_device(images, draws))
     assert abs(int(flipped.sum()) - 2000 * p) <= 4 * math.sqrt(2000 * p * (1 - p))
 
 
@@ -294,7 +295,7 @@ def expected_window(
 def test_window_is_torchvisions(
     height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> None:
-    draws = draws_of(3000, seed=height)
+    draws = draws_of(1000, seed=height)
     boxes = RandomResizedCrop(9, scale=scale, ratio=ratio).windows(draws, height, width)
     assert boxes.tolist() == [expected_window(row, height, width, scale, ratio) for row in draws.uniform(22).tolist()]
     top, left, box_height, box_width = boxes.unbind(1)
@@ -525,18 +526,6 @@ def test_own_call_of_a_subclass_is_used() -> None:
 
 
 # Flips and Normalize
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.int64])
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_cpu_and_device_flip_are_equal(dtype: torch.dtype, channels: int) -> None:
-    draws, step = Draws(0, torch.arange(20)), RandomFlip()
-    images = CenterCrop((7, 30))(noise(20, 9, 33, channels).to(dtype), draws)
-    found = step(images, draws)
-    assert found.is_contiguous()
-    assert found.dtype == dtype
-    assert torch.equal(found, step.on_device(images, draws))
-    assert 5 < (found != images).flatten(1).any(1).sum() < 15
 
 
 @pytest.mark.parametrize("result", [torch.float32, torch.bfloat16, torch.float16])

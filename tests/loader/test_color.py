@@ -127,7 +127,7 @@ def test_solarize_equals_torchvision(threshold: int) -> None:
 @pytest.mark.parametrize("size", [1, 3, 19])
 def test_blur_equals_torchvision(size: int, sigma: tuple[float, float]) -> None:
     functional = library("torchvision.transforms.v2.functional")
-    images = noise()
+    images = noise(16)
     draws = draws_of(images)
     drawn = (sigma[0] + (sigma[1] - sigma[0]) * draws.uniform(1)[:, 0]).tolist()
     pairs = zip(planes(images), drawn, strict=True)

@@ -115,7 +115,7 @@ def test_loader_leaves_no_threads_or_files(store: Path, reader: ReaderName) -> N
     gc.collect()
     before = kept()
     loader = Loader(store, batch_size=4, reader=reader)
-    for epoch in range(60):
+    for epoch in range(30):
         begin(loader, epoch % 5)
         join_dropped()
         assert threading.active_count() == before[0]

@@ -118,12 +118,6 @@ def test_padding_comes_from_the_start_of_the_epoch_and_repeats() -> None:
     assert (step.rows.tolist(), step.valid) == ([0, 1, 2, 0, 0, 1, 1, 2], 3)
 
 
-def test_kept_tail_is_split_evenly() -> None:
-    ranks = [rank_plan(10, batch_size=2, rank=rank, world_size=4, shuffle="none") for rank in range(4)]
-    assert [plan[-1].rows.tolist() for plan in ranks] == [[0], [8], [0], [9]]
-    assert [plan[-1].valid for plan in ranks] == [0, 1, 0, 1]
-
-
 def test_remainder_is_that_of_the_global_batch() -> None:
     def remainder(partition: PartitionKind, world_size: int, tail: Tail, count: int = 10) -> int:
         return make_partition(partition, range(count), 2, 0, world_size, tail).remainder

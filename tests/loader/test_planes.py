@@ -219,6 +219,7 @@ def test_kernel_agrees_with_the_cpu(
     rows: Tensor, images: Tensor, steps: tuple[Step, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton", reason="Triton comes only with torch's builds for accelerators")
+    rows, images = rows[:4], images[:4]  # Triton's interpreter is slow
     expected, _ = both(rows, images, *steps)
     monkeypatch.setattr(fused, "_problems", {})
     monkeypatch.setattr(fused, "TYPES", ["cpu"])
