@@ -218,9 +218,7 @@ def closed_pipe() -> Iterator[int]:
     os.close(writing)
 
 
-def test_exit_code_is_that_of_the_result_if_nobody_reads_its_json(
-    tmp_path: Path, closed_pipe: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exit_code_is_that_of_the_result_if_nobody_reads_its_json(tmp_path: Path, closed_pipe: int) -> None:
     tree, out = make_tree(tmp_path / "src"), tmp_path / "out"
 
     def run(*words: object) -> tuple[int, str]:
@@ -230,17 +228,9 @@ def test_exit_code_is_that_of_the_result_if_nobody_reads_its_json(
 
     code, text = run("build", "imagenet", tree, out, "--workers", 1, "--size", 8)
     assert (code, "written in" in text) == (0, True), text
-    assert run("verify", out) == (0, f"{out}: 15 rows intact\n")
-    code, text = run("stage", out, tmp_path / "part", "--rank", 0, "--world-size", 2)
-    assert (code, "part: done, " in text) == (0, True)
     damage_rows(out, 3)
     code, text = run("verify", out)
     assert (code, f"prep: error: {out}: row 3: damaged\n" in text) == (1, True)
-    code, text = run("repair", out)
-    assert (code, f"prep: error: {out}: row 3: pass as --from " in text) == (1, True)
-    monkeypatch.setenv("PMI_RANK", "2")
-    monkeypatch.setenv("PMI_SIZE", "2")
-    assert run("doctor")[0] == 1
 
 
 def test_build_whose_output_nobody_reads_is_not_called_complete(tmp_path: Path, closed_pipe: int) -> None:
@@ -276,8 +266,8 @@ def test_warning_is_printed_once_and_never_stops_a_build(tmp_path: Path, closed_
 )
 def test_signal_stops_build_with_75_and_same_command_resumes(signal_: signal.Signals, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
-    slow = encoded(make_image(400, 400).resize((4000, 4000)), progressive=True)
-    for number in range(6):
+    slow = encoded(make_image(400, 400).resize((3000, 3000)), progressive=True)
+    for number in range(3):
         (tree / f"train/n00000001/slow{number}.JPEG").write_bytes(slow)
     command = [sys.executable, "-m", "decodeonce.cli", "build", "imagenet", str(tree), str(tmp_path / "out")]
     command += ["--size", "1024", "--workers", "1", "--log", f"{tmp_path}/logs/"]
@@ -301,14 +291,14 @@ def test_signal_stops_build_with_75_and_same_command_resumes(signal_: signal.Sig
     assert (last["event"], last["exit_code"], f"{last['message']}\n") == ("stopped", 75, message)
     status = json.loads(prep("status", tmp_path / "out", "--json").stdout)
     done = status["rows_done"]
-    assert 0 < done < 21
+    assert 0 < done < 18
     assert (status["state"], status["rows_per_s"], status["tasks"][0]["state"]) == ("stopped", 0, "stopped")
     shown = prep("status", tmp_path / "out").stdout
-    assert shown.startswith(f"state          stopped\nrows done      {done} of 21\n")
+    assert shown.startswith(f"state          stopped\nrows done      {done} of 18\n")
     assert f"next           the same command again, or prep work {tmp_path}/out and then prep finish " in shown
-    assert f"\nresuming: {done} of 21 rows are already done\n" in printed(*command[3:])
+    assert f"\nresuming: {done} of 18 rows are already done\n" in printed(*command[3:])
     shown = prep("status", tmp_path / "out").stdout
-    assert shown == f"state    finished\nrows     21\nrejects  0\nnext     prep info {tmp_path}/out\n"
+    assert shown == f"state    finished\nrows     18\nrejects  0\nnext     prep info {tmp_path}/out\n"
 
 
 @pytest.mark.parametrize("module", ["decodeonce.cli.app", "decodeonce.prep.building.plan"])
