@@ -105,7 +105,7 @@ def test_order_and_number_of_tasks_change_no_byte(tree: Path, reference: Bytes, 
     BuildPaths(out).submit.touch()
     with pytest.raises(BuildError, match=r"run: bash .*/store.jobs/submit.sh$"):
         finish(out, ALL)
-    work(out, WorkSettings(max_bad="2"))
+    work(out, WorkSettings(workers=1, max_bad="2"))
     finish(out, ALL)
     assert tree_bytes(out) == reference
 
@@ -163,16 +163,16 @@ def test_disk_that_is_full_after_the_plan_was_written(
         patched.setattr(build_module, "check_free_space", lambda *_: None)  # as if a quota were unknown
         for _ in range(2):
             with pytest.raises(BuildError, match="No space left on device; make room"):
-                build(source, disk / "store", recipe, WorkSettings(max_bad="2"))
+                build(source, disk / "store", recipe, WorkSettings(workers=1, max_bad="2"))
         (disk / "other").unlink()
-        build(source, disk / "store", recipe, WorkSettings(max_bad="2"))
+        build(source, disk / "store", recipe, WorkSettings(workers=1, max_bad="2"))
         assert tree_bytes(disk / "store") == reference
 
 
 def test_contradicting_journals_stop_the_build(tree: Path, reference: Bytes, tmp_path: Path) -> None:
     out = tmp_path / "store"
     make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
-    work(out, WorkSettings(max_bad="2"))
+    work(out, WorkSettings(workers=1, max_bad="2"))
     folder = BuildPaths(out).journals
     other = Journal(folder, 9, 10)
     other.append(journal_line(replace(next(Journals(folder).records([4])), facts=np.zeros(1, FACTS))))
@@ -183,7 +183,7 @@ def test_contradicting_journals_stop_the_build(tree: Path, reference: Bytes, tmp
     assert Path(both) == other.path
     Path(one).unlink()
     Path(both).unlink()
-    work(out, WorkSettings(max_bad="2"))
+    work(out, WorkSettings(workers=1, max_bad="2"))
     finish(out, ALL)
     assert tree_bytes(out) == reference
 
@@ -204,9 +204,9 @@ def test_too_many_rejects_fail_and_higher_limit_resumes(tree: Path, reference: B
 @pytest.mark.parametrize("planned", [0, 3])
 def test_one_run_with_the_advised_max_bad_suffices(planned: int, tmp_path: Path) -> None:
     (folder := tmp_path / "src/a").mkdir(parents=True)
-    for number in range(200):
+    for number in range(100):
         Image.new("L", (8, 8), number).save(folder / f"{number:03}.png")
-    for number in range(0, 200, 10):
+    for number in range(0, 100, 5):
         (folder / f"{number:03}.png").write_bytes(b"no picture")
     for number in range(planned):
         (folder / f"empty{number}.png").touch()
@@ -214,22 +214,22 @@ def test_one_run_with_the_advised_max_bad_suffices(planned: int, tmp_path: Path)
     failed = prep(*command, "--shuffle-seed", "none", "--max-bad", 9)
     status = read_status(tmp_path / "out")
     assert len(status.rejects) == 10
-    assert 0 < status.rows_done < 200
-    about = planned + math.ceil((10 - planned) * 200 / status.rows_done)  # by the rule of three
+    assert 0 < status.rows_done < 100
+    about = planned + math.ceil((10 - planned) * 100 / status.rows_done)  # by the rule of three
     assert status.expected_rejects == about
-    rate = f"after {status.rows_done} of 200 were decoded; at this rate, {about} of all will be"
+    rate = f"after {status.rows_done} of 100 were decoded; at this rate, {about} of all will be"
     assert f"{rate}, --max-bad 9 allows 9; " in failed.stderr
     assert f"the same command with --max-bad {2 * about}: completed" in failed.stderr
     (journal,) = BuildPaths(tmp_path / "out").journals.iterdir()
     journal.rename(str(journal).replace(f"-{os.getpid()}-", "-999999999-"))  # of a process that has ended
     assert f" --max-bad {2 * about}, or prep work" in printed("status", tmp_path / "out")
     printed(*command, "--shuffle-seed", "none", "--max-bad", 2 * about)
-    assert open_store(tmp_path / "out").manifest.count == 180
+    assert open_store(tmp_path / "out").manifest.count == 80
 
 
 def test_decoded_build_advises_the_exact_max_bad(tree: Path, tmp_path: Path) -> None:
     make_plan(open_imagenet(tree), tmp_path / "store", Recipe(**LARGE_ROWS))
-    work(tmp_path / "store", WorkSettings(max_bad="2"))
+    work(tmp_path / "store", WorkSettings(workers=1, max_bad="2"))
     with pytest.raises(BuildError, match=r"^2 of 15 images are rejects, --max-bad 1 .* command with --max-bad 2: "):
         finish(tmp_path / "store", "1")
 
@@ -250,7 +250,7 @@ def test_on_bad_fail_counts_rejects_of_plan_and_journals(tree: Path, tmp_path: P
     with pytest.raises(BuildError, match=r"gone.JPEG: No such file.*--on-bad reject"):
         build(open_imagenet(gone), tmp_path / "a", Recipe(), WorkSettings(on_bad="fail", max_bad="100%"))
     make_plan(open_imagenet(tree), tmp_path / "b", Recipe(**LARGE_ROWS))
-    work(tmp_path / "b", WorkSettings(max_bad="2"))
+    work(tmp_path / "b", WorkSettings(workers=1, max_bad="2"))
     with pytest.raises(BuildError, match="--on-bad reject"):
         work(tmp_path / "b", WorkSettings(on_bad="fail", max_bad="2"))
 

@@ -169,7 +169,8 @@ def test_odd_sizes_are_refused_with_the_nearest(tree: Path, tmp_path: Path) -> N
             Recipe(height=1, width=width, pixels=pixels)
 
 
-def test_all_sizes_are_told(rgb: Path, packed: Path, tmp_path: Path, pixels: PixelsName) -> None:
+@pytest.mark.parametrize("pixels", ["bc4"])
+def test_all_sizes_are_told(rgb: Path, packed: Path, tmp_path: Path) -> None:
     convert = ("convert", rgb, tmp_path / "out", "--dry-run")
     assert "50.18 KB (27.14 KB as yuv420, 15.62 KB as bc4) in" in printed(*convert)
     assert "27.14 KB (50.18 KB as rgb, 15.62 KB as bc4) in" in printed(*convert, "--pixels", "yuv420")
