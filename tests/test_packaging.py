@@ -218,16 +218,10 @@ def test_make_names_unsupported_python_before_it_installs_anything(tmp_path: Pat
 def test_pip_names_unsupported_python_before_it_resolves_requirements() -> None:
     """Old releases of pip would download torch first, so setup.py looks at the version as well."""
     declared = [tuple(map(int, version.split("."))) for version in lock.declared()]
-    around = [(3, declared[0][1] - 1), *declared, (3, declared[-1][1] + 1)]
-    for version in around:
+    for version in ((3, declared[0][1] - 1), declared[0], declared[-1], (3, declared[-1][1] + 1)):
         code = f"import runpy, setuptools, sys; sys.version_info = {version}; sys.argv[1:] = ['--version']; "
-        done = subprocess.run(
-            [sys.executable, "-c", f"{code}runpy.run_path('setup.py')"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-c", f"{code}runpy.run_path('setup.py')"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         refused = done.stderr.startswith(f"decodeonce needs Python {lock.declared()[0]} to {lock.declared()[-1]}, and")
         assert refused == (version not in declared), done.stderr
 
