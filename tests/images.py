@@ -108,7 +108,11 @@ def raw_png(samples: np.ndarray[Any, Any], color_type: int, *, interlaced: bool 
     lines = b"".join(b"\0" + row.astype(wide).tobytes() for part in parts for row in part if row.size)
     size = struct.pack(">II", samples.shape[1], samples.shape[0])
     head = size + bytes((8 * samples.dtype.itemsize, color_type, 0, 0, int(interlaced)))
-    chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
+    return png_file((b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+
+
+def png_file(*chunks: tuple[bytes, bytes]) -> bytes:
+    """Return a PNG of these chunks, each a name and a body."""
     written = [struct.pack(">I", len(body)) + name + body + crc(name + body) for name, body in chunks]
     return b"\x89PNG\r\n\x1a\n" + b"".join(written)
 

@@ -30,6 +30,7 @@ import xxhash
 from PIL import Image
 
 from tests.forms import imagenet
+from tests.forms.boxed import xml
 from tests.forms.folder import write_folder
 from tests.forms.form import Pic
 from tests.forms.parquet import images, write_table
@@ -72,12 +73,6 @@ def inverted(pixels, sample):
 def not_narrow(pixels, sample):
     return pixels if sample.width > 60 else None
 """
-XML = (
-    "<annotation><source><database>{database}</database></source><size><width>{size[0]}</width><height>{size[1]}"
-    "</height></size>{objects}</annotation>"
-)
-OBJECT = "<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>"
-
 # The stores that cases convert, repair and stage, built by the commit.
 STORES = {
     "npy": "build imagenet imagenet OUT",
@@ -278,8 +273,8 @@ def _mask_of(photo: bytes) -> bytes:
 
 def _write_xml(path: Path, database: str, name: str, n: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    objects = [OBJECT.format(each, 2 + n % 9, 3, 30 + n, 35) for each in (name, "ball")[: n % 3]]
-    path.write_text(XML.format(database=database, size=(60, 50), objects="".join(objects)))
+    objects = [(each, (2 + n % 9, 3, 30 + n, 35)) for each in (name, "ball")[: n % 3]]
+    path.write_text(xml(*objects, size=(60, 50), database=database))
 
 
 def _write_lists(root: Path, classed: dict[str, bytes]) -> None:

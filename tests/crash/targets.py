@@ -13,7 +13,7 @@ from decodeonce.prep.building import plan as plan_module
 from decodeonce.prep.building.status import read_status
 from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
-from tests.forms.boxed import XML
+from tests.forms.boxed import whole
 from tests.images import jpeg, make_tree, tree_bytes
 from tests.store.signing import flip
 
@@ -156,7 +156,7 @@ def make_sources(base: Path) -> None:
     (train / "n00000002/gone.JPEG").symlink_to("nowhere")
     (base / "boxes").mkdir()
     for path in train.glob("*/*.JPEG"):
-        (base / f"boxes/{path.stem}.xml").write_text(XML.format(path.parent.name))
+        (base / f"boxes/{path.stem}.xml").write_text(whole(path.parent.name))
     large = make_tree(base / "large", classes=4, per_class=60) / "train"
     for number in range(0, 60, 12):
         (large / f"n00000002/n00000002_{number}.JPEG").write_bytes(b"no picture")

@@ -28,9 +28,9 @@ from decodeonce.sources import BoxedSource, PairedSource
 from decodeonce.store import add_column, open_store, stage_store
 from decodeonce.store.layout import PixelsName
 from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of, prose
+from tests.forms.boxed import xml
 from tests.images import jpeg
 from tests.libraries import library
-from tests.prep.test_boxes import xml
 
 CLASSES = ("n01440764", "n01443537", "n01484850", "n02123045")
 DIFFERENT_IMAGES = 16

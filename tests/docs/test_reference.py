@@ -21,10 +21,10 @@ from decodeonce.prep.sources.imagenet import AnySplit
 from decodeonce.sources import open_imagenet
 from tests.docs.pages import ROOT
 from tests.docs.test_blocks import CLASSES
+from tests.forms.boxed import xml
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
 from tests.libraries import library
-from tests.prep.test_boxes import xml
 
 pytestmark = pytest.mark.long
 

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable
 from functools import cache
 
-from tests.images import crc, encoded, jpeg, make_image, segment
+from tests.images import encoded, jpeg, make_image, png_file, segment
 
 MIB = 1 << 20
 
@@ -14,10 +14,7 @@ def png(*chunks: tuple[bytes, bytes], width: int = 10, height: int = 10) -> byte
     """Return a black PNG with these chunks before its pixels."""
     head = (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     pixels = (b"IDAT", zlib.compress(bytes((1 + 3 * width) * height)))
-    all_chunks = [head, *chunks, pixels, (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + name + body + crc(name + body) for name, body in all_chunks
-    )
+    return png_file(head, *chunks, pixels, (b"IEND", b""))
 
 
 @cache

@@ -17,7 +17,7 @@ from decodeonce.prep.jobs.chain import write_scripts
 from decodeonce.prep.jobs.site import read_site
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store, stage_store
-from tests.forms.boxed import XML
+from tests.forms.boxed import whole
 from tests.forms.imagenet import zip_bytes
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
@@ -115,7 +115,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / f"tree/{name}/{number}.jpg").write_bytes(data)
         (tmp_path / f"links/{name}/{number}.jpg").symlink_to(tmp_path / f"tree/{name}/{number}.jpg")
     (tmp_path / "xml").mkdir()
-    (tmp_path / "xml/0.xml").write_text(XML.format("cat"))
+    (tmp_path / "xml/0.xml").write_text(whole("cat"))
     (tmp_path / "list.txt").write_text("tree/cat/0.jpg\ntree/dog/1.jpg\n")
     write_tar(tmp_path / "tars/x.tar", [part for name, data in encoded for part in sample(name, data, cls=0)])
     (tmp_path / "zips").mkdir()

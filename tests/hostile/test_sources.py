@@ -24,7 +24,7 @@ from decodeonce.prep.sources.imagenet_labels import CompanionFiles
 from decodeonce.sources import Source, file_entry, open_imagenet, open_list, open_parquet, open_webdataset, source_file
 from tests.command import prep
 from tests.disks import LOOKUP, OPEN, failing_disk
-from tests.forms.boxed import XML
+from tests.forms.boxed import whole
 from tests.forms.form import Pic
 from tests.forms.imagenet import class_tars, tar_bytes, write, zip_bytes
 from tests.forms.parquet import images, write_table
@@ -192,7 +192,7 @@ def test_links_are_checked_by_threads_too(tree: Tree, monkeypatch: pytest.Monkey
 
 def test_cycles_of_links_are_walked_once(tmp_path: Path) -> None:
     (tmp_path / "xml/deep").mkdir(parents=True)
-    (tmp_path / "xml/deep/n1_1.xml").write_text(XML.format("n1"))
+    (tmp_path / "xml/deep/n1_1.xml").write_text(whole("n1"))
     for name in ("a", "b", "c", "deep/d", "deep/e"):  # at depth 40, there are 5**40 different paths through these links
         (tmp_path / "xml" / name).symlink_to(tmp_path / "xml")
     write_table(tmp_path / "xml/deep/x.parquet", {"image": images([(IMAGE, None)]), "label": ["a"]})
@@ -205,7 +205,7 @@ def test_cycles_of_links_are_walked_once(tmp_path: Path) -> None:
 
 def test_annotations_outside_their_folder_are_rejected(tree: Tree) -> None:
     (tree.src.parent / "xml").mkdir()
-    (tree.outside / "x.xml").write_text(XML.format("a"))
+    (tree.outside / "x.xml").write_text(whole("a"))
     (tree.src.parent / f"xml/{Path(FIRST).stem}.xml").symlink_to(tree.outside / "x.xml")
     os.mkfifo(tree.src.parent / f"xml/{Path(SECOND).stem}.xml")
     inner, xml = tree.open(), tree.src.parent / "xml"

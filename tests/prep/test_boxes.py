@@ -21,22 +21,12 @@ from decodeonce.prep.sources import files, open_source
 from decodeonce.prep.sources.boxed import NOT_ANNOTATED, Annotation, Annotations, BoxedSource, parse, usable_box
 from decodeonce.sources import FolderSource, Links, open_imagenet, open_webdataset
 from decodeonce.store import ImageClass
+from tests.forms.boxed import xml
 from tests.forms.webdataset import sample, write_tar
 
-NamedBox = tuple[str, tuple[float, float, float, float]]
 FISH, SHARK, DOG = "n01440764", "n01484850", "n02085620"
 DESCRIPTIONS = {FISH: "tench, Tinca tinca", SHARK: "great white shark, white shark, crane", DOG: "Chihuahua, crane"}
 INSIDE = (FISH, (10, 20, 60, 70))
-
-
-def xml(*objects: NamedBox, size: tuple[Any, Any] | None = (100, 80), filename: str = "%s") -> str:
-    drawn = "".join(
-        f"<object><name>{name}</name><pose>Left</pose><bndbox><xmin>{left}</xmin><ymin>{top}</ymin><xmax>{right}</xmax>"
-        f"<ymax>{bottom}</ymax></bndbox></object>"
-        for name, (left, top, right, bottom) in objects
-    )
-    sides = f"<size><width>{size[0]}</width><height>{size[1]}</height><depth>3</depth></size>" if size else ""
-    return f"<annotation>\n<folder>x</folder><filename>{filename}</filename>{sides}{drawn}</annotation>\n"
 
 
 class AnnotatedTree:

@@ -10,7 +10,8 @@ import pytest
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources.boxed import BoxedSource
 from tests.command import prep
-from tests.prep.test_boxes import DOG, FISH, SHARK, AnnotatedTree, xml
+from tests.forms.boxed import xml
+from tests.prep.test_boxes import DOG, FISH, SHARK, AnnotatedTree
 
 NAMES = [f"{FISH}_1", f"{FISH}_2", f"{SHARK}_3"]
 CATEGORIES = [{"id": 18, "name": "dog"}, {"id": 1, "name": "great white shark"}, {"id": 90, "name": "toothbrush"}]

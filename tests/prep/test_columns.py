@@ -20,7 +20,7 @@ from decodeonce.prep.building import plan as plan_module
 from decodeonce.sources import BoxedSource, Source, open_list, open_parquet, open_webdataset
 from decodeonce.store import Store, add_column, open_store, verify_store
 from decodeonce.store.manifest import DATA_OFFSET
-from tests.forms.boxed import XML
+from tests.forms.boxed import whole
 from tests.forms.parquet import images as parquet_images
 from tests.forms.parquet import write_table
 from tests.forms.webdataset import sample, write_tar
@@ -297,7 +297,7 @@ def test_every_box_of_an_image_has_its_values(tmp_path: Path) -> None:
     source = as_list(tmp_path, NAMES)
     (tmp_path / "boxes").mkdir()
     for number in range(COUNT):
-        (tmp_path / f"boxes/{number}.xml").write_text(XML.format("0"))
+        (tmp_path / f"boxes/{number}.xml").write_text(whole("0"))
     per_object = BoxedSource(source, tmp_path / "boxes", BoxRules())
     store = open_store(build_in_process(per_object, tmp_path / "objects", replace(RECIPE, boxes=BoxRules())))
     objects = len(store) // (COUNT - 1)

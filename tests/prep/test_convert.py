@@ -16,14 +16,13 @@ from decodeonce.build import Selection, make_plan
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.building.plan import block_rows_for, shuffled
 from decodeonce.prep.convert.convert import Conversion, convert, open_conversion, smaller_size
-from decodeonce.prep.convert.source import converted_recipe
 from decodeonce.prep.recipe import BoxRules, Filter, Recipe
 from decodeonce.sources import BoxedSource, FolderSource, open_imagenet
 from decodeonce.store import open_store, stage_store, verify_store
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, read_rejects, sample_lines
+from tests.forms.boxed import xml
 from tests.images import jpeg, make_tree, tree_bytes
 from tests.prep.building import build_in_process, convert_in_process
-from tests.prep.test_boxes import xml
 from tests.store.signing import flip, replace_file, resign
 from tests.stores import make_store, random_images
 
@@ -243,28 +242,12 @@ def test_merged_store_has_what_the_recipes_of_its_inputs_share(tmp_path: Path) -
     assert open_store(tmp_path / "more").manifest.recipe == recipe
 
 
-def test_settings_of_other_writers_that_no_build_knows_are_replaced(tmp_path: Path) -> None:
+def test_settings_of_other_writers_that_no_build_knows_are_replaced_and_other_keys_kept(tmp_path: Path) -> None:
     store = small_store(tmp_path / "a", ["a", "b", "c"])
-    resign(store, lambda facts: facts.update(recipe={"by": "hand", "shard_size": "large", "filter": ["none"]}))
-    convert_in_process([store], tmp_path / "out", Conversion())
-    assert open_store(tmp_path / "out").manifest.recipe["by"] == "hand"
-
-
-def test_recipe_keys_of_other_writers_are_kept() -> None:
-    for recipe, expected in (
-        ({}, {}),
-        ({"decoders": "by hand"}, {"decoders": "by hand"}),
-        ({"decoders": {"libhdf5": "0.9"}}, {}),
-        ({"decoders": {"jpeg": "6b"}, "mine": [1]}, {"decoders": {"jpeg": "6b"}, "mine": [1]}),
-    ):
-        settings = {"height": 8, "width": 6, "shard_size": 5, "filter": "box"}
-        hdf5, npy = (
-            {**settings, "container": container, "decoders": decoders}
-            for container, decoders in (("hdf5", {"libhdf5": "2"}), ("npy", {}))
-        )
-        as_hdf5 = converted_recipe([recipe], (8, 6, 3), hdf5, {})
-        assert as_hdf5["decoders"] == "by hand" or as_hdf5["decoders"]["libhdf5"] == "2"
-        assert converted_recipe([as_hdf5], (8, 6, 3), npy, {}) == {**expected, "container": "npy", "shard_size": 5}
+    others = {"by": "hand", "decoders": "by hand"}
+    resign(store, lambda facts: facts.update(recipe={**others, "shard_size": "large", "filter": ["none"]}))
+    convert_in_process([store], tmp_path / "out", HDF5)
+    assert others.items() <= open_store(tmp_path / "out").manifest.recipe.items()
 
 
 def test_selection_keeps_all_classes(npy: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from decodeonce.store.table import read_rejects
 from tests.command import prep, printed
 from tests.docs.pages import ROOT, blocks
 from tests.forms.all_forms import PICS
+from tests.forms.boxed import xml
 from tests.forms.folder import write_folder
 from tests.images import encoded as encoded_image
 from tests.images import jpeg, tree_bytes
@@ -432,7 +433,7 @@ def test_labels_in_any_order_give_the_same_store(write: Write, tmp_path: Path) -
     wanted = tree_bytes(build_in_process(open_dataset(f"{write(text)}:make"), tmp_path / "one", ONE_ROW_PER_BLOCK))
     make_plan(open_dataset(f"{write(text)}:make"), tmp_path / "out", ONE_ROW_PER_BLOCK)
     for task in (2, 0, 1):
-        work(tmp_path / "out", WorkSettings(workers=2, task=task, tasks=3))
+        work(tmp_path / "out", WorkSettings(workers=1, task=task, tasks=3))
     finish(tmp_path / "out")
     assert tree_bytes(tmp_path / "out") == wanted
 
@@ -555,10 +556,8 @@ def test_map_gets_a_class_that_does_not_depend_on_other_labels(
 
 def test_objects_and_whole_images_of_a_dataset_share_classes(write: Write, tmp_path: Path) -> None:
     (tmp_path / "boxes").mkdir()
-    box = "<bndbox><xmin>0</xmin><ymin>0</ymin><xmax>4</xmax><ymax>4</ymax></bndbox>"
-    objects = "".join(f"<object><name>{name}</name>{box}</object>" for name in ("zebra", "dog"))
-    size = "<size><width>8</width><height>8</height></size>"
-    (tmp_path / "boxes/1.xml").write_text(f"<annotation>{size}{objects}</annotation>")
+    objects = [(name, (0, 0, 4, 4)) for name in ("zebra", "dog")]
+    (tmp_path / "boxes/1.xml").write_text(xml(*objects, size=(8, 8)))
     items = "[(gray(1), 'dog', {'score': 7}), (gray(2), 'cat', {'score': 8})]"
     for rules, labels, classes in (
         (BoxRules(), [1, 2, 1], ["cat", "dog", "zebra"]),

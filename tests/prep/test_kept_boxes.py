@@ -21,9 +21,9 @@ from decodeonce.store import Store, open_store, verify_store
 from decodeonce.store.manifest import DATA_OFFSET
 from decodeonce.store.table import read_rejects
 from tests.command import prep
+from tests.forms.boxed import xml
 from tests.images import encoded, exif, make_image, reference_row
 from tests.prep.building import build_in_process
-from tests.prep.test_boxes import xml
 from tests.store.signing import flip
 
 RED = (250, 10, 10)
@@ -65,8 +65,7 @@ def draw_frame(tree: Path) -> None:
 
 def annotate_frame(tree: Path, database: str, edges: tuple[int, int, int, int]) -> None:
     (tree / "xml").mkdir(exist_ok=True)
-    source = f"<source><database>{database}</database></source>"
-    (tree / "xml/a.xml").write_text(xml(("thing", edges), size=(96, 64)).replace("<size>", f"{source}<size>"))
+    (tree / "xml/a.xml").write_text(xml(("thing", edges), size=(96, 64), database=database))
 
 
 def check_frame(tree: Path, source: Callable[[BoxRules], BoxedSource]) -> None:

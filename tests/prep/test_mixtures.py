@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import io
 import shlex
 import subprocess
-import tarfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -17,19 +16,15 @@ from decodeonce.prep.sources.folder import open_folder
 from decodeonce.prep.sources.webdataset import open_webdataset
 from decodeonce.store import open_store
 from tests.command import prep
+from tests.forms.imagenet import tar_bytes
+from tests.forms.webdataset import sample
 from tests.images import jpeg
 
 
 def tar_of(samples: range, label: str = "0") -> bytes:
     """Return a tar with an image and a label for each number."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for number in samples:
-            for suffix, data in (("jpg", jpeg(40, 30, seed=number)), ("cls", label.encode())):
-                info = tarfile.TarInfo(f"{number:03}.{suffix}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
+    parts = (sample(f"{number:03}", jpeg(40, 30, seed=number), cls=label) for number in samples)
+    return tar_bytes(dict(chain(*parts)))
 
 
 def test_webdataset_shards_of_two_splits_are_an_error(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from decodeonce.store import ImageClass, open_store, verify_store
 from decodeonce.store.manifest import read_manifest
 from tests.docs.pages import ROOT, blocks
 from tests.forms.all_forms import PICS
+from tests.forms.boxed import whole
 from tests.forms.folder import write_folder
 from tests.images import reference_row, tree_bytes
 from tests.prep.building import build_in_process
@@ -98,10 +99,7 @@ def boxed(source: Source, root: Path, **rules: Any) -> BoxedSource:
     """Return the source with a box for each of PICS, whose classes are `zebra` and `ant`."""
     (root / "boxes").mkdir(exist_ok=True)
     for number, pic in enumerate(PICS):
-        name, size = ("zebra", "ant")[number % 2], "<size><width>9</width><height>9</height></size>"
-        box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>8</xmax><ymax>8</ymax></bndbox>"
-        text = f"<annotation>{size}<object><name>{name}</name>{box}</object></annotation>"
-        (root / "boxes" / f"{pic.stem}.xml").write_text(text)
+        (root / "boxes" / f"{pic.stem}.xml").write_text(whole(("zebra", "ant")[number % 2]))
     return BoxedSource(source, root / "boxes", BoxRules(**rules))
 
 

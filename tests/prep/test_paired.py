@@ -27,12 +27,12 @@ from decodeonce.store import Store, add_column, open_store, stage_store, verify_
 from decodeonce.store.table import Reject, read_rejects
 from tests.command import assert_fails, prep, printed
 from tests.docs.pages import ROOT, blocks
+from tests.forms.boxed import xml
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import write_tar
-from tests.images import crc, encoded, exif, jpeg, make_image, tree_bytes
+from tests.images import encoded, exif, jpeg, make_image, png_file, tree_bytes
 from tests.packages import needs_torch
 from tests.prep.building import build_in_process, decoded
-from tests.prep.test_boxes import xml
 from tests.store.signing import flip_row, resign
 
 Pixels = NDArray[np.uint8]
@@ -248,8 +248,7 @@ def gray_png(bits: int, width: int, height: int) -> bytes:
     """Return a PNG of zeros with 2 or 4 bits of gray, which Pillow cannot write."""
     lines = bytes(1 + (bits * width + 7) // 8) * height
     header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
-    chunks = (b"IHDR" + header, b"IDAT" + zlib.compress(lines), b"IEND")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack(">I", len(one) - 4) + one + crc(one) for one in chunks)
+    return png_file((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
 
 
 def test_masks_that_pillow_scales_are_rejected(copied: Path) -> None:

@@ -25,12 +25,12 @@ from decodeonce.store import open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
 from tests.forms.all_forms import FORMS, PICS
+from tests.forms.boxed import xml
 from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic
 from tests.forms.webdataset import sample, write_tar
 from tests.images import exif, jpeg, tree_bytes
 from tests.prep.building import build_in_process, convert_in_process
-from tests.prep.test_boxes import xml
 from tests.store.signing import damage_rows, flip, overwrite, replace_file, resign
 
 Bytes = dict[str, bytes]

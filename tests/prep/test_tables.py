@@ -1,10 +1,8 @@
 """Tables as people have them: columns of any name, ids without suffixes, numbers to predict, and no labels at all."""
 
 import bz2
-import io
-import json
 import re
-import tarfile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -218,12 +216,8 @@ def test_folder_of_splits_is_read_without_labels(root: Path) -> None:
 
 
 def test_webdataset_without_labels(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "test.tar", "w") as tar:
-        for number in range(3):
-            for suffix, data in (("jpg", jpeg(30, 20, seed=number)), ("json", json.dumps({"age": number}).encode())):
-                info = tarfile.TarInfo(f"{number}.{suffix}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+    parts = (sample(f"{number}", jpeg(30, 20, seed=number), json={"age": number}) for number in range(3))
+    write_tar(tmp_path / "test.tar", chain(*parts))
     assert {entry.problem for entry in open_webdataset(tmp_path / "test.tar").scan().entries} == {"no label"}
     source = open_webdataset(tmp_path / "test.tar", no_labels=True, column=["age"])
     assert [(entry.label, entry.problem, entry.values) for entry in source.scan().entries] == [
