@@ -97,13 +97,13 @@ def test_another_range_from_a_hub_is_noticed(tmp_path: Path, hub: str, monkeypat
     assert f"{src}: the server sent the range 'bytes 1-" in done.stderr
 
 
-@pytest.mark.parametrize(("kind", "cycle"), [("folder", 1), ("webdataset", 2), ("parquet", 3)])
+@pytest.mark.parametrize(("kind", "cycle"), [("folder", 1), ("webdataset", 3)])
 def test_list_of_a_hub_that_repeats_its_pages_is_an_error(
     tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch, kind: str, cycle: int
 ) -> None:
     write_tar(Hub.root / "a.tar", sample("1", jpeg(160, 120, seed=0), cls=0))
     monkeypatch.setattr(Hub, "cycle", cycle)
-    src = f"hf:/{REPO}" + {"folder": "", "webdataset": "/a.tar", "parquet": "/*.parquet"}[kind]
+    src = f"hf:/{REPO}" + {"folder": "", "webdataset": "/a.tar"}[kind]
     done = prep_process("build", kind, src, tmp_path / "out", HF_ENDPOINT=hub, NO_PROXY="*")
     assert done.returncode == 1
     assert f"/api{REPO}/tree/main: the list continues with a page that was read before; the server" in done.stderr
