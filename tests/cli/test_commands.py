@@ -129,17 +129,6 @@ def test_build_starts_worker_early_and_kills_unused_one() -> None:
             assert child.alive == before
 
 
-def test_folder_source_builds_class_folders(tmp_path: Path) -> None:
-    for name in ("cats", "dogs"):
-        (tmp_path / "src" / name).mkdir(parents=True)
-        (tmp_path / "src" / name / "1.png").write_bytes(encoded(make_image(30, 20), "PNG"))
-    (tmp_path / "order.txt").write_text("dogs\ncats\n")
-    flags = ("--classes", tmp_path / "order.txt", "--format", "hdf5", "--size", 8, "--shuffle-seed", "none")
-    assert prep("build", "folder", tmp_path / "src", tmp_path / "out", *flags).returncode == 0
-    rows = [line.split("\t")[1:4] for line in prep("ls", tmp_path / "out").stdout.splitlines()[1:]]
-    assert rows == [["0", "dogs", "dogs/1.png"], ["1", "cats", "cats/1.png"]]
-
-
 def test_val_keeps_source_order_by_default(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src", split="val")
     prep("build", "imagenet", tree, tmp_path / "out", "--split", "val", "--size", 8)

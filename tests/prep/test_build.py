@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from decodeonce.build import Plan, Recipe, WorkSettings, build, finish, make_pla
 from decodeonce.errors import BuildError
 from decodeonce.prep.building import build as build_module
 from decodeonce.prep.building.journal import FACTS, Journal, Journals, journal_line
-from decodeonce.prep.building.output_dir import check_output_dir
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.sources.imagenet import open_imagenet
@@ -110,35 +110,26 @@ def test_order_and_number_of_tasks_change_no_byte(tree: Path, reference: Bytes, 
     assert tree_bytes(out) == reference
 
 
-@pytest.mark.parametrize("call", ["checked_listing", "check_free_space", "write_plan", "read_plan"])
+CALLS = ["checked_listing", "check_free_space", "write_plan", "read_plan"]
+
+
+# The second look at OUT is after the look for a plan.
+@pytest.mark.parametrize(("call", "number"), [*((call, 1) for call in CALLS), ("check_output_dir", 2)])
 def test_second_of_two_plans_finds_the_first(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     out, source, recipe = tmp_path / "store", open_imagenet(tree), Recipe(**LARGE_ROWS)
-    called, others = vars(build_module)[call], list[Plan]()
+    called, calls, others = vars(build_module)[call], count(1), list[Plan]()
 
     def call_after_another_plan(*arguments: Any) -> Any:
-        monkeypatch.setattr(build_module, call, called)
-        others.append(make_plan(source, out, recipe))
+        if next(calls) == number:
+            monkeypatch.setattr(build_module, call, called)
+            others.append(make_plan(source, out, recipe))
         return called(*arguments)
 
     monkeypatch.setattr(build_module, call, call_after_another_plan)
     assert make_plan(source, out, recipe).content == others[0].content
     assert len([*BuildPaths(out).build.glob("plan-*")]) == 1
-
-
-def test_plan_appears_between_two_looks_at_out(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, source, recipe, check = tmp_path / "store", open_imagenet(tree), Recipe(**LARGE_ROWS), check_output_dir
-    calls = list[object]()
-
-    def check_after_another_plan(*arguments: Any) -> None:
-        calls.append(arguments)
-        if len(calls) == 2:  # after the look for a plan
-            make_plan(source, out, recipe)
-        check(*arguments)
-
-    monkeypatch.setattr(build_module, "check_output_dir", check_after_another_plan)
-    assert make_plan(source, out, recipe).count == 15
 
 
 def test_plan_whose_process_was_killed_before_the_shards_is_completed(

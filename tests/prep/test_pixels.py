@@ -10,7 +10,6 @@ import pytest
 from decodeonce import open_store
 from decodeonce.build import Conversion, Recipe, repair_store
 from decodeonce.errors import BuildError
-from decodeonce.prep.recipe import differences
 from decodeonce.sources import FolderSource
 from decodeonce.store import stage_store, verify_store
 from decodeonce.store.layout import ContainerName, PixelsName
@@ -184,9 +183,3 @@ def test_pictures_of_a_store_are_those_of_its_images(packed: Path, tmp_path: Pat
     for store in (packed, back):
         printed("show", store, "--out", tmp_path / f"{store.name}.png")
     assert (tmp_path / "packed.png").read_bytes() == (tmp_path / "back.png").read_bytes()
-
-
-def test_pixels_that_a_recipe_omits_are_named() -> None:
-    recipes = [Recipe(pixels=pixels).facts({}) for pixels in ("rgb", "yuv420")]
-    assert differences(*recipes) == ["--pixels is rgb, the plan says yuv420"]
-    assert differences(*reversed(recipes)) == ["--pixels is yuv420, the plan says rgb"]

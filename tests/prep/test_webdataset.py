@@ -15,7 +15,6 @@ from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.listing import Entry
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.files import LOCAL_FILES, STAT_THREADS
-from decodeonce.prep.sources.holders import GzipStream, open_holder
 from decodeonce.prep.sources.webdataset import WebdatasetSource, open_webdataset
 from decodeonce.store.manifest import DATA_OFFSET
 from tests.command import prep
@@ -257,11 +256,6 @@ def test_error_for_label_beyond_class_list_names_shard(tmp_path: Path) -> None:
         list(open_webdataset(str(tmp_path), classes=["x", "y"]).scan().entries)
 
 
-def test_classes_may_be_called_before_entries(tmp_path: Path) -> None:
-    source = open_webdataset(shard(tmp_path, sample("k", IMAGE, txt="dog")))
-    assert [cls.name for cls in source.listing().classes] == ["dog"]
-
-
 def test_files_left_out_of_a_folder_are_counted_when_it_is_listed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -407,13 +401,6 @@ def test_stream_that_became_shorter_stops_task(tmp_path: Path) -> None:
     (entry,) = source.scan().entries
     with pytest.raises(Stopped, match=r"a\.tgz: 5480 bytes at byte 15000, expected 9\d+; run"):
         source.read(Entry(entry.name, 0, entry.size, entry.version, place=15000))
-
-
-def test_gzip_stream_may_have_many_members(tmp_path: Path) -> None:
-    (tmp_path / "a.gz").write_bytes(gzip.compress(b"abc") + gzip.compress(b"def"))
-    with open_holder(tmp_path / "a.gz") as file:
-        stream = GzipStream(file, BuildError)
-        assert (stream.read_at(0, 2), stream.read_at(2, 9), stream.size) == (b"ab", b"cdef", 6)
 
 
 def test_captions_as_labels_name_the_flag(tmp_path: Path) -> None:
