@@ -37,9 +37,10 @@ LONGEST = ("crash/test_points.py", "loader/test_killed.py", "loader/test_foreign
 for _name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONUNBUFFERED"):
     os.environ.pop(_name, None)
 
-# Threads of torch that spin while they wait would take the two cores from the other worker of pytest. Without this
-# setting, tests of augmentations take twice as long there.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Threads of torch that spin while they wait would take the two cores from the other worker of pytest: tests of
+# augmentations take twice as long then. The threads that OpenBLAS starts in each worker of a build would take a quarter
+# of its processor time; `prep` avoids that with the same setting.
+os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"}
 
 # A shell starts commands in the background with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
