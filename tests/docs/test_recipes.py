@@ -11,13 +11,11 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +32,7 @@ from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
 from tests.images import encoded, exif, jpeg, reference_row
 from tests.plugins import example_installed
+from tests.remote.conftest import serving
 
 __all__ = ["one_thread"]  # a fixture
 
@@ -207,20 +206,9 @@ def check_csv(folder: Path) -> None:
 CHECKS: dict[str, Callable[[Path], None]] = {"csv": check_csv}
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """Serve a folder, and yield the URL of the server."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            """Print nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
 
 
 def run_lines(text: str, folder: Path) -> str:
@@ -251,7 +239,8 @@ def test_recipe_works_as_written(name: str, tmp_path: Path, monkeypatch: pytest.
     WRITERS[name](tmp_path)
     monkeypatch.chdir(tmp_path)
     output, names = None, dict[str, object]({"__name__": "__main__"})
-    with serving(tmp_path / "bucket") as url, example_installed(tmp_path / "packages"):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "bucket")))
+    with serving(server) as url, example_installed(tmp_path / "packages"):
         for block in blocks(PAGES[name]):
             if block.not_run:
                 continue

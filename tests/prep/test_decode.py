@@ -19,7 +19,8 @@ from tests.images import encoded, exif, jpeg, make_image, marker_at, reference_r
 
 
 def decode(data: bytes, name: str = "x.JPEG", **options: Any) -> Row:
-    return Decoder(Recipe(**{"height": 32, "width": 32, **options})).row(data, entry(name))
+    decoder = Decoder(Recipe(**{"height": 32, "width": 32, **options}))
+    return decoder.row(data, Entry(name.encode(), 0, len(data), 0))
 
 
 def entry(name: str = "x") -> Entry:

@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 
 from decodeonce.cli.output import advice_on
-from decodeonce.prep.listing import Entry, Undecodable
-from decodeonce.prep.pixels.decode import Decoder
+from decodeonce.prep.listing import Undecodable
 from decodeonce.prep.recipe import Recipe, gray_range
 from decodeonce.store import open_store
 from decodeonce.store.table import read_rejects
 from tests.command import prep, printed
 from tests.images import color_tiff, exif, jpeg, need_format, raw_png
+from tests.prep.test_decode import decode, pixels
 
 VALUES = np.arange(4096, dtype=np.uint16).reshape(64, 64)  # 12 bits, as in X-rays
 FLAGS = ("--size", 64, "--workers", 1)
@@ -72,9 +72,9 @@ def test_levels_scale_color(kind: str, levels: str | None) -> None:
         need_format("TIFF")
     data, unusual = COLOR_FILES[kind]
     low, high = gray_range(levels or "0:1") or (int(COLORS[..., :3].min()), int(COLORS[..., :3].max()))
-    row = Decoder(Recipe(height=64, width=64, levels=levels)).row(data, Entry(b"x", 0, len(data), 0))
+    row = decode(data, height=64, width=64, levels=levels)
     expected = scaled(COLORS[..., :3], low, high) if levels else (COLORS[..., :3] >> 8).astype(np.uint8)
-    np.testing.assert_array_equal(np.frombuffer(row.pixels, np.uint8).reshape(64, 64, 3), expected)
+    np.testing.assert_array_equal(pixels(row, 64, 64), expected)
     # Most of the values, 0 to 4095, are above 1500.
     depth = {None: "16 bit, values of 12 bits", "500:1500": "16 bit, most values are above --levels"}
     assert row.unusual == unusual.replace("16 bit", depth.get(levels, "16 bit"))
@@ -97,10 +97,9 @@ def test_levels_scale_color(kind: str, levels: str | None) -> None:
 def test_color_that_levels_do_not_scale_is_rejected(data: bytes, found: str) -> None:
     if "planes" in found:
         need_format("TIFF")
-    entry = Entry(b"x", 0, len(data), 0)
     with pytest.raises(Undecodable, match=re.escape(f"{found}, which --levels does not scale")):
-        Decoder(Recipe(height=64, width=64, levels="0:4095")).row(data, entry)
-    Decoder(Recipe(height=64, width=64)).row(data, entry)
+        decode(data, levels="0:4095")
+    decode(data)
 
 
 @pytest.mark.parametrize(("bits", "is_dark"), [(8, True), (12, True), (14, True), (15, False), (16, False)])
@@ -110,8 +109,7 @@ def test_dark_images_are_listed(kind: str, bits: int, is_dark: bool) -> None:
     values[..., 1] = 65535 if kind == "gray with alpha" else values[..., 0]
     color_type, channels = {"gray": (0, 1), "gray with alpha": (4, 2), "color": (2, 3)}[kind]
     data = raw_png(values[..., :channels], color_type)
-    row = Decoder(Recipe(height=64, width=64)).row(data, Entry(b"x", 0, len(data), 0))
-    assert (f"16 bit, values of {bits} bits" in row.unusual) == is_dark
+    assert (f"16 bit, values of {bits} bits" in decode(data).unusual) == is_dark
 
 
 def test_levels_that_scale_nothing_are_reported(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from PIL import Image, ImageFile, ImageOps, features
 
 from decodeonce.prep.building.build import build
 from decodeonce.prep.building.pool import WorkSettings
-from decodeonce.prep.listing import Entry, Row, Undecodable
+from decodeonce.prep.listing import Entry, Undecodable
 from decodeonce.prep.pixels import failure_reasons
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.pixels.failure_reasons import reads_avif
@@ -47,6 +47,7 @@ from tests.images import (
     tiff_file,
     without_segments,
 )
+from tests.prep.test_decode import decode, pixels
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "reference" / "unusual-images.md"
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -57,15 +58,6 @@ ARITHMETIC = base64.b85decode(
     "Lje^R7akfOJ0T%Ed{ahKe0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0=}O01*fP7yuvx0U`hb5di}c0sqVZ3IGrg1p"
     "yEd1^?Or3<CiG0ucid06zfHdHuY8VG`OqTEcU70i8+C6-<Q7;(Px9Cf8fa@w@Lg6YUVI9eXFjJI>dv)2JEnJW?g?xl!wIbb-OHlk5;E`yH8feE-="
 )
-
-
-def decode(data: bytes, name: str = "x.JPEG", **options: Any) -> Row:
-    decoder = Decoder(Recipe(**{"height": 32, "width": 32, **options}))
-    return decoder.row(data, Entry(name.encode(), 0, len(data), 0))
-
-
-def pixels(row: Row) -> Pixels:
-    return np.frombuffer(row.pixels, np.uint8).reshape(32, 32, 3)
 
 
 def table() -> dict[str, tuple[str, str]]:
@@ -339,9 +331,8 @@ def test_image_becomes_a_row(id_: str) -> None:
     data = case.make()
     size = 64 if id_ == "extreme-shape" else 32
     row = decode(data, case.name, height=size, width=size)
-    got = np.frombuffer(row.pixels, np.uint8).reshape(size, size, 3)
     expected = case.like() if case.like else reference_row(data, 32, 32)
-    np.testing.assert_array_equal(got[:32, :32], expected)
+    np.testing.assert_array_equal(pixels(row, size, size)[:32, :32], expected)
     action, text = documented(id_)
     assert action == ("kept" if row.unusual else "")
     assert text.fullmatch(row.unusual), row.unusual

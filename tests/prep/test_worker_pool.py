@@ -26,7 +26,7 @@ from tests.images import encoded, jpeg, make_image, make_tree
 def slow_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight small images, and a large progressive JPEG that takes a while to decode."""
     root = make_tree(tmp_path_factory.mktemp("slow"), classes=2, per_class=4)
-    large = make_image(500, 500).resize((3500, 3500))
+    large = make_image(500, 500).resize((5000, 5000))
     (root / "train/n00000001/slow.JPEG").write_bytes(encoded(large, progressive=True, quality=95))
     return root
 
