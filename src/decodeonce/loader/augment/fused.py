@@ -213,27 +213,12 @@ class Chain:
         windows = stacked if self.windows is None else self.windows
         scale, shift = self.factors or (stacked, stacked)
         grid = (len(out), -(-math.prod(self.shape[:2]) // PIXELS))
+        given = images, images.stride(0), height, width, windows, stacked, scale, shift, out
+        pixels, (taps_y, taps_x) = self.planes.pixels if self.planes else "rgb", self.taps
+        forms = {"PIXELS": pixels, "RESIZE": self.windows is not None, "NORMALIZE": self.factors is not None}
+        sizes = {"TAPS_Y": taps_y, "TAPS_X": taps_x, "BLOCK": PIXELS}
         with on_device(device):
-            move_pixels[grid](
-                images,
-                images.stride(0),
-                height,
-                width,
-                windows,
-                stacked,
-                scale,
-                shift,
-                out,
-                *self.resized,
-                *self.shape[:2],
-                PIXELS=self.planes.pixels if self.planes else "rgb",
-                RESIZE=self.windows is not None,
-                NORMALIZE=self.factors is not None,
-                TAPS_Y=self.taps[0],
-                TAPS_X=self.taps[1],
-                BLOCK=PIXELS,
-                enable_fp_fusion=True,
-            )
+            move_pixels[grid](*given, *self.resized, *self.shape[:2], **forms, **sizes, enable_fp_fusion=True)
         return out
 
 
