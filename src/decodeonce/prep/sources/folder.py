@@ -102,35 +102,33 @@ class FolderSource(LabeledSource):
             check_classes(self.root, self._names, self._listed.folders)
         folders = [""] if self.no_labels else self._names
         below = system_of(self.root).walk(self.root, "", folders, self.links)
-        return self._scanned(self._noted(self._by_suffix.images(below)))
-
-    def _noted(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        self._used = set[int]()
-        for entry in entries:
-            self._used.add(entry.label)
-            yield entry
+        return self._scanned(self._by_suffix.images(below))
 
     def _warnings(self, samples: int) -> list[str]:
         others = self._by_suffix.warnings("; --suffix reads them")
         outside = [] if self.no_labels else odd_files(self.root, self._listed, self.links)
         odd = [*self._odd, *odd_names(self.root, self._names, self.links)] if self._is_guess else []
         odd += [] if self.no_labels else [*alike_classes(self._names), *unlike_train(self.root, self._names)]
-        return [*unused_classes(self._names, self._used), *others, *self._listed.warnings(), *outside, *odd]
+        return [*unused_classes(self._names, self._by_suffix.labels), *others, *self._listed.warnings(), *outside, *odd]
 
 
 class BySuffix:
-    """Leaves out files whose suffix shows that they are not images, such as Thumbs.db or notes.txt, and counts them."""
+    """Leaves out files whose suffix shows that they are not images, such as Thumbs.db or notes.txt, and counts them.
+
+    `labels` are those of all others in the last listing.
+    """
 
     def __init__(self, more: Sequence[str] = ()) -> None:
         self._suffixes = READ_SUFFIXES | {name_bytes(suffix.lower()) for suffix in more}
-        self._others = Counter[bytes]()
+        self._others, self.labels = Counter[bytes](), set[int]()
 
     def images(self, entries: Iterable[Entry]) -> Iterator[Entry]:
         """Yield the entries of images, and those of what is no file."""
-        self._others.clear()
+        self._others, self.labels = Counter(), set()
         for entry in entries:
             suffix = os.path.splitext(entry.name)[1].lower()
             if suffix in self._suffixes or entry.problem:
+                self.labels.add(entry.label)
                 yield entry
             else:
                 self._others[suffix] += 1
