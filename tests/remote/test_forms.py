@@ -199,7 +199,7 @@ def test_list_of_local_paths_and_urls_is_refused(tmp_path: Path) -> None:
     ):
         (tmp_path / "list.txt").write_text(f"{first}\n{second}\n")
         message = f"list.txt: line 2: '{second}' is not below {root}; pass a folder that holds all paths as --root"
-        with pytest.raises(BuildError, match=f"{re.escape(message)}.*, or list local paths and URLs apart"):
+        with pytest.raises(BuildError, match=f"{re.escape(message)}.*; list local files and URLs apart"):
             open_list(tmp_path / "list.txt").listing()
 
 

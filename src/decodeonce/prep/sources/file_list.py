@@ -195,9 +195,7 @@ class ListSource(LabeledSource):
                     raise BuildError(f"{where} exists and is not below {root}; {advice}")
                 name = path_below(root, path.lstrip("/") or ".")
             if name is None:
-                advice = (
-                    "pass a folder that holds all paths as --root, for example /, or list local paths and URLs apart"
-                )
+                advice = "pass a folder that holds all paths as --root, for example /; list local files and URLs apart"
                 raise BuildError(f"{where} is not below {root}; {advice}")
             if scheme_of(root):
                 check_url(str(self.root / name))
