@@ -266,7 +266,7 @@ class LocalFiles:
         The label of a sample is the index of its folder.
         """
         starts = enumerate(os.path.join(name_bytes(folder), name_bytes(name)) for name in names)
-        found = (entry for label, start in starts for entry in _walk(root, start, label, links))
+        found = (entry for label, start in starts for entry in _walk(root, start, label, links, set()))
         return stat_entries(root, found, links)
 
     def entry(self, root: Path, name: bytes, label: int, links: Links | None) -> Entry:
@@ -400,15 +400,12 @@ def _stat_entry(system: LocalFiles | RemoteFiles, root: Path, links: Links, entr
     return replace(found, values=entry.values) if entry.values else found
 
 
-def _walk(
-    root: Path, folder: bytes, label: int, links: Links, depth: int = 0, followed: set[bytes] | None = None
-) -> Iterator[Entry]:
+def _walk(root: Path, folder: bytes, label: int, links: Links, followed: set[bytes], depth: int = 0) -> Iterator[Entry]:
     """Yield the files below a class folder, without size and mtime; none if it is not a folder.
 
     `followed` has the targets of the links to folders that were followed, because links can form a cycle.
     """
     path = os.path.join(os.fsencode(root), folder)
-    followed = set() if followed is None else followed
     if depth == 0 and not stat.S_ISDIR(mode_of(path)):
         return
     walked = depth < MAX_DEPTH and not links.folder_leads_outside(path)
@@ -420,7 +417,7 @@ def _walk(
         raise failure_from(error, path) from None
     for name, to_walk in found:
         if to_walk:
-            yield from _walk(root, os.path.join(folder, name), label, links, depth + 1, followed)
+            yield from _walk(root, os.path.join(folder, name), label, links, followed, depth + 1)
         else:
             yield Entry(os.path.join(folder, name), label, 0, 0)
 
