@@ -38,6 +38,7 @@ MOST_SAMPLES = 1_000_000_000  # a plan of more would not fit into memory
 FIRST_SAMPLES = 8  # the first one of them that can be read tells the names of columns and masks
 TABLE_ROWS_AT_ONCE = 1 << 14  # of a Hugging Face dataset, whose listing reads no images
 PALETTE_PNG = re.compile(rb"\x89PNG.{21}\x03", re.DOTALL)  # by its color type
+EXPECTED_SAMPLE = "expected (image, label) or (image, label, {'column': numbers}); without labels, pass --no-labels"
 EXPECTED_IMAGE = "expected a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W, 3), or the bytes of an image file"
 EXPECTED_DATASET = "expected an object with len() and [index], where dataset[0] is (image, label)"
 
@@ -90,10 +91,7 @@ class IndexedDataset:
             item = (item[0] if isinstance(item, tuple) else item, None)
         if not isinstance(item, tuple | list) or len(item) not in (2, 3):
             found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
-            expected = (
-                "expected (image, label) or (image, label, {'column': numbers}); without labels, pass --no-labels"
-            )
-            raise Undecodable(f"found a {found}, {expected}")
+            raise Undecodable(f"found a {found}, {EXPECTED_SAMPLE}")
         image, label, others = (*item, {})[:3]
         if not isinstance(others, Mapping):
             raise Undecodable(f"third value is a {type(others).__name__}, expected {{'column': numbers}}")
@@ -520,7 +518,7 @@ def open_dataset(
     )
 
 
-def encoded(image: object) -> bytes:
+def encoded(image: Any) -> bytes:
     """Return the bytes of an image file: the given ones, or the pixels of an image or array as PPM or PGM.
 
     Raises:
@@ -533,15 +531,11 @@ def encoded(image: object) -> bytes:
     if isinstance(image, Image.Image):
         return _netpbm(_pixels(image))
     refuse_masked("image", image)
-    if (
-        isinstance(image, np.ndarray)
-        and image.dtype == np.uint8
-        and (image.ndim == 2 or image.shape[2:] in ((1,), (3,)))
-    ):
+    is_bytes = isinstance(image, np.ndarray) and image.dtype == np.uint8
+    if is_bytes and image.ndim > 1 and image.shape[2:] in ((), (1,), (3,)):
         return _netpbm(image)
-    found = (
-        f"{image.dtype} {image.shape}" if hasattr(image, "dtype") and hasattr(image, "shape") else type(image).__name__
-    )
+    is_array = hasattr(image, "dtype") and hasattr(image, "shape")
+    found = f"{image.dtype} {image.shape}" if is_array else type(image).__name__
     raise Undecodable(f"image is {found}, {EXPECTED_IMAGE}")
 
 
