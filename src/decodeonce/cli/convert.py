@@ -8,21 +8,9 @@ from typing import Annotated
 
 import typer
 
+from decodeonce.cli import command
 from decodeonce.cli.build import BuildRequest, check_alone, say_dry_run, say_outcome
-from decodeonce.cli.command import (
-    ClassOption,
-    DryRun,
-    MatchOption,
-    Out,
-    RowsOption,
-    Workers,
-    option,
-    parse_bytes,
-    parse_seed,
-    parse_size,
-    selection,
-    usage_errors,
-)
+from decodeonce.cli.command import ClassOption, DryRun, MatchOption, Out, RowsOption, Workers, option
 from decodeonce.cli.output import build_progress
 from decodeonce.formatting import duration_text
 from decodeonce.prep.paths import BuildPaths
@@ -61,16 +49,16 @@ def convert(
     Every row is verified before it is written. Stores are merged if they have the same recipe, classes and columns;
     rows are then numbered through all IN, also for --rows. Run the same command again to resume.
     """
-    height_width = parse_size(size) if size is not None else None
-    shard_bytes = parse_bytes(shard_size) if shard_size is not None else None
-    seed = parse_seed("none" if shuffle_seed is None else shuffle_seed)
-    selected = selection(names, match, rows)
+    height_width = command.parse_size(size) if size is not None else None
+    shard_bytes = command.parse_bytes(shard_size) if shard_size is not None else None
+    seed = command.parse_seed("none" if shuffle_seed is None else shuffle_seed)
+    selected = command.selection(names, match, rows)
     check_alone()
     from decodeonce.prep.building.pool import WorkSettings
     from decodeonce.prep.convert.convert import Conversion, open_conversion
     from decodeonce.prep.convert.convert import convert as convert_stores
 
-    with usage_errors():
+    with command.usage_errors():
         conversion = Conversion(container, shard_bytes, height_width, resize_filter, pixels, selected, sort, seed)
         made_of, recipe = open_conversion(stores, out, conversion)
     if dry_run:

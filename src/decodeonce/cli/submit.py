@@ -13,18 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from decodeonce.cli import STOPPING, program
+from decodeonce.cli import STOPPING, command, program
 from decodeonce.cli.build import BuildRequest, kinds_app, say_dry_run, say_found, say_storage
-from decodeonce.cli.command import (
-    Command,
-    Group,
-    ResultCommand,
-    new_app,
-    option,
-    parse_bytes,
-    usage_errors,
-    with_options,
-)
+from decodeonce.cli.command import Command, Group, ResultCommand, option
 from decodeonce.cli.examples import examples
 from decodeonce.cli.output import print_result, say
 from decodeonce.errors import BuildError, Stopped
@@ -42,7 +33,7 @@ BuildCommand = Annotated[
 
 STOPPED_SCRIPT = 130  # the exit status of submit.sh after it cancelled its jobs because of a signal
 
-submit = new_app(
+submit = command.new_app(
     cls=Group, help="Write the job scripts of a build for a batch system: plan, an array of tasks, finish."
 )
 
@@ -118,19 +109,19 @@ class JobOptions:
             raise typer.BadParameter(f"--then {self.then}: no such file; expected a job script")
         settings["directives"] = tuple(settings.pop("directive", ()))
         settings |= {"seconds": _seconds(settings.get("time")), "mem": _memory(settings.get("mem"))}
-        with usage_errors():
+        with command.usage_errors():
             return Chain(**{name: value for name, value in settings.items() if name not in ("time", "site", "submit")})
 
 
 def _submit_command(scheduler: str) -> Callable[..., None]:
-    def command(words: BuildCommand, options: JobOptions) -> None:
+    def submit_build(words: BuildCommand, options: JobOptions) -> None:
         words = _build_words(words, scheduler)
         profile = options.profile(scheduler)
         chain = options.chain(profile)
         build = kinds_app(lambda request: _write(request, words, profile, chain, submit=options.submit), "", Command)
         build(words, prog_name="prep build", standalone_mode=False)
 
-    return with_options(command, JobOptions)
+    return command.with_options(submit_build, JobOptions)
 
 
 def _build_words(words: Sequence[str], scheduler: str) -> list[str]:
@@ -163,7 +154,7 @@ def _memory(text: str | None) -> str | None:
     """Return a size for batch systems: "64G" as it is, "64GiB" in MiB."""
     if text is None or re.fullmatch("[0-9]+[KMGT]", text):
         return text
-    return f"{max(1, parse_bytes(text, '--mem') >> 20)}M"
+    return f"{max(1, command.parse_bytes(text, '--mem') >> 20)}M"
 
 
 def _write(request: BuildRequest, words: Sequence[str], site: Site, chain: Chain, *, submit: bool) -> None:
