@@ -72,7 +72,7 @@ def test_levels_scale_color(kind: str, levels: str | None) -> None:
         need_format("TIFF")
     data, unusual = COLOR_FILES[kind]
     low, high = gray_range(levels or "0:1") or (int(COLORS[..., :3].min()), int(COLORS[..., :3].max()))
-    row = decode(data, height=64, width=64, levels=levels)
+    row = decode(data, "x", height=64, width=64, levels=levels)
     expected = scaled(COLORS[..., :3], low, high) if levels else (COLORS[..., :3] >> 8).astype(np.uint8)
     np.testing.assert_array_equal(pixels(row, 64, 64), expected)
     # Most of the values, 0 to 4095, are above 1500.
