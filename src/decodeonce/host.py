@@ -56,7 +56,7 @@ def _bytes_besides_cache(folder: Path) -> int:
 def _cgroup_numbers(
     controller: str, files: Iterable[tuple[str, ...]], root: Path, own: Path
 ) -> Iterator[tuple[Path, list[int]]]:
-    """Yield the numbers in each set of `files` that a cgroup folder has, for the cgroup and its parents."""
+    """Yield each folder of the cgroup and its parents with the numbers in each set of `files` that it has."""
     for folder in _cgroup_folders(controller, root, own):
         for names in files:
             with suppress(OSError, ValueError):  # a file is missing, or contains "max": no limit at this level

@@ -215,12 +215,15 @@ def find_idle_hosts(environ: Mapping[str, str] | None = None) -> str | None:
     printed once.
     """
     environ = os.environ if environ is None else environ
-    try:  # only the first host of a job has the file
-        rank, hosts = _launched(environ), len(set(Path(environ["PBS_NODEFILE"]).read_text().split()))
-        here = _number(environ, RANKS_HERE[rank.source]) if rank and rank.rank == 0 else 0
-    except (KeyError, ValueError, OSError):  # unusual variables must not stop the work because of a warning
+    try:
+        rank = _launched(environ)
+        name, nodefile = RANKS_HERE.get(rank.source, "") if rank else "", environ.get("PBS_NODEFILE")
+        if rank is None or rank.rank or not environ.get(name) or not nodefile:
+            return None
+        here, hosts = _number(environ, name), len(set(Path(nodefile).read_text().split()))
+    except (ValueError, OSError):  # unusual variables must not stop the work; only the first host has the file
         return None
-    if rank is None or here * hosts < rank.world_size + hosts:  # at most its share of the ranks, rounded up
+    if here * hosts < rank.world_size + hosts:  # this host has at most its share of the ranks, rounded up
         return None
     return (
         f"{here} of {rank.world_size} ranks run on this host, but the PBS job has {hosts} hosts; the others are idle. "

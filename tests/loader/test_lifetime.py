@@ -450,6 +450,9 @@ def test_invalid_arguments_are_rejected(store: Path) -> None:
     for settings, message in wrong:
         with pytest.raises(ValueError, match=message):
             Loader(store, **{"batch_size": 4, **settings})
+    for settings, message in wrong[:4]:  # before a store is opened or a device's memory is taken
+        with pytest.raises(ValueError, match=message):
+            Loader(store / "missing", batch_size=4, **settings)
 
 
 def test_rank_and_world_size_come_from_the_launcher(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import decodeonce
-from decodeonce.store import files
+from decodeonce.store import disk, files
 from decodeonce.store.files import open_regular, read_regular, reading, write_atomic
 from tests.open_files import open_files
 
@@ -108,3 +108,10 @@ def test_error_while_reading_names_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="bad state") as held, reading(path):
         raise OSError(errno.EBADFD, os.strerror(errno.EBADFD))
     assert held.value.filename == str(path)
+
+
+def test_error_about_two_files_names_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    for call in (disk.replace, disk.link):
+        with pytest.raises(OSError, match=f"^\\[Errno 20\\] Not a directory: '{tmp_path}/a/b'$"):
+            call(tmp_path / "a", tmp_path / "a/b")

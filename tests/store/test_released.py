@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -107,6 +108,11 @@ def test_released_part_is_readable_and_loadable() -> None:
     assert (rows, labels, sha256(images)) == ([4, 5, 6, 7], LABELS[4:8], ROWS_4_TO_7)
     with pytest.raises(StoreError, match=r"holds rows 4\.\.7 of 13; asked for row 8"):
         store.images[8]
+
+
+def test_h5py_alone_reads_released_store() -> None:
+    with h5py.File(RELEASED / "v1/hdf5/store.h5", "r") as file:
+        assert (sha256(file["images"][:]), file["labels"][:].tolist()) == (ROWS, LABELS)
 
 
 # --- additions of later releases

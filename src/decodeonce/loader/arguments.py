@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, get_args
+from typing import Any, ParamSpec, get_args
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from decodeonce.store import Store, open_store
 
 StoreLike = str | os.PathLike[str] | Store
 Params = ParamSpec("Params")
-T = TypeVar("T")
 
 _NO_WORKERS = "nothing: a Loader has threads instead of worker processes"
 # The arguments of torch's DataLoader that a Loader does not have, and what to pass instead.
@@ -56,7 +55,8 @@ def refuse_arguments(
                 name = type(args[0]).__name__
                 raise TypeError(f"{name} takes one argument without a name; {positional.format(args[2])}")
             if found := [f"{word}: pass {named[word]}" for word in kwargs if word in named]:
-                raise TypeError(f"Loader has no such arguments of torch's DataLoader; {'; '.join(found)}")
+                name = type(args[0]).__name__
+                raise TypeError(f"{name} has no such arguments of torch's DataLoader; {'; '.join(found)}")
             init(*args, **kwargs)
 
         return checked
@@ -75,11 +75,10 @@ def check_probability(p: float) -> None:
         raise ValueError(f"p is {p!r}, expected a probability, 0 to 1")
 
 
-def one_of(name: str, value: T, kind: object) -> T:
-    """Return the value. ValueError unless it is one of the values of `kind`, a Literal."""
-    if value not in get_args(kind):
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(kind)))}")
-    return value
+def check_choice(name: str, value: object, choices: object) -> None:
+    """Raise ValueError unless `value` is one of the values of the `Literal` `choices`."""
+    if value not in get_args(choices):
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(choices)))}")
 
 
 def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:

@@ -89,10 +89,10 @@ class Epoch(Iterator[Batch]):
             raise
 
     def _end(self) -> StopIteration | RuntimeError:
-        """What to raise instead of yielding another batch."""
+        """End the threads if all batches were yielded, and return what to raise instead of yielding another."""
         if not self.left:
             self.ended = self.ended or "all batches were yielded"
-            if ACCELERATE in sys.modules:
+            if sys.modules.get(ACCELERATE):
                 accelerate.leave(self)
             self._filler.stop()
             return StopIteration()
@@ -121,7 +121,7 @@ class Epoch(Iterator[Batch]):
         batch = self._filler.delivery.receive(pending)
         self.left -= 1
         self._progress.advance()
-        if ACCELERATE in sys.modules:
+        if sys.modules.get(ACCELERATE):
             accelerate.enter(self)
         meter, now = self._meter, time.perf_counter()
         meter.batches += 1

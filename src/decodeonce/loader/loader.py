@@ -17,7 +17,7 @@ from torch.utils.data import Subset
 
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, distributed_rank, find_rank
-from decodeonce.loader.arguments import DATA_LOADER_WORDS, StoreLike, as_store, one_of, refuse_arguments, whole
+from decodeonce.loader.arguments import DATA_LOADER_WORDS, StoreLike, as_store, check_choice, refuse_arguments, whole
 from decodeonce.loader.augment import fused
 from decodeonce.loader.augment.augment import Augment
 from decodeonce.loader.augment.views import Views
@@ -168,7 +168,17 @@ class Loader:
             raise TypeError(f'shuffle is {shuffle} as for torch\'s DataLoader; pass "{"full" if shuffle else "none"}"')
         if tail is None:
             tail = "keep" if shuffle == "none" else "drop"
-        self._shuffle, self._partition_kind = one_of("shuffle", shuffle, Shuffle), partition
+        choices: dict[str, tuple[object, object]] = {
+            "shuffle": (shuffle, Shuffle),
+            "partition": (partition, PartitionKind),
+            "tail": (tail, Tail),
+            "reader": (reader, ReaderName),
+            "cache": (cache, Literal[None, "device"]),
+            "pixels": (pixels, Literal["rgb", "stored"]),
+        }
+        for name, (value, kind) in choices.items():
+            check_choice(name, value, kind)
+        self._shuffle, self._partition_kind = shuffle, partition
         self.batch_size, self._prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1, MOST)
         self._seed = whole("seed", seed)
         threads = min(MOST_THREADS, usable_cores()) if threads is None else whole("threads", threads, 1, MOST)
@@ -187,11 +197,10 @@ class Loader:
             self._check_staged(opened)
         self._table = None if weights is None else make_table(weights, opened, self._chosen, shuffle, partition)
 
-        cached = self._cached_rows() if one_of("cache", cache, Literal[None, "device"]) else None
-        as_stored = one_of("pixels", pixels, Literal["rgb", "stored"]) == "stored"
+        cached = self._cached_rows() if cache else None
         slot_manifest, split = self._manifest, None  # of the rows in slots, and what makes arrays of them
         if not slot_manifest.rows_are_images:
-            on_host = target.type == "cpu" and not cache
+            on_host, as_stored = target.type == "cpu" and not cache, pixels == "stored"
             slot_manifest, split = _describe_slots(self._manifest, transform, as_stored=as_stored, on_host=on_host)
         shape = (self.batch_size, *slot_manifest.row_shape)
         self._delivery = make_delivery(target, shape, self._prefetch, cached)
@@ -522,9 +531,8 @@ class Loader:
     def _cached_rows(self) -> range | Rows:
         """The rows of this rank, to keep in device memory. Raise ValueError if they differ from epoch to epoch."""
         if self._partition.slices > 1:
-            raise ValueError(
-                'cache=\'device\' needs partition="range": with "global", a rank reads different rows each epoch'
-            )
+            advice = 'with "global", a rank reads different rows each epoch'
+            raise ValueError(f'cache="device" needs partition="range": {advice}')
         return self._partition.rows
 
     def _check_rank(self) -> None:
@@ -552,7 +560,10 @@ class Loader:
 
 
 def _check_transform(transform: object, manifest: Manifest) -> None:
-    """Raise TypeError unless `transform` accepts one argument: users pass a step of Augment, or a list of steps."""
+    """Raise TypeError unless `transform` accepts one argument: users pass a step of Augment, or a list of steps.
+
+    Raise ValueError if an Augment does not fit the store.
+    """
     if isinstance(transform, Augment):
         transform.check_store(manifest)
     try:

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from decodeonce.host import available_memory
-from decodeonce.loader.arguments import one_of
 from decodeonce.loader.order import WINDOW_BLOCKS, AliasTable, Order, Rows, Shuffle, WindowOrder
 from decodeonce.store import Store, part_rows
 
@@ -150,8 +149,6 @@ def make_partition(
     kind: PartitionKind, rows: range | Rows, batch_size: int, rank: int, world_size: int, tail: Tail
 ) -> Partition:
     """Create the partition of one rank, or raise ValueError if a rank would have no row or no step."""
-    one_of("partition", kind, PartitionKind)
-    one_of("tail", tail, Tail)
     if (count := len(rows)) == 0:
         raise ValueError("there are no rows to load; expected rows= to select at least one")
     partition = Partition(rows, count, count, batch_size, rank, world_size, world_size, tail)

@@ -60,11 +60,15 @@ class Progress:
         """Count a batch as yielded. The last batch of an epoch moves to the start of the next epoch."""
         if self.next == self.now:
             self.next = self.start(self.now.epoch + 1)
-        self.now = self._after(self.now) if self.left(self.now) > 1 else self.next
+        self.now = self._after(self.now) if self.left(self.now) > 1 else self._after_last(self.now)
 
     def _after(self, position: Position) -> Position:
         """The position after one more batch of the same epoch."""
         return Position(position.epoch, position.rows_consumed + self._partition.stride, position.pass_number)
+
+    def _after_last(self, position: Position) -> Position:
+        """The position after the last batch of an epoch, where the next `for` loop starts."""
+        return self.next
 
     def state(self) -> dict[str, int]:
         """The position of training, for `restore()`."""
@@ -98,11 +102,11 @@ class StepProgress(Progress):
         yield position.pass_number, position.rows_consumed
         yield from ((number, 0) for number in count(position.pass_number + 1))
 
-    def advance(self) -> None:
-        before, left = self.now, self.left(self.now)
-        super().advance()
-        if left <= 1 and self.next.epoch == before.epoch + 1:  # `start` differs if the batch size was another before
-            self.now = self.next = replace(self._after(before) if left else before, epoch=self.next.epoch, epoch_rows=0)
+    def _after_last(self, position: Position) -> Position:
+        if self.next.epoch == position.epoch + 1:  # `start` differs if the batch size was another before
+            reached = self._after(position) if self.left(position) else position
+            self.next = replace(reached, epoch=self.next.epoch, epoch_rows=0)
+        return self.next
 
     def _after(self, position: Position) -> Position:
         epoch_rows = position.epoch_rows + self._partition.stride

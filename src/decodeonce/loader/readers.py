@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import SERVER_DOWN_ERRORS, TRANSIENT_ERRORS, DecodeonceError, StoreError
 from decodeonce.host import available_memory, is_in_memory, network_file_system, read_ahead_bytes
-from decodeonce.loader.arguments import one_of
 from decodeonce.loader.buffers import page_aligned
 from decodeonce.loader.order import Rows
 from decodeonce.store import Store, disk
@@ -128,11 +127,15 @@ class Reader:
 
     def calls(self, rows: Rows, out: Pixels) -> list[Call]:
         """At most one call per thread. Together the calls fill out[i] with row rows[i], and write nothing else."""
-        self.open(rows)
+        self._prepare(rows)
         copy = self._copy if self.checksums is None else partial(self._copy_verified, self.checksums)
         copy = partial(self._copy_unpacked, self.unpacked_manifest, copy) if self.unpacked_manifest else copy
         cuts = [len(rows) * share // self.threads for share in range(self.threads + 1)]
         return [partial(copy, rows[a:b], out[a:b]) for a, b in pairwise(cuts) if a < b]
+
+    def _prepare(self, rows: Rows) -> None:
+        """Open what the next calls need, in the thread that makes them."""
+        self.open(rows)
 
     def hint(self, rows: Rows) -> Call | None:
         """A call that reads these rows ahead; None if the last check of a few rows found all in the page cache."""
@@ -216,16 +219,13 @@ class MmapReader(Reader):
         super().__init__(store, threads)
         self._mapped: dict[int, Pixels] = {}
 
-    def open(self, rows: Rows) -> list[int]:
-        """Open and map the shards that hold `rows`, and return their numbers. StoreError if one is too short."""
-        shards = super().open(rows)
-        for number in shards:
+    def _prepare(self, rows: Rows) -> None:
+        for number in self.open(rows):
             shard, path, fd = self.manifest.shards[number], self.paths[number], self._fds[number]
             if (found := os.fstat(fd).st_size) < shard.bytes:
                 raise ends_early(path, found, shard.bytes)
             if number not in self._mapped:
                 self._mapped[number] = map_rows(fd, path, shard)
-        return shards
 
     def _copy(self, rows: Rows, out: Pixels) -> None:
         out = out.reshape(len(rows), self.row_bytes)
@@ -286,7 +286,6 @@ def make_reader(
     that are going to be read, by default all that the store holds. `slot_bytes` are the bytes of the batches that the
     Loader prepares.
     """
-    one_of("reader", name, ReaderName)
     count = len(store.rows) if count is None else min(count, len(store.rows))
     choice = choose_reader(store.paths.root, count * store.manifest.row_bytes, name, slot_bytes)
     if choice.name == "direct":

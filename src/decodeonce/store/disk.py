@@ -106,9 +106,9 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno != errno.ELOOP:
-            error.filename, error.filename2 = str(path), None
-        raise
+        if error.errno == errno.ELOOP:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def fallocate(fd: int, offset: int, nbytes: int) -> None:

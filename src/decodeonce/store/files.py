@@ -128,7 +128,7 @@ def publish(path: Path, data: bytes) -> bool:
         except OSError as error:
             if error.errno not in {errno.EEXIST, errno.EPERM, *UNSUPPORTED_ERRORS}:
                 raise
-            return _publish_without_link(temporary, path)
+        return _publish_without_link(temporary, path)
     finally:
         with suppress(OSError):  # report the first error
             disk.unlink(temporary)

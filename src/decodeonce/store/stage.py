@@ -258,14 +258,14 @@ def _copy_rows(
     checksums = np.array(Store(dest, manifest).checksums)
     shards = [shard for shard in manifest.shards if shard.held_rows(held)]
     allow_open_files(3 * len(shards))
-    ends: dict[str, tuple[ReadAt, files.ShardFile]] = {}
+    opened_files: dict[str, tuple[ReadAt, files.ShardFile]] = {}
     buffers: SimpleQueue[memoryview] = SimpleQueue()
     for _ in range(threads):
         buffers.put(files.page_aligned_buffer(manifest.rows_per_piece * row_bytes))
 
     def copy(piece: tuple[Shard, range]) -> int:
         (shard, rows), buffer = piece, buffers.get()
-        path, (read, target) = root / shard.file, ends[shard.file]
+        path, (read, target) = root / shard.file, opened_files[shard.file]
         data, offset = buffer[: len(rows) * row_bytes], shard.offset(rows.start)
         expected = checksums[rows.start : rows.stop].tolist()
         try:
@@ -286,7 +286,7 @@ def _copy_rows(
     with ExitStack() as opened, ThreadPoolExecutor(threads) as pool:
         for shard in shards:
             read = opened.enter_context(source.opened(shard.file, shard.bytes))
-            ends[shard.file] = read, opened.enter_context(files.ShardFile(dest.root / shard.file))
+            opened_files[shard.file] = read, opened.enter_context(files.ShardFile(dest.root / shard.file))
         try:
             todo = list(manifest.pieces(held))
             for (_, rows), copied in zip(todo, pool.map(copy, todo), strict=True):

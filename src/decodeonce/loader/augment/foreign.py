@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decodeonce.loader.arguments import one_of
+from decodeonce.loader.arguments import check_choice
 from decodeonce.loader.augment.augment import Draws, Step
 from decodeonce.loader.augment.rows import fill_rows, share_rows
 from decodeonce.loader.augment.seeded import Seeded
@@ -32,7 +32,7 @@ class _Foreign(Step):
         if isinstance(transform, type) or not callable(transform):
             raise ValueError(f"transform is {transform!r}, expected a callable object such as v2.RandAugment()")
         if takes is not None:
-            one_of("takes", takes, Takes)
+            check_choice("takes", takes, Takes)
         libraries = {base.__module__.partition(".")[0] for base in type(transform).__mro__}
         self.transform = transform
         self._by_name = "albumentations" in libraries

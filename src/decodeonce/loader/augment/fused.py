@@ -214,7 +214,8 @@ class Chain:
         scale, shift = self.factors or (stacked, stacked)
         grid = (len(out), -(-math.prod(self.shape[:2]) // PIXELS))
         given = images, images.stride(0), height, width, windows, stacked, scale, shift, out
-        pixels, (taps_y, taps_x) = self.planes.pixels if self.planes else "rgb", self.taps
+        pixels = self.planes.pixels if self.planes else "rgb"
+        taps_y, taps_x = self.taps
         forms = {"PIXELS": pixels, "RESIZE": self.windows is not None, "NORMALIZE": self.factors is not None}
         sizes = {"TAPS_Y": taps_y, "TAPS_X": taps_x, "BLOCK": PIXELS}
         with on_device(device):
