@@ -181,6 +181,12 @@ def test_integer_box_is_cropped_exactly(data: st.DataObject, width: int, height:
         assert pixel_box(box_of(*edges, size=(width, height)), width, height) == edges
 
 
+def test_annotation_may_have_namespaces(annotated: AnnotatedTree) -> None:
+    for name in (f"{FISH}_1", f"{FISH}_2", f"{SHARK}_3"):
+        annotated.annotate(f"{name}.xml", xml(INSIDE).replace("<annotation>", "<annotation xmlns='urn:x'><x:note/>", 1))
+    assert [entry.problem for entry in listed(annotated)[0]] == [""] * 3
+
+
 def test_unusable_annotation_is_a_problem(annotated: AnnotatedTree) -> None:
     for name in (f"{FISH}_1", f"{SHARK}_3"):
         annotated.annotate(f"{name}.xml", xml(INSIDE))

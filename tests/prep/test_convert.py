@@ -16,6 +16,7 @@ from decodeonce.build import Selection, make_plan
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.building.plan import block_rows_for, shuffled
 from decodeonce.prep.convert.convert import Conversion, convert, open_conversion, smaller_size
+from decodeonce.prep.convert.source import converted_recipe
 from decodeonce.prep.recipe import BoxRules, Filter, Recipe
 from decodeonce.sources import BoxedSource, FolderSource, open_imagenet
 from decodeonce.store import open_store, stage_store, verify_store
@@ -248,6 +249,23 @@ def test_settings_of_other_writers_that_no_build_knows_are_replaced_and_other_ke
     resign(store, lambda facts: facts.update(recipe={**others, "shard_size": "large", "filter": ["none"]}))
     convert_in_process([store], tmp_path / "out", HDF5)
     assert others.items() <= open_store(tmp_path / "out").manifest.recipe.items()
+
+
+def test_recipe_keys_of_other_writers_are_kept() -> None:
+    for recipe, expected in (
+        ({}, {}),
+        ({"decoders": "by hand"}, {"decoders": "by hand"}),
+        ({"decoders": {"libhdf5": "0.9"}}, {}),
+        ({"decoders": {"jpeg": "6b"}, "mine": [1]}, {"decoders": {"jpeg": "6b"}, "mine": [1]}),
+    ):
+        settings = {"height": 8, "width": 6, "shard_size": 5, "filter": "box"}
+        hdf5, npy = (
+            {**settings, "container": container, "decoders": decoders}
+            for container, decoders in (("hdf5", {"libhdf5": "2"}), ("npy", {}))
+        )
+        as_hdf5 = converted_recipe([recipe], (8, 6, 3), hdf5, {})
+        assert as_hdf5["decoders"] == "by hand" or as_hdf5["decoders"]["libhdf5"] == "2"
+        assert converted_recipe([as_hdf5], (8, 6, 3), npy, {}) == {**expected, "container": "npy", "shard_size": 5}
 
 
 def test_selection_keeps_all_classes(npy: Path, tmp_path: Path) -> None:

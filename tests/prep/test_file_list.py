@@ -214,6 +214,13 @@ def test_files_in_several_folders_are_counted_and_the_command_joins_them(tmp_pat
     assert some[0].endswith("; write the folder into each path of the list, such as a part_1/...")
 
 
+def test_paths_that_begin_in_different_folders_are_named(root: Path) -> None:
+    lines = f"path,label\ncat/1.jpg,1\n{root.name}/cat/1.jpg,1\n"
+    [reason] = [entry.problem for entry in listed(root, lines, "list.csv").scan().entries if entry.problem]
+    found = f"files of this list are in 2 folders: {root} (1), {root.parent} (1), but --root takes one"
+    assert reason.endswith(f"; {found}; let all paths of the list begin in the same folder")
+
+
 def test_files_next_to_the_root_or_two_folders_below_are_found(tmp_path: Path) -> None:
     names = [f"{number}.jpg" for number in range(9)]
     for number, name in enumerate(names):

@@ -189,6 +189,7 @@ def test_image_without_a_usable_mask_is_rejected_by_name(copied: Path) -> None:
 @pytest.mark.parametrize(("other", "rejects"), [(".TIF", True), (".PNG", True), (".txt", False)])
 def test_image_with_several_masks_is_rejected(copied: Path, other: str, *, rejects: bool) -> None:
     shutil.copy(mask_path(copied, 4), mask_path(copied, 4).with_suffix(other))
+    mask_path(copied, 5).with_suffix(".tif").symlink_to("gone")
     source, problem = paired_source(copied), "mask: 2 images in its folder have this name; keep only one"
     expected = [("n00000000/4.x.JPEG", problem)] if rejects else []
     assert [(entry.text, entry.problem) for entry in source.scan().entries if entry.problem] == expected

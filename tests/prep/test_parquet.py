@@ -223,11 +223,13 @@ def test_column_of_several_splits_causes_a_warning(
     for number in range(2):
         here = splits[2 * number : 2 * number + 2]
         columns = {"image": IMAGE_COLUMN[:2], "label": [0] * 2, "name": ["a", "b"]}
-        columns["part"] = here.dictionary_encode() if kind == "dictionary" else here
+        columns["split"] = here.dictionary_encode() if kind == "dictionary" else here
         write_table(tmp_path / f"t-{number}.parquet", columns)
     found = [text for text in open_parquet(tmp_path).listing().warnings if "all values" in text]
-    expected = f"the store has the rows of all values of column part ({warned}); to build a store for each, see docs/"
+    expected = f"the store has the rows of all values of column split ({warned}); to build a store for each, see docs/"
     assert [text[: len(expected)] for text in found] == [expected] * bool(warned)
+    as_labels = open_parquet(tmp_path, label_column="split")
+    assert not any("all values" in text for text in as_labels.listing().warnings)
 
 
 @pytest.mark.parametrize(

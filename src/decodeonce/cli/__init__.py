@@ -97,12 +97,14 @@ def _run() -> int | None:
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # file names may not be UTF-8
+    failed: DecodeonceError | OSError | ImportError | MemoryError
     try:
         _refuse_secrets_with_spaces(sys.argv[1:])
         with _first_worker(sys.argv[1:]):
             return _run_command()
     except (DecodeonceError, OSError, ImportError, MemoryError) as error:
-        return _print_failure(error)
+        failed = error.with_traceback(None)  # which would keep the memory of the command
+    return _print_failure(failed)
 
 
 def _print_failure(error: DecodeonceError | OSError | ImportError | MemoryError) -> int:

@@ -59,7 +59,16 @@ def convert(
     from decodeonce.prep.convert.convert import convert as convert_stores
 
     with command.usage_errors():
-        conversion = Conversion(container, shard_bytes, height_width, resize_filter, pixels, selected, sort, seed)
+        conversion = Conversion(
+            container=container,
+            shard_size=shard_bytes,
+            size=height_width,
+            filter=resize_filter,
+            pixels=pixels,
+            selection=selected,
+            sort=sort,
+            shuffle_seed=seed,
+        )
         made_of, recipe = open_conversion(stores, out, conversion)
     if dry_run:
         return say_dry_run(BuildRequest(made_of, out, recipe, WorkSettings(max_bad="0"), dry_run, expect=None))

@@ -112,7 +112,9 @@ class _Finisher:
             listed += record.rejects
             self._boxes.update(record.boxes)
             for index_of_mask, rows in record.colors.items():
-                self._colors[index_of_mask] = rows | self._colors.get(index_of_mask, {})
+                found = self._colors.setdefault(index_of_mask, {})
+                for color, row in rows.items() if len(found) < 2 else ():
+                    found.setdefault(color, row)
             self._crashes += record.crashes
             self._sums += np.array(record.sums, object)
             self._squares += np.array(record.squares, object)
@@ -154,12 +156,15 @@ class _Finisher:
 
     def _warn_of_palettes(self) -> None:
         """Warn if masks have palettes in which an index has several colors, so that it may be several classes."""
-        different = [(index, rows) for index, rows in sorted(self._colors.items()) if len(rows) > 1]
-        for index, rows in different[:1]:
-            one, other, *_ = (f"#{color} for {self._plan.samples.entry(row).text}" for color, row in rows.items())
-            found = f"{index} of the palette is {one}, but {other} (indexes that differ: {len(different)})"
-            advice = "if the colors are classes, replace them by numbers (docs/how-to/segmentation.md) and build again"
-            logging.getLogger("decodeonce").warning("%s: %s; %s", self._paths.root, found, advice)
+        different = [index for index, rows in self._colors.items() if len(rows) > 1]
+        if not different:
+            return
+        different.sort(key=lambda index: (len(index), index))  # index 2 before index 10
+        rows = itertools.islice(self._colors[different[0]].items(), 2)
+        first, second = (f"#{color} for {self._plan.samples.entry(row).text}" for color, row in rows)
+        found = f"{different[0]} of the palette is {first}, but {second} (indexes that differ: {len(different)})"
+        advice = "if the colors are classes, replace them by numbers (docs/how-to/segmentation.md) and build again"
+        logging.getLogger("decodeonce").warning("%s: %s; %s", self._paths.root, found, advice)
 
     def _fill_holes(self, holes: list[int]) -> None:
         """Copy the planned row of each hole into it, and check its checksum."""

@@ -177,7 +177,7 @@ class Decoder:
         colors = dict[str, str]()
         for one, encoded in zip(self._recipe.paired, paired, strict=True):
             other = self._decode_paired(one, encoded, decoded, box)
-            notes += [f"{one.name}: {other.unusual}"] if other.unusual else []
+            notes.append(other.unusual)
             colors |= {f"{one.name}: index {index}": color for index, color in other.colors.items()}
             filter_, mode = (Resampling.NEAREST, "L") if one.channels == 1 else (self._filter, "RGB")
             pixels += resize(other.image, placement, filter_, other.extent).tobytes("raw", mode)
@@ -186,8 +186,8 @@ class Decoder:
         notes += [unusual.misnamed(decoded.format, entry.text), "extreme shape" if extreme else ""]
         pixels_of_box = ",".join(map(str, decoded.box)) if decoded.box else ""
         digest = xxhash.xxh3_64_intdigest(data)
-        facts = (unusual.joined(*notes), digest, decoded.turn, pixels_of_box, colors)
-        return Row(pixels, decoded.width, decoded.height, *facts)
+        size, noted = (decoded.width, decoded.height), unusual.joined(*notes)
+        return Row(pixels, *size, noted, digest, turn=decoded.turn, box=pixels_of_box, colors=colors)
 
     def _annotated_turn(self, data: bytes, annotated: Sequence[float]) -> int:
         """Return the EXIF orientation to apply before boxes for this size fit the image; 1 for none."""
@@ -295,7 +295,9 @@ class Decoder:
                 raise Undecodable(sizes)
         except Undecodable as problem:
             raise Undecodable(f"{one.name}: {problem}") from None
-        return replace(other, unusual=unusual.joined(other.unusual, "EXIF orientation ignored")) if is_other else other
+        note = f"{one.name}: EXIF orientation ignored" if is_other else ""
+        own_notes = f"{one.name}: {other.unusual}" if other.unusual else ""
+        return replace(other, unusual=unusual.joined(own_notes, note))
 
     def _mapped(self, decoded: DecodedImage, entry: Entry) -> Image.Image:
         assert self._map is not None

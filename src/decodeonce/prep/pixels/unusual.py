@@ -309,8 +309,8 @@ def _values(image: Image.Image) -> DecodedImage:
         advice = "save it with 8 bits per pixel or as a palette"
         raise Undecodable(f"levels of gray that do not go up to 255, which Pillow scales to 0..255; {advice}")
     values = Image.fromarray(np.asarray(image).astype(np.uint8))
-    palette, counts = bytes(image.getpalette() or b""), enumerate(values.histogram())
-    colors = {at: palette[3 * at : 3 * at + 3].hex() for at, count in counts if count and palette[3 * at :]}
+    palette, counts = bytes(image.getpalette() or b""), values.histogram()
+    colors = {at: palette[3 * at : 3 * at + 3].hex() for at in range(len(palette) // 3) if counts[at]}
     lossy = "JPEG, which changes values" if image.format == "JPEG" else ""
     return DecodedImage(values, *image.size, str(image.format), joined(lossy, _dropped_bands(image)), colors=colors)
 

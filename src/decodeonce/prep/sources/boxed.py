@@ -33,7 +33,8 @@ from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
-from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser, fromstring
+from xml.etree.ElementTree import Element, TreeBuilder
+from xml.parsers.expat import ExpatError, ParserCreate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -551,15 +552,18 @@ def _number(parent: Element, group: str, name: str) -> float:
     return number
 
 
-class _Builder(TreeBuilder):
-    """Builds the tree of an annotation, which declares no document type: that could define entities without limit."""
-
-    def doctype(self, *declared: object) -> None:
-        raise ValueError("it declares a document type")
-
-
 def _tree(data: bytes) -> Element:
+    builder, parser = TreeBuilder(), ParserCreate()  # XMLParser would put namespaces before the names
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
+    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = builder.data, _refuse_document_type
     try:
-        return fromstring(data, XMLParser(target=_Builder()))
-    except (ParseError, LookupError) as error:  # LookupError: an encoding that Python does not know
+        parser.Parse(data, True)
+    except (ExpatError, LookupError) as error:  # LookupError: an encoding that Python does not know
         raise ValueError(f"not well-formed: {error}") from None
+    return builder.close()
+
+
+def _refuse_document_type(*declared: object) -> None:
+    # Annotations do not declare one; it could define entities that expand without limit.
+    raise ValueError("it declares a document type")

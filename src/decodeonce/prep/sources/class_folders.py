@@ -158,14 +158,17 @@ def train_next_to(path: Path) -> Path | None:
 
     The numbers in the names of files may differ. Next to a URL, nothing is looked for.
     """
-    for word in () if is_url(path) else ("train", "training", "Train", "Training"):
-        path = Path(absolute(path))
+    if is_url(path):
+        return None
+    path = Path(absolute(path))
+    for word in ("train", "training", "Train", "Training"):
         own, above = (_HELD_OUT.sub(word, one.name) for one in (path, path.parent))
         pattern = re.sub("[0-9]+", "*", glob.escape(own))
         for train in (path.parent / own, path.parent.parent / above / own):
-            found = sorted(train.parent.glob(pattern)) if path.is_file() else [train] * train.is_dir()
-            if found and train != path:
-                return found[0]
+            if train != path:
+                found = sorted(train.parent.glob(pattern)) if path.is_file() else [train] * train.is_dir()
+                if found:
+                    return found[0]
     return None
 
 

@@ -195,7 +195,9 @@ class ListSource(LabeledSource):
                     raise BuildError(f"{where} exists and is not below {root}; {advice}")
                 name = path_below(root, path.lstrip("/") or ".")
             if name is None:
-                advice = "pass a folder that holds all paths as --root, for example /; list local files and URLs apart"
+                advice = "pass a folder that holds all paths as --root, for example /"
+                if scheme_of(path) != scheme_of(root):
+                    advice = "list local files, and URLs of each kind, in files of their own"
                 raise BuildError(f"{where} is not below {root}; {advice}")
             if scheme_of(root):
                 check_url(str(self.root / name))
@@ -263,7 +265,9 @@ class ListSource(LabeledSource):
         is_beside = any(place.startswith("..") for place in self._places)
         if not is_beside:
             advice.append(f"write the folder into each path of the list, such as {folder}/...")
-        if self._are_distinct and (is_beside or "" not in self._places):
+        if ".." in self._places:  # which holds the others
+            advice.append("let all paths of the list begin in the same folder")
+        elif self._are_distinct and (is_beside or "" not in self._places):
             together = quoted(self._place("../all" if is_beside else "all"))
             parts = " ".join(quoted(f"{place}/.") for place in places)
             advice.append(f"run: mkdir {together} && cp -rl {parts} {together}, then pass --root {together}{more}")

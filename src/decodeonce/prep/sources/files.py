@@ -168,18 +168,22 @@ class Links:
         A folder that several links lead to is yielded once. For a folder outside `root`, only its own file names are
         yielded, not its subfolders.
         """
-
-        def fail(error: OSError) -> None:
-            raise failure_from(error, self._root) from None
-
-        seen = set[bytes]()
-        for folder, folders, names in os.walk(os.fsencode(self._root), onerror=fail, followlinks=True):
+        seen, todo = set[bytes](), [os.fsencode(self._root)]
+        while todo:
+            folder = todo.pop()
             real = os.path.realpath(folder)
-            is_walked = real not in seen and not self.folder_leads_outside(folder)
-            folders[:] = sorted(name for name in folders if is_walked and not NO_SAMPLES.fullmatch(name))
-            if real not in seen:
-                seen.add(real)
-                yield folder, sorted(name for name in names if not NO_SAMPLES.fullmatch(name))
+            if real in seen:
+                continue
+            seen.add(real)
+            try:  # os.walk would take an entry for a file if it cannot find out
+                with os.scandir(folder) as listing:
+                    shown = (item for item in listing if not NO_SAMPLES.fullmatch(item.name))
+                    items = sorted((item.name, item.is_dir()) for item in shown)
+            except OSError as error:
+                raise failure_from(error, folder) from None
+            yield folder, [name for name, is_folder in items if not is_folder]
+            if not self.folder_leads_outside(folder):
+                todo += [os.path.join(folder, name) for name, is_folder in reversed(items) if is_folder]
 
     @cached_property
     def _top(self) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from decodeonce.errors import BuildError
@@ -70,13 +71,13 @@ class PairedSource(SourceWrapper):
         """Return the scan of the other source with the files that belong to each image."""
         self._check_folders()
         scan = self.source.scan()
-        with_files = partial(self._with_files, {})
+        with_files = partial(self._with_files, {}, Lock())
         return replace(scan, entries=parallel_map(next(iter(self._folders.values())), with_files, scan.entries))
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
         """Yield the entries with these names."""
         self._check_folders()
-        return map(partial(self._with_files, {}), self.source.find(names))
+        return map(partial(self._with_files, {}, Lock()), self.source.find(names))
 
     def read(self, entry: Entry) -> list[bytes]:
         """Return the encoded image, then what belongs to it, after checking that these are still the listed files."""
@@ -96,10 +97,10 @@ class PairedSource(SourceWrapper):
                 advice = "move the masks into a folder of their own"
                 raise BuildError(f"--paired {name}={folder}: this is the folder of the images; {advice}")
 
-    def _with_files(self, listed: dict[bytes, Counter[bytes]], entry: Entry) -> Entry:
+    def _with_files(self, listed: dict[bytes, dict[bytes, int]], lock: Lock, entry: Entry) -> Entry:
         """Return the entry with the ending, size and time of each file, or with the problem of a missing one.
 
-        `listed` keeps how many images have each name, by folder.
+        `listed` keeps the names of several images, by folder. Only one thread at a time lists a folder.
         """
         own: dict[str, list[float]] = {}
         for name, folder in () if entry.problem else self._folders.items():
@@ -110,9 +111,10 @@ class PairedSource(SourceWrapper):
             if ending is None:
                 return replace(entry, problem=f"no {name}: its folder has no image with this name and any suffix")
             place, base_name = os.path.split(os.path.join(os.fsencode(folder), stem))
-            if place not in listed:
-                listed[place] = _images_by_name(place)
-            if (files := listed[place][base_name]) > 1:
+            with lock:
+                if place not in listed:
+                    listed[place] = _ambiguous_names(place)
+            if files := listed[place].get(base_name):
                 return replace(entry, problem=f"{name}: {files} images in its folder have this name; keep only one")
             file = file_entry(folder, stem + ENDINGS[ending], 0, self._links[name])
             if file.problem:
@@ -122,10 +124,13 @@ class PairedSource(SourceWrapper):
         return replace(entry, numbers={**entry.numbers, **own}, digested=(*entry.digested, *sizes))
 
 
-def _images_by_name(folder: bytes) -> Counter[bytes]:
+def _ambiguous_names(folder: bytes) -> dict[bytes, int]:
+    """Return the names without suffix that several images in a folder have, and how many."""
     with expecting(folder, "expected a folder that can be listed"):
-        names = map(os.path.splitext, os.listdir(folder))
-    return Counter(name for name, ending in names if ending in ENDINGS)
+        found = [parts for name in os.listdir(folder) if (parts := os.path.splitext(name))[1] in ENDINGS]
+    several = {name for name, count in Counter(name for name, _ in found).items() if count > 1}
+    files = Counter(name for name, end in found if name in several and mode_of(os.path.join(folder, name + end)))
+    return {name: count for name, count in files.items() if count > 1}
 
 
 def _key(name: str) -> str:

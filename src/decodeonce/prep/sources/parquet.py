@@ -10,7 +10,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from itertools import accumulate, chain, product
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -42,6 +42,7 @@ LABEL_COLUMNS = ("label", "labels", "class", "cls", "fine_label", "target", "cat
 BINARY = {"binary", "large_binary", "binary_view"}
 TEXT = {"string", "large_string", "string_view"}
 INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+SPLIT = "split"  # the usual name of a column of splits
 NUMBERS = INTEGERS | {"float", "double", "bool"}
 # The content and the types of the columns that --image-column and --label-column choose.
 EXPECTED = {"image": ("images", "binary, or a struct with binary `bytes`"), "label": ("labels", "integers or strings")}
@@ -154,20 +155,20 @@ class ParquetSource(LabeledSource):
         return number, unit - starts[number]
 
     def _warnings(self, samples: int) -> list[str]:
-        ends = {name: {text for column, text in self._ends if column == name} for name, _ in self._ends}
-        return [*super()._warnings(samples), *chain.from_iterable(map(several_splits, ends.keys(), ends.values()))]
+        return [*super()._warnings(samples), *several_splits(SPLIT, self._splits)]
 
     def _scan_labels(self) -> dict[str, str]:
         """Return each label with the first file that has it. Also count row groups and find the names of classes."""
         seen: dict[str, str] = {}
         self._rows: list[list[int]] = []
-        self._ends = set[tuple[str, str]]()
+        self._splits = set[str]()
         names: list[str] | None = None
         for number in range(len(self.files.files)):
             table = self._table_of(number)
             with reading(table.path):
                 rows, found, labels = table.scan(self._columns)
-                self._ends.update(table.ends())
+                if SPLIT not in (self._columns.label, *self._columns.numbers):
+                    self._splits |= table.texts(SPLIT)
             if number and found != names:
                 what = "its classes differ from those of the first file"
                 raise BuildError(f"{table.path}: {what}; build the files separately")
@@ -305,13 +306,13 @@ class Table:
             labels.update(dict.fromkeys(here))
         return rows, class_names(schema, columns.label), list(labels)
 
-    def ends(self) -> Iterator[tuple[str, str]]:
-        """Yield the first and the last text, as sorted, of each column in each row group, from the statistics."""
-        names = [field.name for field in self.file.schema_arrow if _is_label(field.type)]
-        for group, name in product(range(self.file.num_row_groups), names):
-            leaf = _leaf(self.file.metadata.row_group(group), name)
-            if leaf is not None and leaf.statistics is not None and leaf.statistics.has_min_max:
-                yield from ((name, end) for end in (leaf.statistics.min, leaf.statistics.max) if isinstance(end, str))
+    def texts(self, name: str) -> set[str]:
+        """Return the different values of a column of labels as texts; none if there is no such column."""
+        schema = self.file.schema_arrow
+        if schema.names.count(name) != 1 or not _is_label(schema.field(name).type):
+            return set()
+        groups = (column(self.read(group, [name]), name) for group in range(self.file.num_row_groups))
+        return {str(value) for values in groups for value in values.unique().drop_null().to_pylist()}
 
     def rows(self, group: int, columns: Columns) -> Iterator[Row]:
         """Yield the rows of a row group. Images are only read if some are missing."""
