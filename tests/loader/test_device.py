@@ -421,7 +421,7 @@ def test_invalid_caches_are_rejected(store: Path) -> None:
     unknown: Any = "host"
     with pytest.raises(ValueError, match="cache is 'host', expected one of None, 'device'"):
         Loader(store, batch_size=BATCH, cache=unknown)
-    with pytest.raises(ValueError, match="cache='device' needs partition=\"range\": with"):
+    with pytest.raises(ValueError, match='cache="device" needs partition="range": with'):
         Loader(store, batch_size=BATCH, cache="device", rank=0, world_size=2)
 
 
