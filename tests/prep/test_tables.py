@@ -76,6 +76,8 @@ def test_lists_are_no_classes(root: Path) -> None:
 def test_missing_column_is_named(root: Path) -> None:
     done = build_list(root, "id,breed\n0000,pug\n", "--image-column", "name")
     assert_fails(done, 1, "--image-column name: no column of this name, expected one of id, breed")
+    done = build_list(root, "id;breed\n0000;pug\n", "--image-column", "id")
+    assert_fails(done, 1, "expected one of id;breed; write commas or tabs instead of semicolons")
 
 
 def test_unknown_name_of_the_column_of_paths_is_named(root: Path) -> None:
@@ -230,7 +232,7 @@ def test_webdataset_without_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"file_name": "0000.jpg", "label": 1}\n', "JSON, such as metadata.jsonl"),
+        ('{"file_name": "0000.jpg", "label": 1}\n', "JSON, such as that of COCO, or metadata.jsonl"),
         ('["0000.jpg", "0001.jpg"]\n', "JSON, such as"),
         ("path;label\n0000.jpg;1\n", "semicolons between the columns"),
         (

@@ -293,6 +293,7 @@ KEPT = {
     "tiff-16-white": Case(lambda: raw_tiff(16, photometric=0), name="x.tif", like=lambda: 255 - upper_bytes(1)),
     "tiff-planes": Case(lambda: random_tiff(3, planes=True), name="x.tif", like=lambda: upper_bytes(3)),
     "tiff-bands": Case(lambda: random_tiff(4, _338=(0,)), name="x.tif", like=lambda: upper_bytes(4)),
+    "tiff-associated-alpha": Case(lambda: random_tiff(4, _338=(1,)), name="x.tif"),
     "tiff-16": Case(lambda: gray_sixteen("TIFF"), name="x.tif", like=lambda: upper_bytes(1)),
     "ppm": Case(lambda: encoded(make_image(32, 32), "PPM"), name="x.ppm", like=drawn),
     "pgm": Case(lambda: encoded(make_image(50, 60, mode="L"), "PPM"), name="x.pgm"),

@@ -62,6 +62,7 @@ CR2_START = b"\x10\0\0\0CR\2\0"  # of Canon's RAW files, after the four bytes of
 # Tags of TIFF, and their values.
 NEW_SUBFILE_TYPE, SUBFILE_TYPE, REDUCED, REDUCED_BEFORE_6 = 254, 255, 1, 2
 BITS_PER_SAMPLE, PHOTOMETRIC, FILL_ORDER, SAMPLES, PLANAR_CONFIGURATION, EXTRA_SAMPLES = 258, 262, 266, 277, 284, 338
+ASSOCIATED_ALPHA = 1  # a value of ExtraSamples
 WHITE_IS_ZERO, YCBCR, SEPARATE = 0, 6, 2
 # Raw modes of gray that Pillow scales to 0..255: 2 and 4 bits in PNG and TIFF, another maximum than 255 in PGM.
 SCALED_GRAY = re.compile(r"'L;[24]I?R?'|\('L', (?!255\))\d+\)")
@@ -322,6 +323,8 @@ def _dropped_bands(image: Image.Image) -> str:
     if image.format in ANIMATED and _is_animated(image):
         others = "animation, the first frame is kept"
     kept, bands = len(image.getbands()), (tags or {}).get(SAMPLES, 1)
+    if (tags or {}).get(EXTRA_SAMPLES) == (ASSOCIATED_ALPHA,) and bands == 4:
+        others = joined("its colors are divided by the 4th band, which is declared as associated alpha", others)
     if bands <= kept:
         return others
     which = f"last {bands - kept} are" if bands - kept > 1 else f"{bands}{'nd' if bands == 2 else 'th'} is"

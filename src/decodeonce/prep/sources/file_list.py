@@ -503,8 +503,8 @@ def find_layout(file: Path, columns: Columns = Columns()) -> Layout:
 def _refuse_other_formats(file: Path, line: str) -> None:
     """Raise BuildError if the first line is JSON, or a header with semicolons."""
     if line.lstrip()[:1] in ("{", "["):
-        advice = 'expected CSV, TSV or one path per line; convert it, or read it with "prep build dataset"'
-        raise BuildError(f"{file}: JSON, such as metadata.jsonl of Hugging Face; {advice}")
+        advice = "expected CSV, TSV or one path per line; docs/how-to/data/csv.md converts it"
+        raise BuildError(f"{file}: JSON, such as that of COCO, or metadata.jsonl of Hugging Face; {advice}")
     names = {name.strip(' "').lower() for name in line.strip().split(";")}
     if ";" in line and names & {*PATH_COLUMNS, *LABEL_COLUMNS}:
         raise BuildError(f"{file}: semicolons between the columns, as Excel may write them; expected commas or tabs")
@@ -519,7 +519,9 @@ def _position(file: Path, names: list[str], name: str, flag: str, known: Sequenc
     if (count := lower.count(given)) > 1:
         raise BuildError(f"{file}: {count} columns are called {given}; rename them, or choose another with {flag}")
     if not count:
-        raise BuildError(f"{file}: {flag} {given}: no column of this name, expected one of {', '.join(names):.200}")
+        advice = "; write commas or tabs instead of semicolons" if ";" in names[0] and not names[1:] else ""
+        found = f"no column of this name, expected one of {', '.join(names):.200}"
+        raise BuildError(f"{file}: {flag} {given}: {found}{advice}")
     return lower.index(given)
 
 
