@@ -199,8 +199,8 @@ def check_csv(folder: Path) -> None:
         f"field/{('fox', 'owl')[n // 2]}_{('Oslo', 'Rome')[n % 2]}_{n}.jpg": ("north", "south")[n % 2] for n in range(4)
     }
     store = open_store(folder / "species.store")
-    assert [str(one) for one in store.classes] == ["Lynx lynx", "Apis mellifera", "Aix"]
-    assert {sample.source: sample.label for sample in store.samples} == {f"train/{n}.jpg": n % 2 for n in range(4)}
+    assert [str(one) for one in store.classes] == ["Aix", "Apis mellifera", "Lynx lynx"]  # by id
+    assert {sample.source: sample.label for sample in store.samples} == {f"train/{n}.jpg": 2 - n % 2 for n in range(4)}
 
 
 CHECKS: dict[str, Callable[[Path], None]] = {"csv": check_csv}
