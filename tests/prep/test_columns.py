@@ -219,6 +219,7 @@ def test_missing_webdataset_value_is_reported(tmp_path: Path) -> None:
             {"cls": 1, "json": {"x": "cat"}},
             "for labels, write numbers: in pandas df['x'].astype('category').cat.codes",
         ),
+        ({"cls": 1, "json": {"x": "24,5"}}, "found '24,5', expected a number, like the first row; write it as 24.5 or"),
     ):
         files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0], **parts)]
         with pytest.raises(BuildError, match=re.escape(message)):

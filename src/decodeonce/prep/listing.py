@@ -371,7 +371,10 @@ class NumberColumn:
         found = "nothing" if value is None else f"{value!r:.80}"
         rules = "numbers must be finite, and whole numbers must fit int64; for text, store token ids"
         if isinstance(value, str):
-            rules = f"for labels, write numbers: in pandas df[{self.name!r}].astype('category').cat.codes; {rules}"
+            advice = f"for labels, write numbers: in pandas df[{self.name!r}].astype('category').cat.codes"
+            if value[:1].isdigit():  # such as "24,5", "24 years" or "0 1 1"
+                advice = "write it as 24.5 or as [0, 1, 1]"
+            rules = f"{advice}; {rules}"
         elif value is None or value != value:  # nan, which pandas writes for a missing value
             advice = "if the value is missing, write a number that stands for that, such as -1, or remove the row"
             rules = f"{advice}; {rules}"
