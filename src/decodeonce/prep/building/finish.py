@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped
 from decodeonce.formatting import quoted
-from decodeonce.prep.building.journal import FACTS, Journals
+from decodeonce.prep.building.journal import FACTS, Journals, PaletteColors, add_color
 from decodeonce.prep.building.output_dir import check_not_truncated, clean_up, failure_of
 from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.prep.listing import name_bytes, name_text
@@ -101,7 +101,7 @@ class _Finisher:
     def __init__(self, plan: Plan, journals: Journals) -> None:
         self._plan, self._paths, self._journals = plan, plan.paths, journals
         self._boxes: dict[int, str] = {}
-        self._colors: dict[str, dict[str, int]] = {}
+        self._colors = PaletteColors()
         self._crashes = plan.content["manifest"].get("decoder_crashes", 0)
         self._sums, self._squares = np.zeros((2, 3), object)  # exact integers
         facts, holes, listed = np.empty(plan.count, FACTS), list[int](), list[tuple[int, str, str]]()
@@ -112,9 +112,8 @@ class _Finisher:
             listed += record.rejects
             self._boxes.update(record.boxes)
             for index_of_mask, rows in record.colors.items():
-                found = self._colors.setdefault(index_of_mask, {})
-                for color, row in rows.items() if len(found) < 2 else ():
-                    found.setdefault(color, row)
+                for color, row in rows.items():
+                    add_color(self._colors, index_of_mask, color, row)
             self._crashes += record.crashes
             self._sums += np.array(record.sums, object)
             self._squares += np.array(record.squares, object)
@@ -160,8 +159,8 @@ class _Finisher:
         if not different:
             return
         different.sort(key=lambda index: (len(index), index))  # index 2 before index 10
-        rows = itertools.islice(self._colors[different[0]].items(), 2)
-        first, second = (f"#{color} for {self._plan.samples.entry(row).text}" for color, row in rows)
+        rows = self._colors[different[0]]
+        first, second = (f"#{color} for {self._plan.samples.entry(row).text}" for color, row in rows.items())
         found = f"{different[0]} of the palette is {first}, but {second} (indexes that differ: {len(different)})"
         advice = "if the colors are classes, replace them by numbers (docs/how-to/segmentation.md) and build again"
         logging.getLogger("decodeonce").warning("%s: %s; %s", self._paths.root, found, advice)

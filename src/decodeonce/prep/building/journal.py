@@ -43,6 +43,10 @@ FACTS = np.dtype(
 )
 
 
+# Up to two colors of each key of `Row.colors`, each with a planned row that has it. Two show that the palettes differ.
+PaletteColors = dict[str, dict[str, int]]
+
+
 @dataclass(frozen=True, eq=False)
 class BlockRecord:
     """The record of one block.
@@ -56,7 +60,7 @@ class BlockRecord:
         squares: Sum of the squared pixel values per channel, as in PixelSums.
         crashes: Number of rows whose image killed its decoder.
         late: What was known only after the samples of the block were read.
-        colors: Up to two colors of each key of `Row.colors`, each with the first planned row that has it.
+        colors: Colors of the palettes of masks, each with the first planned row of the block that has it.
     """
 
     block: int
@@ -67,12 +71,18 @@ class BlockRecord:
     squares: list[int] = field(default_factory=list)
     crashes: int = 0
     late: list[LateFacts] = field(default_factory=list)
-    colors: dict[str, dict[str, int]] = field(default_factory=dict)
+    colors: PaletteColors = field(default_factory=dict)
 
     @property
     def holes(self) -> list[int]:
         """The planned rows of the block without pixels, ascending."""
         return [row for row, _, action in self.rejects if action != "kept"]
+
+
+def add_color(colors: PaletteColors, key: str, color: str, row: int) -> None:
+    """Add a color of a planned row, unless it or two others are there."""
+    if len(rows := colors.setdefault(key, {})) < 2:
+        rows.setdefault(color, row)
 
 
 def journal_line(record: BlockRecord, at: float | None = None) -> bytes:

@@ -20,7 +20,7 @@ import numpy as np
 
 from decodeonce.errors import Stopped
 from decodeonce.host import limited_memory
-from decodeonce.prep.building.journal import FACTS, BlockRecord, journal_line
+from decodeonce.prep.building.journal import FACTS, BlockRecord, PaletteColors, add_color, journal_line
 from decodeonce.prep.building.plan import Block, Plan, read_plan, reject_error
 from decodeonce.prep.listing import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.paths import BuildPaths
@@ -67,7 +67,7 @@ class BlockDecoder:
         part of what the method `reads` yields.
         """
         size, sums = self._plan.recipe.row_bytes, PixelSums(self._plan.recipe.shape, self._plan.recipe.pixels)
-        facts, rejects, boxes, colors = np.zeros(block.rows, FACTS), [], [], dict[str, dict[str, int]]()
+        facts, rejects, boxes, colors = np.zeros(block.rows, FACTS), [], [], PaletteColors()
         for index, (entry, read) in enumerate(reads):
             number = block.first + index
             try:
@@ -86,8 +86,7 @@ class BlockDecoder:
             if row.box:
                 boxes.append((number, row.box))
             for index_of_mask, color in row.colors.items():
-                if len(rows := colors.setdefault(index_of_mask, {})) < 2:
-                    rows.setdefault(color, number)
+                add_color(colors, index_of_mask, color, number)
             if row.unusual:
                 rejects.append((number, row.unusual, "kept"))
         crashes = sum(number in poison for number in range(block.first, block.last))
