@@ -42,8 +42,8 @@ LABEL_COLUMNS = ("label", "labels", "class", "cls", "fine_label", "target", "cat
 BINARY = {"binary", "large_binary", "binary_view"}
 TEXT = {"string", "large_string", "string_view"}
 INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-SPLIT = "split"  # the usual name of a column of splits
 NUMBERS = INTEGERS | {"float", "double", "bool"}
+SPLIT = "split"  # the usual name of a column of splits
 # The content and the types of the columns that --image-column and --label-column choose.
 EXPECTED = {"image": ("images", "binary, or a struct with binary `bytes`"), "label": ("labels", "integers or strings")}
 EXPECTED_NUMBERS = "expected integers, floats or booleans, or lists of these"
@@ -298,8 +298,7 @@ class Table:
             raise BuildError(f"{self.path}: {sum(rows)} rows, {expected}")
         labels = dict[str, None]()
         for group in range(len(rows) if columns.label else 0):
-            values = column(self.read(group, [columns.label]), columns.label).unique()
-            here = list(map(str, values.drop_null().to_pylist()))
+            here = self._different(group, columns.label)
             if sum(map(len, here)) > MAX_LABELS_BYTES or max(map(len, here), default=0) > MAX_NAME_BYTES:
                 what = f"{self.path}: row group {group}: the labels are long texts"
                 raise BuildError(f"{what}; expected class names or numbers")
@@ -311,8 +310,12 @@ class Table:
         schema = self.file.schema_arrow
         if schema.names.count(name) != 1 or not _is_label(schema.field(name).type):
             return set()
-        groups = (column(self.read(group, [name]), name) for group in range(self.file.num_row_groups))
-        return {str(value) for values in groups for value in values.unique().drop_null().to_pylist()}
+        return {text for group in range(self.file.num_row_groups) for text in self._different(group, name)}
+
+    def _different(self, group: int, name: str) -> list[str]:
+        """Return the different values of a column in a row group as texts, in order of appearance, without nulls."""
+        values = column(self.read(group, [name]), name).unique()
+        return list(map(str, values.drop_null().to_pylist()))
 
     def rows(self, group: int, columns: Columns) -> Iterator[Row]:
         """Yield the rows of a row group. Images are only read if some are missing."""
