@@ -13,12 +13,13 @@ import bracex
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.listing import name_text
+from decodeonce.prep.sources.class_folders import SPLITS
 from decodeonce.prep.sources.files import parallel_map, system_of
 from decodeonce.prep.sources.holders import SourceFiles, source_file
 from decodeonce.remote import absolute, as_path, source_text
 
 _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}.*")
-_SPLIT = re.compile(r"(?:^|[/._ -])(train|training|validation|valid|val|test|testing|dev|eval)(?![a-z])", re.IGNORECASE)
+_SPLIT = re.compile(rf"(?:^|[/._ -])({'|'.join([*SPLITS, 'eval'])})(?![a-z])", re.IGNORECASE)
 MAX_FILES = 1 << 20  # limit for one pattern, because of slips like {0..99999999999}
 
 
