@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+STATE = "accelerate.state"  # a program that has not imported this module does not use accelerate
+
 
 def enter(epoch: object) -> None:
     """Make this epoch the active one."""
@@ -26,4 +28,4 @@ def leave(epoch: object) -> None:
 
 
 def _state() -> Any:
-    return sys.modules["accelerate.state"].GradientState()
+    return sys.modules[STATE].GradientState()

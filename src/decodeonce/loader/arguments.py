@@ -51,11 +51,10 @@ def refuse_arguments(
     def decorate(init: Callable[Params, None]) -> Callable[Params, None]:
         @wraps(init)
         def checked(*args: Params.args, **kwargs: Params.kwargs) -> None:
+            name = type(args[0]).__name__
             if len(args) > 2:  # self and one more
-                name = type(args[0]).__name__
                 raise TypeError(f"{name} takes one argument without a name; {positional.format(args[2])}")
             if found := [f"{word}: pass {named[word]}" for word in kwargs if word in named]:
-                name = type(args[0]).__name__
                 raise TypeError(f"{name} has no such arguments of torch's DataLoader; {'; '.join(found)}")
             init(*args, **kwargs)
 

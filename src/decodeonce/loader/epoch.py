@@ -37,7 +37,6 @@ POLL_SECONDS = 0.2
 DEVICE_POLL_SECONDS = 0.001
 # Batches that the copying threads work on at a time. With two, they do not wait for each other at the end of a batch.
 BATCHES_IN_PROGRESS = 2
-ACCELERATE = "accelerate.state"  # a program that has not imported this module does not use accelerate
 
 
 class Epoch(Iterator[Batch]):
@@ -92,7 +91,7 @@ class Epoch(Iterator[Batch]):
         """End the threads if all batches were yielded, and return what to raise instead of yielding another."""
         if not self.left:
             self.ended = self.ended or "all batches were yielded"
-            if sys.modules.get(ACCELERATE):
+            if sys.modules.get(accelerate.STATE):
                 accelerate.leave(self)
             self._filler.stop()
             return StopIteration()
@@ -121,7 +120,7 @@ class Epoch(Iterator[Batch]):
         batch = self._filler.delivery.receive(pending)
         self.left -= 1
         self._progress.advance()
-        if sys.modules.get(ACCELERATE):
+        if sys.modules.get(accelerate.STATE):
             accelerate.enter(self)
         meter, now = self._meter, time.perf_counter()
         meter.batches += 1
