@@ -346,11 +346,12 @@ _pages = dict[str, set[str]]()  # the pages before the next one of a list, by it
 def _refuse_repeats(answer: Any, **_: object) -> None:
     """Raise BuildError if a page of a list leads back to one before it, for which huggingface_hub asks without end."""
     url = str(answer.request.url)
-    before, following = {*_pages.pop(url, ()), url}, answer.links.get("next", {}).get("url")
-    if following in before:
+    read, following = _pages.pop(url, set()), answer.links.get("next", {}).get("url")
+    read.add(url)
+    if following in read:
         raise _repeats(url.partition("?")[0], "the list continues with a page that was read before")
     if following:
-        _pages[following] = before
+        _pages[following] = read
 
 
 def find_objects(url: str, suffixes: tuple[str, ...], *, deep: bool) -> list[str]:
