@@ -267,7 +267,7 @@ def _converted(image: Image.Image, levels: str | None, lower_bytes: Callable[[],
     # Pillow inverts a TIFF of 8 bits in which white is 0, but no TIFF of 16 bits.
     is_negative = format_ == "TIFF" and getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO
     has_planes = getattr(image, "tag_v2", {}).get(PLANAR_CONFIGURATION) == SEPARATE
-    dropped = _dropped_bands(image)
+    losses = _losses(image)
     image.load()
     # convert() would convert it, too, and fails with that of 1 bit for yuv420
     is_transparent = image.info.pop("transparency", None) is not None and image.mode not in ("P", "1")
@@ -292,7 +292,7 @@ def _converted(image: Image.Image, levels: str | None, lower_bytes: Callable[[],
         depth = _depth(deep, used) if deep else ""  # Pillow itself kept the upper bytes
         rgb = image.convert("RGB")
     color = "transparent color" if is_transparent else ""
-    return DecodedImage(rgb, *image.size, format_, joined(kind, color, depth, dropped))
+    return DecodedImage(rgb, *image.size, format_, joined(kind, color, depth, losses))
 
 
 def _depth(bits: int, used: int) -> str:
@@ -313,14 +313,17 @@ def _values(image: Image.Image) -> DecodedImage:
     palette, counts = bytes(image.getpalette() or b""), values.histogram()
     colors = {at: palette[3 * at : 3 * at + 3].hex() for at in range(len(palette) // 3) if counts[at]}
     lossy = "JPEG, which changes values" if image.format == "JPEG" else ""
-    return DecodedImage(values, *image.size, str(image.format), joined(lossy, _dropped_bands(image)), colors=colors)
+    return DecodedImage(values, *image.size, str(image.format), joined(lossy, _losses(image)), colors=colors)
 
 
-def _dropped_bands(image: Image.Image) -> str:
-    """Return as text which bands of a TIFF Pillow drops in addition to alpha, and whether there are pages or frames."""
+def _losses(image: Image.Image) -> str:
+    """Return as text what of an image is not in its pixels: bands of a TIFF besides alpha, pages and frames.
+
+    Also if Pillow divides the colors of a TIFF by its alpha.
+    """
     tags = getattr(image, "tag_v2", None)
     others = "several pages, the first is kept" if getattr(tags, "next", 0) else ""
-    if image.format in ANIMATED and _is_animated(image):
+    if _is_animated(image):
         others = "animation, the first frame is kept"
     kept, bands = len(image.getbands()), (tags or {}).get(SAMPLES, 1)
     if (tags or {}).get(EXTRA_SAMPLES) == (ASSOCIATED_ALPHA,) and bands == 4:
@@ -332,8 +335,9 @@ def _dropped_bands(image: Image.Image) -> str:
 
 
 def _is_animated(image: Image.Image) -> bool:
+    """Return whether an image has several frames. Of a GIF, Pillow looks for the second one."""
     try:
-        return bool(getattr(image, "is_animated", False))  # of a GIF, it looks for the second frame
+        return image.format in ANIMATED and bool(getattr(image, "is_animated", False))
     except BAD_CONTENT:
         return True
 
