@@ -15,9 +15,19 @@ import typer
 
 import decodeonce
 from decodeonce import cli
-from decodeonce.cli import output, printable
+from decodeonce.cli import printable
 from decodeonce.cli.command import ClassOption, MatchOption, RowsOption, StoreArgument, option, selected_lines
-from decodeonce.cli.output import bytes_as_text, check_out, count_bar, print_result, say, show_facts, write_out
+from decodeonce.cli.output import (
+    bytes_as_text,
+    check_out,
+    count_bar,
+    print_result,
+    rejects_text,
+    say,
+    show_facts,
+    store_facts,
+    write_out,
+)
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.formatting import counted, duration_text, quoted
 from decodeonce.host import usable_cores
@@ -44,7 +54,7 @@ def info(store: StoreArgument) -> None:
         "staged_part": len(opened.rows) < manifest.count,
         "first_row": opened.rows.start,
         "held_rows": len(opened.rows),
-        **output.store_facts(store, manifest, opened.labels),
+        **store_facts(store, manifest, opened.labels),
         "rows_per_class": _rows_per_class(opened),
         "columns": [column.name for column in manifest.columns],
         **({"paired": [one.text for one in manifest.paired]} if manifest.paired else {}),
@@ -73,7 +83,7 @@ def _for_people(facts: Json) -> Json:
         "size": f"{bytes_as_text(facts['bytes_as'])} in {counted(facts['shards'], facts['container'] + ' shard')}",
         "classes": f"{facts['classes']:,}",
         "rows_per_class": _per_class_text(facts["rows_per_class"]),
-        "rejects": output.rejects_text(facts["rejects"], facts["rows"]),
+        "rejects": rejects_text(facts["rejects"], facts["rows"]),
         "columns": facts["columns"],
         "paired": facts.get("paired"),
         "box_classes": facts.get("box_classes"),

@@ -22,8 +22,16 @@ from typing import Any, NamedTuple
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.formatting import quoted
 from decodeonce.prep.listing import Entry, Value, name_bytes
-from decodeonce.prep.sources import files
-from decodeonce.prep.sources.files import Links, expecting, mtime_of, open_listed, open_source_file, read_range
+from decodeonce.prep.sources.files import (
+    IS_LFS_POINTER,
+    LFS_POINTER,
+    Links,
+    expecting,
+    mtime_of,
+    open_listed,
+    open_source_file,
+    read_range,
+)
 from decodeonce.remote import ObjectFacts, as_path, is_url, read_object, stat_object
 from decodeonce.store import disk
 
@@ -218,9 +226,9 @@ class Holder:
 
 def refuse_stand_ins(holder: Holder) -> None:
     """Raise BuildError if a holder is compressed as a whole, or is the pointer that Git LFS leaves in place of it."""
-    begin = holder.read_at(0, len(files.LFS_POINTER))
-    if begin == files.LFS_POINTER:
-        raise BuildError(f"{holder.path}: {files.IS_LFS_POINTER}")
+    begin = holder.read_at(0, len(LFS_POINTER))
+    if begin == LFS_POINTER:
+        raise BuildError(f"{holder.path}: {IS_LFS_POINTER}")
     for magic, name in COMPRESSED.items():
         if begin.startswith(magic) and (name != "bzip2" or begin[4:10] == BZIP2_BLOCK):
             file = quoted(holder.path) if os.path.isfile(holder.path) else "FILE"  # it may be in a tar
