@@ -121,7 +121,7 @@ def _lustre_quotas(place: Path) -> dict[str, str | None]:
     project = (_output("lfs", "project", "-d", str(place)) or "").split()
     if project and project[0] not in ("", "0"):
         flags["project"] = ("-p", project[0])
-    return {f"{who} {flag[1]}": _output("lfs", "quota", "-q", *flag, str(place)) for who, flag in flags.items()}
+    return {f"{kind} {flag[1]}": _output("lfs", "quota", "-q", *flag, str(place)) for kind, flag in flags.items()}
 
 
 def _parse_quota(whose: str, text: str) -> Quota | None:
