@@ -16,8 +16,9 @@ help: ## list the targets
 demo: env-demo $(if $(IMAGENET),,$(SAMPLE).done) ## build and load a small store (IMAGENET=/path: of your tree)
 	$(RUN) examples/demo.py "$(or $(IMAGENET),$(SAMPLE))"
 
+# Three processes, also on two cores, because tests wait for servers and children.
 test: env-test ## run the tests (5 minutes): each module and guarantee once
-	$(RUN) -m pytest -n 2 --dist loadgroup $(TESTS)
+	$(RUN) -m pytest -n 3 --dist loadgroup $(TESTS)
 
 lint: env ## run ruff, mypy, relint on the documentation, zizmor
 	$(RUN) -m ruff check
