@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,18 @@ def test_file_of_labels_is_named_with_the_command_that_reads_it(tmp_path: Path) 
     ) as raised:
         FolderSource(images)
     assert f"run `prep build list {table} OUT` instead" in str(raised.value)
+
+
+def test_archives_in_place_of_folders_are_named_with_what_to_do(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
+        archive.writestr("train/a/1.jpg", b"x")
+    for src, message in (
+        (tmp_path, "train.zip is not read; unpack it, and pass the folder with its images"),
+        (tmp_path / "train.zip", f"a ZIP archive; unpack it first: unzip -q {tmp_path}/train.zip -d NEW"),
+        (write_file(tmp_path / "a.xlsx", b"PK\3\4"), "a.xlsx: a spreadsheet; save it as CSV"),
+    ):
+        with pytest.raises(BuildError, match=re.escape(message)):
+            FolderSource(src)
 
 
 def test_folders_that_only_look_like_those_of_tools_or_splits_are_classes(tmp_path: Path) -> None:

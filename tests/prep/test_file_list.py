@@ -143,8 +143,9 @@ def test_repeated_line_is_ignored_and_lines_of_other_labels_are_rejected(root: P
 def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
     composed, decomposed = "cat/gr\u00f6\u00dfe.jpg", "dog/gro\u0308\u00dfe.jpg"
     (root / "cat/in").mkdir()
-    for name in (composed, decomposed, "cat/in/3.jpg"):
+    for name in (composed, decomposed, "cat/in/3.jpg", "cat/0007.jpg"):
         write_list(root / name, "image")
+    of_zeros = "a file of this name with leading zeros exists; write the ids as text, in pandas with dtype=str"
     of_floats = "a file of this name without .0 exists; write the ids as whole numbers, in pandas with astype('Int64')"
     for path, cause in (
         ("cat/1.jpg ", "; the path ends with a blank"),
@@ -161,7 +162,10 @@ def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
         ("cat/1.0.jpg", f"; {of_floats}"),
         ("in/3", f"; cat/in/3.jpg exists; pass --root {root}/cat --suffix .jpg"),
         (f"{root.name}/cat/1.jpg", f"; ../{root.name}/cat/1.jpg exists; pass --root {root.parent}"),
+        ("cat/7", f"; {of_zeros}"),
+        ("cat/07.jpg", f"; {of_zeros}"),
         ("cat/gone", ""),
+        ("data/cat/gone.jpg", ""),
     ):
         (entry,) = listed(root, f"{path}\tpug\n").scan().entries
         assert entry.problem == f"No such file or directory{cause}"
@@ -252,10 +256,25 @@ def test_columns_that_are_not_kept_are_named(root: Path) -> None:
     assert open_list(write_list(root / "plain.csv", "path,label\ncat/1.jpg,a\n")).listing().warnings == []
 
 
+@pytest.mark.parametrize("start", ["/content/drive/My data/", "data/my-set/"])
+def test_folders_of_another_machine_can_be_removed_with_the_advice(root: Path, start: str) -> None:
+    file = write_list(root / "list.csv", "".join(f"{start}{name.decode()},pug\n" for name in NAMES[:2]))
+    try:
+        advice = next(entry.problem for entry in open_list(file).scan().entries)
+    except BuildError as error:
+        advice = str(error)
+    found = re.search(
+        r"cat/1\.jpg exists; if this is the file, run: (.*); then build NEW, and pass --root (.*)$", advice
+    )
+    assert found is not None
+    subprocess.run(["bash", "-c", found[1]], cwd=root, check=True)
+    assert labels(open_list(root / "NEW", root=Path(found[2]))) == [(name, "pug") for name in NAMES[:2]]
+
+
 def test_paths_may_begin_with_a_slash_if_the_root_is_given(root: Path) -> None:
     file = write_list(root / "list.txt", "/cat/1.jpg 0\n//dog/2.jpg 1\n")
     with pytest.raises(
-        BuildError, match=r"line 1: '/cat/1\.jpg' is not below .*; pass a folder that holds all paths as"
+        BuildError, match=rf"line 1: '/cat/1\.jpg' is not below .*; cat/1\.jpg exists; pass --root {root}$"
     ):
         list(open_list(file).scan().entries)
     entries = list(open_list(file, root=root).scan().entries)
@@ -274,7 +293,11 @@ def test_paths_may_begin_with_a_slash_if_the_root_is_given(root: Path) -> None:
 
 def test_invalid_list_is_an_error_that_names_the_line(root: Path) -> None:
     for text, message in (
-        ("/elsewhere/cat/1.jpg\n", "line 1: '/elsewhere/cat/1.jpg' is not below {root}; pass .* as --root, for"),
+        ("/elsewhere/cat/3.jpg\n", "line 1: '/elsewhere/cat/3.jpg' is not below {root}; no such file"),
+        (
+            f"{__file__}\n",
+            "line 1: .* is not below {root}; pass a folder that holds all paths as --root, for example /",
+        ),
         ("\ncat/../../1.jpg\n", "line 2: 'cat/../../1.jpg' is not below {root}"),
         ("{root}\n", "line 1: '{root}' is not below {root}"),
         ("cat/..\n", "line 1: 'cat/..' is not below {root}"),
@@ -282,7 +305,8 @@ def test_invalid_list_is_an_error_that_names_the_line(root: Path) -> None:
         ("cat\\1.jpg\n", ".* has neither a label nor a folder .*; the path has backslashes, expected slashes"),
         ("cat/1.jpg\ta\ndog/2.jpg\n", r"line 2: \['dog/2.jpg'\], expected TSV, with labels"),
         ("cat/1.jpg\ta\n\tb\n", r"line 2: \['', 'b'\], expected TSV, with labels"),
-        ("c\0a\0t\0/\0001\0", "binary or UTF-16; expected UTF-8 text; convert it: iconv"),
+        ("c\0a\0t\0/\0001\0", "binary or UTF-16; expected UTF-8 text; if it is a text, run: iconv"),
+        ("PK\3\4", "a ZIP archive; unpack it first: unzip -q {root}/list.txt -d NEW"),
         ("cat/1.jpg\n" * 500 + "cat/\0.jpg\n", "line 501: .* expected one path per line"),
         ("0\t1\tcat/1.jpg\n", "columns 0, 1, cat/1.jpg; expected a path and a label, or a header line"),
         ("path\tbreed\ncat/1.jpg\ta\n", "columns path, breed; expected"),

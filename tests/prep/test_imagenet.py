@@ -208,6 +208,12 @@ UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
         "auto",
         r"WebDataset, because it contains '0\.cls'; run: prep build webdataset {root}/in-train-00\.tar OUT",
     ),
+    (
+        {"x.tar": tar_bytes({"cat/1.JPEG": b"x", "dog/2.JPEG": b"x"})},
+        "x.tar",
+        "auto",
+        "have no labels; .*; if the folders in it are classes, unpack it, and run `prep build folder`",
+    ),
     ({ZIP: TRAIN_ZIP[: len(TRAIN_ZIP) // 2]}, "", "auto", f"{ZIP}: not a zip, or truncated"),
     (
         {f"{TRAIN_TAR}.gz": tar_bytes(TRAIN_TARS, "w:gz")},

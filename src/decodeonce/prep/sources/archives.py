@@ -195,7 +195,7 @@ def list_zip(holder: Holder) -> Iterator[Member]:
     Raises:
         BuildError: If the zip is damaged or truncated, such as an incomplete download.
     """
-    refuse_stand_ins(holder)
+    refuse_stand_ins(holder, may_be_zip=True)
     try:
         with _DirectoryReader(HolderFile(holder)) as file, zipfile.ZipFile(file) as archive:
             infos = archive.filelist

@@ -15,7 +15,7 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.listing import name_bytes
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, NO_SAMPLES, SUFFIXES, Links, expecting, system_of
-from decodeonce.prep.sources.holders import open_holder
+from decodeonce.prep.sources.holders import open_holder, refuse_stand_ins
 from decodeonce.remote import absolute, is_url
 
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val"}
@@ -29,6 +29,15 @@ _HELD_OUT = re.compile(
 _PARTS = re.compile(r"(jpeg)?images?|imgs?|photos?|pictures?|masks?|labels?|annotations?|targets?|data", re.IGNORECASE)
 _IMAGE_NAME = re.compile(rb"\w(" + b"|".join(map(re.escape, SUFFIXES)) + rb")\b", re.IGNORECASE)
 SPLIT_COLUMN = "docs/how-to/data/csv.md#a-column-of-splits"
+_UNPACK = "unpack it, and pass the folder with its images"
+_AS_DATASET = "read it with a dataset of your own (docs/how-to/data/dataset-object.md)"
+# Suffixes of what a folder may hold instead of images, and how to go on.
+PACKED = {
+    ".parquet": "run `prep build parquet` instead",
+    ".tar": "if it holds the images, see `prep build webdataset --help`, or unpack it",
+    **dict.fromkeys((".zip", ".7z", ".rar", ".tar.gz", ".tgz"), _UNPACK),
+    **dict.fromkeys((".tfrecord", ".tfrecords", ".h5", ".hdf5", ".npy", ".npz", ".mdb"), _AS_DATASET),
+}
 MOST_TABLES, LOOKED_AT = 16, 4096  # text files, and bytes of each, that may list images
 
 
@@ -49,7 +58,12 @@ class Top(NamedTuple):
 def list_top(top: Path) -> Top:
     """List a folder."""
     with expecting(top, "expected a folder of class folders"):
-        found = sorted(system_of(top).list_folder(top), key=lambda item: name_bytes(item[0]))
+        try:
+            found = sorted(system_of(top).list_folder(top), key=lambda item: name_bytes(item[0]))
+        except NotADirectoryError:
+            with open_holder(top) as file:
+                refuse_stand_ins(file)
+            raise
     listed = Top([], [], [])
     for name, is_folder in found:
         folders = listed.left_out if NO_SAMPLES.fullmatch(name_bytes(name)) else listed.folders
@@ -183,6 +197,9 @@ def odd_files(root: Path, top: Top, links: Links) -> list[str]:
     if len(top.folders) == 1 and not links.folder_leads_outside(os.fsencode(root / top.folders[0])):
         folder = root / top.folders[0]
         files += [folder / name for name in list_top(folder).files]
+    for name in [] if images or top.folders else top.files:
+        if advice := next((text for end, text in PACKED.items() if name.lower().endswith(end)), ""):
+            return [f"{name} is not read; {advice}"]
     tables = [file for file in files if file.suffix.lower() in (".csv", ".tsv", ".txt", ".json", ".jsonl")]
     tables.sort(key=lambda file: file.suffix.lower() not in (".csv", ".tsv"))
     for table in tables[:MOST_TABLES]:

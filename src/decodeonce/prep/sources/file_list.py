@@ -37,6 +37,7 @@ EXPECTED = "expected a list of images"
 MISSING = os.strerror(errno.ENOENT)
 LOOKED_AT = 4096  # a binary file has a zero in its first bytes
 MOST_ENTRIES, MOST_FOLDERS = 1000, 64  # looked at to find out why a file is missing
+MOST_DIGITS = 16  # of an id that may have lost leading zeros
 MOST_SEARCHES = 100  # missing files that are searched for there: a search takes hundreds of calls of stat
 MOST_LOOKED_UP = 1000  # of a longer list, some lines are looked up to count the files in each folder
 MAX_LINE = 1 << 20  # characters of a line; a path has at most 4096
@@ -196,6 +197,8 @@ class ListSource(LabeledSource):
                 name = path_below(root, path.lstrip("/") or ".")
             if name is None:
                 advice = "pass a folder that holds all paths as --root, for example /"
+                if not os.path.lexists(path):
+                    advice = self._cause_of_missing(path, []) or "no such file"
                 if scheme_of(path) != scheme_of(root):
                     advice = "list local files, and URLs of each kind, in files of their own"
                 raise BuildError(f"{where} is not below {root}; {advice}")
@@ -215,20 +218,8 @@ class ListSource(LabeledSource):
         """Return why there is probably no file of this name, also in these subfolders; "" if that is unknown."""
         if odd := _oddity(name):
             return odd
-        suffixes = {name + suffix: suffix for suffix in IMAGE_SUFFIXES}
-        suffixes |= {name.removesuffix(end[1:]) + end: end for end in IMAGE_SUFFIXES if name.endswith(end[1:])}
-        others = {other: f"with the suffix {end} exists; pass --suffix {end}" for other, end in suffixes.items()}
-        forms = {unicodedata.normalize(form, name): form for form in ("NFC", "NFD")}
-        others |= {other: f"in another Unicode form ({form}) exists" for other, form in forms.items()}
-        stem, end = os.path.splitext(name)
-        if end:
-            others = {stem + other: f"with the suffix {other} exists" for other in IMAGE_SUFFIXES} | others
-            others |= {stem + other: f"with the suffix {other} exists" for other in (end.upper(), end.lower())}
-        whole = re.sub(r"\b(\d+)\.0(?=\.|$)", r"\1", name)  # pandas reads a column of ids with a blank cell as floats
-        advice = "without .0 exists; write the ids as whole numbers, in pandas with astype('Int64')"
-        others |= {whole + suffix: advice for suffix in ("", *IMAGE_SUFFIXES) if whole != name}
-        others.pop(name, None)
-        for other, cause in others.items():
+        suffixes = _with_suffix(name)
+        for other, cause in _names_alike(name).items():
             if self._exists("", other):
                 return f"a file of this name {cause}"
         for other in (name, *suffixes):
@@ -241,7 +232,19 @@ class ListSource(LabeledSource):
             if found:
                 suffix = suffixes[other] if other in suffixes and other != name else ""
                 return f"{found[0]}/{other} exists; {self._advice_on_root(found[0], folders, suffix)}"
-        return ""
+        return self._cause_in_start(name)
+
+    def _cause_in_start(self, name: str) -> str:
+        """Return how to remove the first folders of a path, of another machine or folder, if the rest exists."""
+        starts = (name[: at + 1] for at, part in enumerate(name) if part == "/")
+        start = next((start for start in starts if self._exists("", name.removeprefix(start))), None)
+        if start is None:
+            return ""
+        advice = f"pass --root {quoted(self.root)}"
+        if start != "/":
+            command = f"sed {quoted(f's|{start}||')} {quoted(self.file)} > NEW"
+            advice = f"if this is the file, run: {command}; then build NEW, and {advice}"
+        return f"{name.removeprefix(start)} exists; {advice}"
 
     def _exists(self, folder: str, name: str) -> bool:
         return os.path.exists(os.path.join(os.fsencode(self.root / folder), name_bytes(name)))
@@ -305,6 +308,33 @@ def _oddity(name: str) -> str:
     if found := [separator for separator in ";|" if separator in name]:
         return f"the path contains {found[0]!r}; if that separates columns, write commas or tabs instead"
     return ""
+
+
+def _with_suffix(name: str) -> dict[str, str]:
+    """Return the suffixes of images that this name may lack, by the whole name."""
+    cut = {name.removesuffix(end[1:]) + end: end for end in IMAGE_SUFFIXES if name.endswith(end[1:])}  # "0jpg"
+    return {name + suffix: suffix for suffix in IMAGE_SUFFIXES} | cut
+
+
+def _names_alike(name: str) -> dict[str, str]:
+    """Return other names that a file may have, the likely ones last, with what to say of a file that has one."""
+    others = {other: f"with the suffix {end} exists; pass --suffix {end}" for other, end in _with_suffix(name).items()}
+    forms = {unicodedata.normalize(form, name): form for form in ("NFC", "NFD")}
+    others |= {other: f"in another Unicode form ({form}) exists" for other, form in forms.items()}
+    stem, end = os.path.splitext(name)
+    if end:
+        others = {stem + other: f"with the suffix {other} exists" for other in IMAGE_SUFFIXES} | others
+        others |= {stem + other: f"with the suffix {other} exists" for other in (end.upper(), end.lower())}
+    whole = re.sub(r"\b(\d+)\.0(?=\.|$)", r"\1", name)  # pandas reads a column of ids with a blank cell as floats
+    advice = "without .0 exists; write the ids as whole numbers, in pandas with astype('Int64')"
+    others |= {whole + suffix: advice for suffix in ("", *IMAGE_SUFFIXES) if whole != name}
+    folder, number = os.path.split(stem)
+    if number.isdigit():  # pandas and spreadsheets read a column of ids as numbers
+        padded = [os.path.join(folder, number.zfill(width)) for width in range(len(number) + 1, MOST_DIGITS)]
+        advice = "with leading zeros exists; write the ids as text, in pandas with dtype=str"
+        others |= {one + suffix: advice for one in padded for suffix in (end, *IMAGE_SUFFIXES)}
+    others.pop(name, None)
+    return others
 
 
 def _nearby_folders(root: Path) -> list[str]:
@@ -545,7 +575,8 @@ def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
         begin = holder.read_at(0, LOOKED_AT)
         refuse_stand_ins(holder)
         if b"\0" in begin:  # an image, an archive, or a list that Excel wrote
-            raise BuildError(f"{file}: binary or UTF-16; expected UTF-8 text; convert it: iconv -f UTF-16 -t UTF-8")
+            advice = f"if it is a text, run: iconv -f UTF-16 -t UTF-8 {quoted(file)} > NEW"
+            raise BuildError(f"{file}: binary or UTF-16; expected UTF-8 text; {advice}")
         raw = io.BufferedReader(HolderFile(holder), CHUNK)
         # Only \n ends a line: paths may contain the other characters that Python treats as line ends.
         with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as text:

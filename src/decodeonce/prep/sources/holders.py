@@ -39,6 +39,12 @@ OPEN_FILES = 64
 GZIP_MAGIC = b"\x1f\x8b"
 BZIP2_BLOCK = b"1AY&SY"  # follows "BZh" and a digit; a text may begin with BZh
 COMPRESSED = {GZIP_MAGIC: "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+ARCHIVES = {
+    b"PK\3\4": ("ZIP", "unzip -q {} -d NEW"),
+    b"7z\xbc\xaf": ("7z", "7z x {} -oNEW"),
+    b"Rar!": ("RAR", "unrar x {} NEW/"),
+}
+SPREADSHEETS = (".xlsx", ".xlsm", ".ods")  # which are zips
 CHUNK = 1 << 20
 # Bytes per request for the headers in an object: a header with the label next to it, or those of many images.
 FEW, MANY = 1 << 13, 1 << 21
@@ -224,16 +230,28 @@ class Holder:
         disk.close(self._fd)
 
 
-def refuse_stand_ins(holder: Holder) -> None:
-    """Raise BuildError if a holder is compressed as a whole, or is the pointer that Git LFS leaves in place of it."""
+def refuse_stand_ins(holder: Holder, *, may_be_zip: bool = False) -> None:
+    """Raise BuildError if a holder is compressed, an archive, or the pointer that Git LFS leaves in place of it."""
     begin = holder.read_at(0, len(LFS_POINTER))
     if begin == LFS_POINTER:
         raise BuildError(f"{holder.path}: {IS_LFS_POINTER}")
     for magic, name in COMPRESSED.items():
         if begin.startswith(magic) and (name != "bzip2" or begin[4:10] == BZIP2_BLOCK):
-            file = quoted(holder.path) if os.path.isfile(holder.path) else "FILE"  # it may be in a tar
-            advice = f"unpack it first: {name} -dc {file} > NEW"  # gunzip and others refuse names without their suffix
-            raise BuildError(f"{holder.path}: compressed with {name}, so it cannot be read at an offset; {advice}")
+            command = f"{name} -dc {_name_in_command(holder)} > NEW"  # gunzip refuses a name without its suffix
+            problem = f"compressed with {name}, so it cannot be read at an offset"
+            raise BuildError(f"{holder.path}: {problem}; unpack it first: {command}")
+    if may_be_zip:
+        return
+    for magic, (name, command) in ARCHIVES.items():
+        if begin.startswith(magic):
+            problem, advice = f"a {name} archive", f"unpack it first: {command.format(_name_in_command(holder))}"
+            if holder.path.lower().endswith(SPREADSHEETS):
+                problem, advice = "a spreadsheet", "save it as CSV"
+            raise BuildError(f"{holder.path}: {problem}; {advice}")
+
+
+def _name_in_command(holder: Holder) -> str:
+    return quoted(holder.path) if os.path.isfile(holder.path) else "FILE"  # it may be in a tar
 
 
 class ObjectHolder(Holder):

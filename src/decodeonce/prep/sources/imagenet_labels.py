@@ -101,9 +101,10 @@ class CompanionFiles:
             return _parse_solution(solution)
         if (truth := self.truth()) is not None:
             return _parse_truth(truth)
+        more = "; if the folders in it are classes, unpack it, and run `prep build folder`" if self._inside else ""
         raise BuildError(
             f"{self.folders[0]}: images in one folder have no labels; put {SOLUTION}, {TRUTH} or {DEVKIT_TAR} "
-            f"next to them; looked in {', '.join(map(str, self.folders))}"
+            f"next to them; looked in {', '.join(map(str, self.folders))}{more}"
         )
 
     def find(self, name: str) -> Companion | None:

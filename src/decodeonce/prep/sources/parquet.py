@@ -251,7 +251,7 @@ class Table:
     def __init__(self, holder: Holder) -> None:
         self.path = holder.path
         self._holder = holder
-        if holder.size < POINTER_BYTES:  # a larger object costs no request for this
+        if holder.size < POINTER_BYTES or not isinstance(holder, ObjectHolder):  # these cost a request
             refuse_stand_ins(holder)
         footer = int.from_bytes(holder.read_at(max(holder.size - 8, 0), 4), "little")
         if MAX_FOOTER_BYTES < footer < holder.size:

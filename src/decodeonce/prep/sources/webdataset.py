@@ -134,7 +134,8 @@ class WebdatasetSource(LabeledSource):
             none = (
                 "no labels in the first shard; a label is the text of a .cls file, or in a .json file the value of "
                 f"{', '.join(LABEL_KEYS)}; name files of another suffix with --label-suffix, pass --no-labels, or read "
-                "other keys with a dataset of your own (docs/how-to/data/dataset-object.md)"
+                "other keys with a dataset of your own (docs/how-to/data/dataset-object.md); if the folders in it are "
+                "classes, unpack it, and run `prep build folder`"
             )
             labels = f"labels from {label_from}" if label_from else none
         return f"{self.files.describe('shard')}, {labels}"
