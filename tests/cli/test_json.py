@@ -159,7 +159,7 @@ def test_convert_stage_and_repair_give_results(pics: Path, tmp_path: Path) -> No
     damage_rows(store, 3)
     overwrite(store / "labels.npy", 140, b"damage")
     assert result("verify", store, code=1)["bad_files"] == ["labels.npy"]
-    left = result("repair", store, code=1, text=f"prep: error: {store}: row 3: pass as --from ")
+    left = result("repair", store, code=1, text=f"prep: error: {store}: row 3: no --from was given; run `prep repair ")
     [sentence] = left.pop("unrepaired")
     assert left == {"ok": False, "rows": 14, "repaired_rows": 0, "repaired_files": ["labels.npy"]}
     assert sentence.startswith(f"{store}: row 3: ")

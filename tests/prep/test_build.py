@@ -289,7 +289,7 @@ def test_advice_for_shard_cut_before_finish_restores_every_row(decoded: Path, tm
     failed = prep("finish", out)
     assert failed.returncode == 1
     assert f"{shard}: {cut} bytes, expected {size}: it was cut" in failed.stderr
-    assert f"`truncate -s {size} {shard}`, finish the build, then run `prep repair {out} --from SRC`" in failed.stderr
+    assert f"`truncate -s {size} {shard}`, finish the build, then run `prep verify {out}`" in failed.stderr
     assert tree_bytes(out) == before
     os.truncate(shard, size)
     assert prep("finish", out).returncode == 0

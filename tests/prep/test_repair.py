@@ -257,7 +257,7 @@ def test_short_shard_is_repaired(stores: Stores, tree: Path, container: str, siz
     damaged = tree_bytes(store)
     assert repair_store(store, None).unrepaired == [
         f"{path}: incomplete until all its rows are repaired ({4 - kept} rows left)",
-        f"{store}: rows {4 + kept}..7: pass as --from what the store was built from, or another store with these rows",
+        f"{store}: rows {4 + kept}..7: no --from was given; run `prep repair {store} --from SRC`",
     ]
     assert tree_bytes(store) == damaged
     repair_all(store, tree, 4 - kept, [path.name])

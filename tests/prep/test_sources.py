@@ -13,8 +13,9 @@ from decodeonce.build import Recipe, make_plan
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.plan import checked_listing, read_plan
 from decodeonce.prep.sources import SOURCES, open_source
-from decodeonce.prep.sources.base import WITH_BOXES, Source
+from decodeonce.prep.sources.base import Source
 from decodeonce.store import open_store
+from decodeonce.store.manifest import WITH_BOXES
 from tests.forms.all_forms import FORMS, PICS
 from tests.forms.form import Form, Pic
 from tests.images import reference_row

@@ -31,7 +31,7 @@ from decodeonce.cli.output import (
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.formatting import counted, duration_text, quoted
 from decodeonce.host import usable_cores
-from decodeonce.store.layout import Json, repair_advice
+from decodeonce.store.layout import Json
 
 # C0 without tab and newline, DEL, and C1 in UTF-8
 CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
@@ -216,6 +216,7 @@ def _say_first(most: int, lines: list[str], what: str) -> None:
 def verify(store: StoreArgument) -> None:
     """Read a whole store and compare it with its checksums. The exit code is 0 if it is intact, and 1 if not."""
     from decodeonce.store import verify_store
+    from decodeonce.store.checks import repair_advice
     from decodeonce.store.verify import ranges_text
 
     with count_bar("rows") as update:

@@ -9,10 +9,9 @@ import numpy as np
 from decodeonce.cli.drawing import NamedBox, ShownRow, thumbnail, with_paired
 from decodeonce.errors import StoreError
 from decodeonce.store import Store
-from decodeonce.store.checks import check_file
+from decodeonce.store.checks import check_file, repair_advice
 from decodeonce.store.class_words import with_words
 from decodeonce.store.hashing import GOLDEN, mix, row_checksum
-from decodeonce.store.layout import repair_advice
 from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
 from decodeonce.store.pixels import Pixels
 from decodeonce.store.verify import ranges_text, read_rows, row_ranges

@@ -7,11 +7,12 @@ import stat
 from pathlib import Path
 
 from decodeonce.errors import TRANSIENT_ERRORS, Stopped, StoreError, retry_advice
+from decodeonce.formatting import quoted
 from decodeonce.store.files import read_regular, reading
 from decodeonce.store.format import CONTAINERS
 from decodeonce.store.hashing import file_hexdigest, hexdigest
-from decodeonce.store.layout import StorePaths, missing_advice, repair_advice
-from decodeonce.store.manifest import Manifest, Shard, SmallFile
+from decodeonce.store.layout import BUILT_ARRAY, UPLOAD, StorePaths, missing_advice
+from decodeonce.store.manifest import BOX_COLUMNS, WITH_PAIRED, Manifest, Shard, SmallFile, read_manifest
 
 
 def unreadable_shard_error(path: Path, error: OSError) -> StoreError | Stopped:
@@ -20,6 +21,34 @@ def unreadable_shard_error(path: Path, error: OSError) -> StoreError | Stopped:
         return Stopped(f"{path}: {error.strerror}; {retry_advice(error)}")
     advice = "; raise the limit with `ulimit -n`" if error.errno == errno.EMFILE else ""
     return StoreError(f"{path}: cannot be opened: {error.strerror}{advice}")
+
+
+def repair_advice(path: Path) -> str:
+    """The next step for a damaged file of a store or staged part. `prep repair` cannot rebuild an added column."""
+    store = quoted(str(path.parent))
+    if "://" in store:
+        return UPLOAD
+    if path.suffix == ".npy" and not BUILT_ARRAY.fullmatch(path.name):
+        add = f"prep column add {store} {quoted(path.stem)} FILE.npy"
+        return f"restore it from a copy of the store, or add its numbers again: `{add}`"
+    if path.suffix == ".tsv" or path.stem in BOX_COLUMNS:
+        return f"run `prep repair {store} --from COPY`, where COPY is a copy of the store"
+    return f"run `prep repair {store} --from {_repair_source(path.with_name('store.json'))}"
+
+
+def _repair_source(manifest: Path) -> str:
+    """Return the rest of a command after --from, and what its words stand for; SRC is that of the build."""
+    try:
+        found = read_manifest(manifest)
+    except (StoreError, OSError):  # another error reports it
+        return "SRC`"
+    kind = str(found.source.get("kind"))
+    if kind == "store" or found.recipe.keys() & {"resized_from", "unpacked_from"}:
+        return "STORE`, where STORE is another store with these rows"
+    folders = "".join(f" --paired {one.name}=DIR" for one in found.paired) if WITH_PAIRED in kind else ""
+    if kind.partition("+")[0] == "list":
+        return f"ROOT{folders}`, where ROOT is the folder that the paths of the list start from"
+    return f"SRC{folders}`"
 
 
 def damaged_row_error(root: Path, manifest: Manifest, row: int) -> StoreError:

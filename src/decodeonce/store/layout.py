@@ -165,17 +165,6 @@ def damaged(path: Path, what: str) -> StoreError:
     return StoreError(f"{path}: {what}; {UPLOAD if '://' in str(path) else f'run {verify_command(path.parent)}'}")
 
 
-def repair_advice(path: Path) -> str:
-    """The next step for a damaged file of a store or staged part. `prep repair` cannot rebuild an added column."""
-    store = str(path.parent)
-    if "://" in store:
-        return UPLOAD
-    if path.suffix == ".npy" and not BUILT_ARRAY.fullmatch(path.name):
-        add = f"prep column add {quoted(store)} {quoted(path.stem)} FILE.npy"
-        return f"restore it from a copy of the store, or add its numbers again: `{add}`"
-    return f"run `prep repair {quoted(store)} --from SRC`"
-
-
 def missing_advice(folder: Path) -> str:
     """Advice for a file missing from a folder on a network: its server may be unreachable, and the file not lost."""
     kind = folder.is_dir() and network_file_system(folder)

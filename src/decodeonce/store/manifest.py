@@ -43,6 +43,8 @@ MAX_DATA_OFFSET = 1 << 20  # headers are read into memory
 # written right after it was read.
 PIECE_BYTES = 4 << 20
 BOX_LABELS = "box_labels"  # the column of indexes into box_classes; -1 for none
+# Suffixes of the kind of a source with boxes, and of one with masks or second images in other folders.
+WITH_BOXES, WITH_PAIRED = "+boxes", "+paired"
 BOX_COLUMNS = ("boxes", "box_count", BOX_LABELS)  # written by `prep build --keep-boxes`
 REBUILD = "remove the store and build it again"
 OPTIONAL_KEYS = {"box_classes", "decoder_crashes", "paired", "pixels"}  # all others must be present

@@ -128,7 +128,7 @@ def check_not_truncated(plan: Plan, index: int) -> None:
         raise BuildError(
             f"{path}: {found} bytes, expected {size}: it was cut after decoding began, so rows are lost; remove {root} "
             f"and build again, or rebuild only the lost rows: run `truncate -s {size} {quoted(path)}`, finish "
-            f"the build, then run `prep repair {quoted(plan.paths.root)} --from SRC`"
+            f"the build, then run `prep verify {quoted(plan.paths.root)}`, which names the command"
         )
 
 

@@ -22,7 +22,7 @@ from decodeonce.host import allow_open_files, usable_cores
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.repair.rows import COPY, FROM_COPY, Reason, open_rows, row_sentences, versions_to_install
 from decodeonce.store import Report, Sample, Shard, Store, StorePaths, disk, verify_store
-from decodeonce.store.checks import check_size
+from decodeonce.store.checks import check_size, repair_advice
 from decodeonce.store.columns import RESERVED
 from decodeonce.store.files import ShardFile, empty_folder, sync_folder, write_at, write_atomic, writing
 from decodeonce.store.format import CONTAINERS, npy_header
@@ -33,7 +33,6 @@ from decodeonce.store.table import Samples
 from decodeonce.store.verify import read_checksums, stored_checksums
 from decodeonce.store.writer import copy_small, virtual_bytes, write_head
 
-NO_SOURCE = Reason("pass as --from what the store was built from, or another store with these rows")
 NO_CHECKSUM = Reason("cannot be checked, because checksums.npy is damaged")
 BAD_AGAIN = Reason("damaged again after the repair; check the disk, then run the command again")
 
@@ -267,10 +266,11 @@ class _StoreRepair:
 
     def _wanted_samples(self) -> Iterator[Sample]:
         samples = Samples(self._paths.samples, len(self._store))
+        no_source = Reason(f"no --from was given; {repair_advice(self._paths.manifest)}")
         for row in sorted(self._bad_rows):
             file = self._manifest.shard_of(row).file
             if self._new_rows is None:
-                self._row_reasons[row] = NO_SOURCE
+                self._row_reasons[row] = no_source
             elif file in self._file_reasons:
                 self._row_reasons[row] = Reason(f"{file} must be repaired first")
             else:

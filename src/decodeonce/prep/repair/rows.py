@@ -24,14 +24,14 @@ from decodeonce.prep.listing import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Filter, Recipe, check_choice
 from decodeonce.prep.sources import SOURCES, find_opener, find_registered
-from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED, Source
+from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import is_file
 from decodeonce.prep.sources.paired import open_with_paired
 from decodeonce.prep.sources.plugins import plugins
 from decodeonce.remote import as_path, scheme_of, source_text
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import Paired
-from decodeonce.store.manifest import REBUILD, Manifest, read_manifest
+from decodeonce.store.manifest import REBUILD, WITH_BOXES, WITH_PAIRED, Manifest, read_manifest
 from decodeonce.store.table import Sample
 from decodeonce.store.verify import ranges_text, row_ranges
 
@@ -91,7 +91,7 @@ class FromImages:
     def __init__(self, manifest: Manifest, src: str, paired: Mapping[str, str]) -> None:
         self._manifest, self._src = manifest, src
         self._source = reopen_source(manifest, src, paired)
-        is_list = self._source.kind == "list" and os.path.isfile(src)
+        is_list = self._source.kind.removesuffix(WITH_PAIRED) == "list" and os.path.isfile(src)
         self._advice = "; pass as --from the folder that its paths are relative to, as --root" if is_list else ""
         recipe = {key: value for key, value in manifest.recipe.items() if key != "columns"}  # they change no pixel
         try:

@@ -66,7 +66,7 @@ def find_registered(kind: str) -> Registered:
 
 def open_source(kind: str, root: Path, arguments: Json) -> Source:
     """Make the source that a plan names."""
-    from decodeonce.prep.sources.base import WITH_BOXES, WITH_PAIRED
+    from decodeonce.store.manifest import WITH_BOXES, WITH_PAIRED
 
     if kind.endswith(WITH_BOXES):
         from decodeonce.prep.recipe import BoxRules

@@ -18,9 +18,6 @@ from decodeonce.prep.sources.holders import SourceFiles
 from decodeonce.store.layout import Json, Paired
 from decodeonce.store.manifest import Column
 
-# Suffixes of `kind` for a source with boxes, and for one with masks or second images in other folders.
-WITH_BOXES, WITH_PAIRED = "+boxes", "+paired"
-
 
 @dataclass(frozen=True)
 class DecodedRows:

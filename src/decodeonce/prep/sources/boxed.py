@@ -44,10 +44,10 @@ from decodeonce.prep.listing import WHOLE, Box, Entry, LateFacts, Listing, Scan,
 from decodeonce.prep.pixels.decode import fit_to
 from decodeonce.prep.pixels.unusual import is_upright, turned_box, upright
 from decodeonce.prep.recipe import BoxOrigin, BoxRules
-from decodeonce.prep.sources.base import WITH_BOXES, DecodedRows, Notes, Source, SourceWrapper
+from decodeonce.prep.sources.base import DecodedRows, Notes, Source, SourceWrapper
 from decodeonce.prep.sources.files import Links, expecting, open_source_file, parallel_map, stem_of
 from decodeonce.store.layout import Json
-from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
+from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, WITH_BOXES, Column, ImageClass
 
 SUFFIX = b".xml"
 MAX_XML_BYTES = 1 << 20  # an annotation of ILSVRC has 500 bytes, plus 230 per further object

@@ -14,10 +14,11 @@ from typing import Any
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.listing import Entry, Scan
-from decodeonce.prep.sources.base import WITH_PAIRED, Source, SourceWrapper
+from decodeonce.prep.sources.base import Source, SourceWrapper
 from decodeonce.prep.sources.files import SUFFIXES, Links, expecting, file_entry, mode_of, parallel_map, read_file
 from decodeonce.remote import is_url, source_path
 from decodeonce.store.layout import Json, Paired
+from decodeonce.store.manifest import WITH_PAIRED
 
 # In the order in which they are tried. An index into this list is in plans.
 ENDINGS = tuple(sorted((*SUFFIXES, *map(bytes.upper, SUFFIXES)), key=lambda suffix: suffix != b".png"))
