@@ -15,8 +15,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from decodeonce.build import WorkSettings, build, make_plan, repair_store
+from decodeonce.build import WorkSettings, build, make_plan, repair_store, work
 from decodeonce.errors import BuildError, StoreError
+from decodeonce.prep.building.free_space import space_needed
 from decodeonce.prep.building.journal import Journal
 from decodeonce.prep.building.worker import BlockDecoder, write_block
 from decodeonce.prep.convert.convert import Conversion, convert
@@ -238,6 +239,22 @@ def test_palettes_in_which_an_index_has_several_colors_are_noticed(
     said = [message for message in caplog.messages if "of the palette" in message]
     differ = bool(colors and colors[1] == (0, 255, 0))
     assert [message.startswith(f"{out}: {found.format(last)}") for message in said] == [True] * differ
+
+
+def test_needed_space_includes_the_colors_of_palettes(tmp_path: Path) -> None:
+    values, colors = bytes(range(256)), np.random.default_rng(0).integers(0, 256, (2, 768), np.uint8)
+    for number in range(2):
+        mask = Image.frombytes("P", (16, 16), values)
+        mask.putpalette(colors[number].tobytes())
+        for name, data in (("photos/a/{}.jpg", jpeg(16, 16)), ("masks/a/{}.png", encoded(mask, "PNG"))):
+            path = tmp_path / name.format(number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    plan = make_plan(paired_source(tmp_path), tmp_path / "out", Recipe(height=16, width=16))
+    work(tmp_path / "out", WorkSettings(workers=1))
+    [journal] = plan.paths.journals.iterdir()
+    other_bytes = space_needed(plan).bytes - plan.blocks.shard_bytes
+    assert 2 * 256 * len('"000000":1,') < journal.stat().st_size < other_bytes < 4 * journal.stat().st_size
 
 
 def rejected(out: Path) -> list[Reject]:

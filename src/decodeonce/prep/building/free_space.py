@@ -14,6 +14,7 @@ from decodeonce.host import free_space, network_file_system
 from decodeonce.prep.building.plan import Plan
 
 OTHER_FILES = 12  # of the finished store and of the plan, without the shards
+PALETTE_BYTES = 256 * 160  # of a mask in the line of a block
 QUOTA_SECONDS = 20
 # Lines that lfs prints for a default quota, or if some servers did not answer.
 REMARK = re.compile(r"\s*([ugp]id \S+ is using default|Some errors happened)")
@@ -152,8 +153,12 @@ def _output(*command: str) -> str | None:
 
 
 def space_needed(plan: Plan) -> Need:
-    """Return what a build will write: shards, plan and journals (about 200 bytes per row), and files."""
+    """Return what a build will write: shards, plan and journals (about 200 bytes per row), and files.
+
+    For each block, a journal also has up to two colors of each of the 256 indexes of a mask with a palette.
+    """
     number_bytes = [size for _, size in plan.content["number_bytes"]]
     other_bytes = 200 + 2 * sum(number_bytes)  # numbers are in the plan and in the store
     files = plan.blocks.shards + OTHER_FILES + 2 * len(number_bytes)
-    return Need(plan.count, plan.blocks.shard_bytes + plan.count * other_bytes, files)
+    palettes = PALETTE_BYTES * len(plan.blocks) * sum(one.channels == 1 for one in plan.recipe.paired)
+    return Need(plan.count, plan.blocks.shard_bytes + plan.count * other_bytes + palettes, files)
