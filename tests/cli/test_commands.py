@@ -21,7 +21,7 @@ from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.processes import child
 from decodeonce.store.table import REJECT_COLUMNS, Reject, line, reject_line
 from tests.command import assert_fails, kill_when, prep, prep_after, printed
-from tests.images import encoded, make_image, make_tree, tree_bytes
+from tests.images import encoded, jpeg, make_image, make_tree, tree_bytes
 from tests.store.signing import damage_rows, flip_row, replace_file, resign
 from tests.stores import make_store, random_images
 
@@ -58,13 +58,39 @@ def test_failure_is_one_line_with_exit_code_1(tree: Path, store: Path, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
+def test_build_and_info_say_why_images_were_rejected(tmp_path: Path) -> None:
+    for name, data in (("photos/{}.jpg", jpeg()), ("masks/{}.png", encoded(make_image(60, 40, mode="L"), "PNG"))):
+        (tmp_path / name).parent.mkdir()
+        for number in range(10):
+            (tmp_path / name.format(number)).write_bytes(data)
+    for number in (0, 3):
+        (tmp_path / f"photos/{number}.jpg").write_bytes(jpeg()[: -200 - number])
+    for name, data in (("photos/1.jpg", b"<html>"), ("photos/2.jpg", b""), ("masks/4.png", b""), ("masks/5.png", b"x")):
+        (tmp_path / name).write_bytes(data)
+    flags = ("--no-labels", "--size", 8, "--max-bad", "100%")
+    done = prep("build", "folder", tmp_path / "photos", tmp_path / "plain", *flags)
+    assert f"{tmp_path}/plain: 4 of 10 images were rejected (2 truncated, 1 not an image, 1 empty file)" in done.stdout
+    shown = prep("info", tmp_path / "plain").stdout
+    assert "4 of 10 images were rejected (2 truncated, 1 not an image, 1 empty file)" in shown
+    assert "--on-damaged keep (truncated images are rejected), " in shown
+    paired = (*flags, "--paired", f"mask={tmp_path / 'masks'}")
+    done = prep("build", "folder", tmp_path / "photos", tmp_path / "out", *paired)
+    why = "2 truncated, 1 not an image, 1 empty file, 1 mask: empty file, 1 for other reasons"
+    assert f"{tmp_path}/out: 6 of 10 images were rejected ({why}); see rejects.tsv\n" in done.stdout
+    whole = (*flags, "--on-damaged", "keep-truncated")
+    assert prep("build", "folder", tmp_path / "photos", tmp_path / "all", *whole).returncode == 0
+    shown = prep("info", tmp_path / "all").stdout
+    assert "2 of 10 images were rejected (1 not an image, 1 empty file) and 2 unusual" in shown
+    assert "--on-damaged keep-truncated, " in shown
+
+
 def test_few_damaged_images_do_not_fail_and_higher_max_bad_resumes_if_more_do(tmp_path: Path) -> None:
     tree, out = make_tree(tmp_path / "src"), tmp_path / "out"
     images = sorted((tree / "train").rglob("*.JPEG"))
     for image in images[:2]:
         image.write_bytes(image.read_bytes()[:-200])
     command = ("build", "folder", tree / "train", out, "--size", 8)
-    assert f"{out}: 2 of {len(images)} images were rejected; see rejects.tsv\n" in prep(*command).stdout
+    assert f"{out}: 2 of {len(images)} images were rejected (2 truncated); see rejects.tsv\n" in prep(*command).stdout
     assert (out / "rejects.tsv").read_text().count("truncated") == 2
     shutil.rmtree(out)
     images[2].write_bytes(b"")
@@ -167,7 +193,7 @@ def test_info_shows_rows_per_class_rejects_and_bytes(tmp_path: Path) -> None:
     resign(store, lambda facts: facts["classes"][1].update(description="lion, king of beasts"))
     shown = dict(re.split("  +", one, maxsplit=1) for one in prep("info", store).stdout.splitlines())
     assert shown["rows per class"] == "smallest 1 (class1 lion), median 2, largest 4 (class0 the class 0)"
-    assert shown["rejects"] == "1 of 8 images was rejected and 2 unusual images were kept"
+    assert shown["rejects"] == "1 of 8 images was rejected (1 why) and 2 unusual images were kept"
     assert shown["size"] == "4.18 KB (4.14 KB as yuv420) in 1 npy shard"
     found = json.loads(prep("info", store, "--json").stdout)
     assert found["rows_per_class"] == {

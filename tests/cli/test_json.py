@@ -16,6 +16,7 @@ from tests.store.signing import damage_rows, overwrite
 SHAPE = [16, 16, 3]
 PAGE = Path(__file__).parents[2] / "docs/reference/commands.md"
 DOCUMENTED = set(re.findall("`([a-z_]+)`", PAGE.read_text("utf-8").split("## JSON results")[1].split("\n## ")[0]))
+REJECTED = {"not an image": 1}
 KEPT = {"CMYK": 1, "EXIF rotation 6, not applied": 1}
 ADVICE = "1 image was stored without the rotation in EXIF; --exif apply rotates them\n"
 
@@ -63,6 +64,7 @@ def facts(path: Path) -> dict[str, Any]:
         "classes": len(store.classes),
         "used_classes": len(set(store.labels.tolist())),
         "rejects": {"rejected": 1, "left out": 0, "kept": 2},
+        "rejected": REJECTED,
         "kept": KEPT,
         "recipe": json.loads((path / "store.json").read_text())["recipe"],
         "digest": store.manifest.digest,
@@ -190,7 +192,7 @@ def test_quiet_leaves_only_the_object_and_warnings(pics: Path, tmp_path: Path) -
     shutil.rmtree(pics / "empty")  # a class without images is a warning
     words = ("build", "folder", pics, tmp_path / "out", "--size", 16, "--json", "--quiet")
     done = prep_process(*words)
-    rejected = "1 of 15 images was rejected and 2 unusual images were kept; see rejects.tsv"
+    rejected = "1 of 15 images was rejected (1 not an image) and 2 unusual images were kept; see rejects.tsv"
     assert (done.returncode, done.stderr) == (0, f"{tmp_path}/out: {rejected}\n{tmp_path}/out: {ADVICE}")
     assert json.loads(done.stdout)["rows"] == 14
     assert prep("verify", tmp_path / "out").stdout.endswith("14 rows intact\n")  # the next command prints text

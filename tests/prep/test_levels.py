@@ -153,6 +153,6 @@ def test_quiet_build_prints_warnings_alone(folder: Path, more: tuple[str, ...]) 
         assert "; 1 file rejected; nothing was written" in rejected
         assert others.pop(0).startswith("sample: 3 of 3 images read; 1 of them cannot be decoded, first chest/d.png")
     else:
-        assert "2 of 4 images were rejected and 2 unusual images were kept; see rejects.tsv" in rejected
+        assert "2 of 4 images were rejected (1 empty file, 1 not an image) and 2 unusual images were kept" in rejected
     [dark] = others
     assert "2 images were stored dark: the values have at most 12 bits" in dark

@@ -141,8 +141,8 @@ class BuildOptions:
     on_damaged: Annotated[
         OnDamaged,
         option(
-            "A damaged image that can be decoded: keep (list it in rejects.tsv), reject (skip it and list it) or "
-            "keep-truncated (also keep truncated images, whose missing part is one color)."
+            "A damaged image that can be decoded: keep (list it in rejects.tsv, but reject truncated images), reject "
+            "(skip it and list it) or keep-truncated (also keep truncated images, whose missing part is one color)."
         ),
     ] = Recipe.on_damaged
     scaled_decode: Annotated[
@@ -451,7 +451,7 @@ def say_outcome(
     some = f"{used} of " if used < classes else ""
     rows = f"{counted(facts['rows'], 'row')} in {some}{counted(classes, 'class', 'classes')}"
     if any(facts["rejects"].values()):
-        counts = f"{rejects_text(facts['rejects'], facts['rows'])}; see rejects.tsv"
+        counts = f"{rejects_text(facts)}; see rejects.tsv"
         say(f"{out}: {counts}", err=facts["rejects"]["rejected"] > 0 and cli.quiet)
     for line in advice_on(facts["kept"], facts["recipe"].get("levels")) if advise else ():
         say(f"{out}: {line}", err=cli.quiet)

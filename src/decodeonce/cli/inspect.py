@@ -83,7 +83,7 @@ def _for_people(facts: Json) -> Json:
         "size": f"{bytes_as_text(facts['bytes_as'])} in {counted(facts['shards'], facts['container'] + ' shard')}",
         "classes": f"{facts['classes']:,}",
         "rows_per_class": _per_class_text(facts["rows_per_class"]),
-        "rejects": rejects_text(facts["rejects"], facts["rows"]),
+        "rejects": rejects_text(facts),
         "columns": facts["columns"],
         "paired": facts.get("paired"),
         "box_classes": facts.get("box_classes"),

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -39,6 +39,7 @@ Bar = Any  # a bar of tqdm, which is imported only for a bar
 # For tqdm, with and without a known total.
 BAR = "{percentage:3.0f}%|{bar}| {n:,}/{total:,} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
 COUNT = "{n:,}{unit} [{elapsed}, {rate_noinv_fmt}{postfix}]"
+MOST_KINDS = 4  # of rejected images that a message counts
 PROGRESS_SECONDS, LOG_SECONDS = 15.0, 30.0  # between lines of progress, and between events of --log
 
 
@@ -89,7 +90,7 @@ def print_result(facts: Mapping[str, object]) -> None:
 
 
 def store_facts(root: Path, manifest: Manifest, labels: NDArray[np.int64]) -> Json:
-    """Return what `prep info --json` and the commands that write a store print; `kept` counts images by reason."""
+    """Return what `prep info --json` and the commands that write a store print; `rejected` and `kept` have reasons."""
     import numpy as np
 
     from decodeonce.store.table import read_rejects
@@ -98,6 +99,9 @@ def store_facts(root: Path, manifest: Manifest, labels: NDArray[np.int64]) -> Js
     listed = Counter({"rejected": 0, "left out": 0, "kept": 0})
     for (action, _), count in found.items():
         listed[action] += count
+    rejected, paired = Counter[str](), {one.name for one in manifest.paired}
+    for (action, reason), count in found.items():
+        rejected[_kind_of(reason, paired)] += count * (action == "rejected")
     nbytes = sum(shard.bytes for shard in manifest.shards)
     return {
         "rows": manifest.count,
@@ -111,10 +115,17 @@ def store_facts(root: Path, manifest: Manifest, labels: NDArray[np.int64]) -> Js
         "classes": len(manifest.classes),
         "used_classes": int(np.count_nonzero(np.bincount(labels))),  # a class may have lost all its images
         "rejects": listed,
+        "rejected": {kind: count for kind, count in rejected.most_common() if count},
         "kept": {reason: count for (action, reason), count in found.items() if action == "kept"},
         "recipe": manifest.recipe,
         "digest": manifest.digest,
     }
+
+
+def _kind_of(reason: str, paired: Collection[str]) -> str:
+    """Return a reason without its details, such as "truncated", or "mask: truncated" for one of the `paired` images."""
+    name, _, rest = reason.partition(": ")
+    return f"{name}: {_kind_of(rest, ())}" if name in paired else re.split("[:;,] ", reason)[0]
 
 
 def built_facts(out: Path, manifest: Manifest, *, already_finished: bool, **more: object) -> Json:
@@ -147,11 +158,14 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def rejects_text(listed: Mapping[str, int], rows: int) -> str:
-    """Describe the lines of rejects.tsv, counted by action: "1 of 1,200 images was rejected"."""
-    rejected, left_out, kept = (listed.get(action, 0) for action in ("rejected", "left out", "kept"))
-    total = counted(rows + rejected + left_out, "image")
-    texts = [f"{rejected:,} of {total} {_was(rejected)} rejected" if rejected else "no image was rejected"]
+def rejects_text(facts: Json) -> str:
+    """Describe what `store_facts` says of rejects.tsv: "1 of 1,200 images was rejected (1 truncated)"."""
+    rejected, left_out, kept = (facts["rejects"][action] for action in ("rejected", "left out", "kept"))
+    total = counted(facts["rows"] + rejected + left_out, "image")
+    most = [f"{count:,} {kind}" for kind, count in facts["rejected"].items()][:MOST_KINDS]
+    others = rejected - sum(list(facts["rejected"].values())[:MOST_KINDS])
+    why = ", ".join(most + [f"{others:,} for other reasons"] * (others > 0))
+    texts = [f"{rejected:,} of {total} {_was(rejected)} rejected ({why})" if rejected else "no image was rejected"]
     texts += [f"{left_out:,} {_was(left_out)} left out by --map"] if left_out else []
     texts += [f"{counted(kept, 'unusual image')} {_was(kept)} kept"] if kept else []
     return " and ".join(texts)
