@@ -24,6 +24,7 @@ import torch
 from PIL import Image
 
 from decodeonce import open_store
+from decodeonce.store.table import read_rejects
 from tests.cli.test_plugins import write_databases
 from tests.command import printed, run
 from tests.docs.pages import ROOT, SHELL, Block, blocks
@@ -73,8 +74,8 @@ def write_kaggle(folder: Path) -> None:
     lines = [f"{name},{breeds[n % 2]},{owners[n % len(owners)]}" for n, name in enumerate(names)]
     write_lines(folder / "train.csv", "id,breed,owner", *lines)
     write_lines(folder / "sample_submission.csv", "id,breed", *(f"{name},boxer" for name in names[:33]))
-    for name in names:
-        put(folder / "train" / f"{name}.jpg", jpeg(80, 60))
+    for number, name in enumerate(names):
+        put(folder / f"part_{1 + number % 2}" / f"{name}.jpg", jpeg(80, 60))
         put(folder / "test" / f"{name}.jpg", jpeg(80, 60))
     write_lines(folder / "photos.csv", "path,label", *(f"{number}.jpg,{number % 2}" for number in range(4)))
     for number in range(4):
@@ -118,13 +119,21 @@ def write_ages(folder: Path) -> None:
 
 def write_labels(folder: Path) -> None:
     write_table_of(folder, "words.csv", "image,labels", "train", "sky sea", "people")
+    with (folder / "words.csv").open("a") as file:
+        print('train/0002.jpg,"[""sea"", ""people""]"', file=file)  # another line of an image
+    ids = ("b7", "a1", "c3", "a1")
+    write_lines(folder / "sample_submission.csv", "image,labels", *(f"{name},sky" for name in ids), "lost,sky")
+    for name in ids:
+        put(folder / f"test/{name}.jpg", jpeg(80, 60))
     write_table_of(folder, "train.csv", "image,sky,sea,people", "train", "1,1,0", "0,0,1")
     np.save(folder / "scores.npy", np.zeros(COUNT, np.float32))
 
 
 def write_unlabeled(folder: Path) -> None:
     for number in range(1, COUNT + 1):
-        put(folder / ("photos/trip" if number % 2 else "photos") / f"{(number + 1) // 2:04d}.jpg", jpeg(80, 60))
+        name = f"photos/{'trip/' if number % 2 else ''}{(number + 1) // 2:04d}.jpg"
+        data = jpeg(80, 60, seed=max(number, 3))  # the first three are copies
+        put(folder / name, data if number % 9 else data[:-200])  # four are truncated
 
 
 def write_phone(folder: Path) -> None:
@@ -142,10 +151,11 @@ def write_x_rays(folder: Path) -> None:
 
 
 def write_tars(folder: Path) -> None:
-    for tar in range(4):
-        numbers = range(tar * 10, tar * 10 + 10)
-        samples = [sample(f"{number:06d}", jpeg(80, 60), cls=number % 2) for number in numbers]
-        write_tar(folder / f"train-{tar:04d}.tar", chain(*samples))
+    for split, tars, classes in (("train", 4, CLASSES), ("val", 2, CLASSES[1:])):  # val has no cats
+        for tar in range(tars):
+            numbers = range(tar * 10, tar * 10 + 10)
+            samples = [sample(f"{number:06d}", jpeg(80, 60), cls=classes[number % len(classes)]) for number in numbers]
+            write_tar(folder / f"{split}-{tar:04d}.tar", chain(*samples))
 
 
 def write_parquet(folder: Path) -> None:
@@ -203,7 +213,47 @@ def check_csv(folder: Path) -> None:
     assert {sample.source: sample.label for sample in store.samples} == {f"train/{n}.jpg": 2 - n % 2 for n in range(4)}
 
 
-CHECKS: dict[str, Callable[[Path], None]] = {"csv": check_csv}
+def check_labels(folder: Path) -> None:
+    """Check the merged labels, and that the submission has the ids of the sample in its order."""
+    store = open_store(folder / "tags.store")
+    tags = {sample.source: store.column("tags")[sample.row].tolist() for sample in store.samples}
+    assert (folder / "tags.txt").read_text().split() == ["people", "sea", "sky"]
+    assert (len(tags), tags["train/0001.jpg"], tags["train/0002.jpg"]) == (COUNT, [0, 1, 1], [1, 1, 0])
+    lines = [line.split(",") for line in (folder / "submission.csv").read_text().splitlines()]
+    assert [name for name, _ in lines] == ["image", "b7", "a1", "c3", "a1", "lost"]
+    assert (lines[2], lines[5][1]) == (lines[4], "sky")
+    assert {label for _, labels in lines[1:] for label in labels.split()} <= {"people", "sea", "sky"}
+
+
+def check_ages(folder: Path) -> None:
+    store = open_store(folder / "both.store")
+    ages = store.column("age")
+    found = {sample.source: (sample.class_name, ages[sample.row]) for sample in store.samples}
+    assert (found["faces/0001.jpg"], found["faces/0002.jpg"]) == (("Ada", 31.5), ("Bob", 4.25))
+
+
+def check_unlabeled(folder: Path) -> None:
+    """Check that the build skipped the truncated images, and that a copy was left out."""
+    store = open_store(folder / "photos.store")
+    assert [reject.reason.partition(":")[0] for reject in read_rejects(store.paths.rejects)] == ["truncated"] * 4
+    assert (len(store), len({sample.digest for sample in store.samples})) == (COUNT - 4, COUNT - 4 - 2)
+    assert (folder / "simclr.pt").is_file()
+
+
+def check_tars(folder: Path) -> None:
+    """Check that val, which has only dogs, has the labels of train."""
+    train, val = (open_store(folder / f"{split}.store") for split in ("train", "val"))
+    assert list(map(str, train.classes)) == list(map(str, val.classes)) == list(CLASSES)
+    assert val.labels.tolist() == [CLASSES.index("dog")] * 20
+
+
+CHECKS: dict[str, Callable[[Path], None]] = {
+    "csv": check_csv,
+    "multi-label": check_labels,
+    "no-labels": check_unlabeled,
+    "regression": check_ages,
+    "webdataset": check_tars,
+}
 
 
 class Quiet(SimpleHTTPRequestHandler):
