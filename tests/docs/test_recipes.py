@@ -264,11 +264,11 @@ class Quiet(SimpleHTTPRequestHandler):
 def run_lines(text: str, folder: Path) -> str:
     """Run the command lines of a block, and return what they print."""
     output = ""
+    environ = {"PATH": PATH, "CUDA_VISIBLE_DEVICES": ""}  # two ranks of torchrun cannot share a GPU
     for line in text.splitlines():
         words = shlex.split(line)
-        output += (
-            printed(*words[1:], cwd=folder) if words[0] == "prep" else run("bash", "-c", line, cwd=folder, PATH=PATH)
-        )
+        is_prep = words[0] == "prep"
+        output += printed(*words[1:], cwd=folder) if is_prep else run("bash", "-c", line, cwd=folder, **environ)
     return output
 
 
