@@ -5,6 +5,7 @@ import pickle
 import tracemalloc
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from decodeonce import StoreError, open_store
-from decodeonce.store import ImageClass, Sample, Shard, Store
+from decodeonce.store import ImageClass, Sample, Shard, Store, reader
 from decodeonce.store.checks import check_shard
 from decodeonce.store.format import CONTAINERS
 from decodeonce.store.hashing import file_chunks
@@ -249,6 +250,22 @@ def test_shard_truncated_after_opening_is_refused(tmp_path: Path) -> None:
     assert_same(store.images[3], IMAGES[3])
     with pytest.raises(StoreError, match=r"images-00001\.npy: 4239 bytes, expected 4240"):
         _ = store.images[4]
+
+
+def test_threads_that_use_a_shard_at_once_share_its_mapping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(make_store(tmp_path / "s", IMAGES))
+    images, map_rows, meanwhile = store.images, reader.map_rows, list[Pixels]()
+
+    def map_after_another_thread(fd: int, path: Path, shard: Shard) -> Pixels:
+        monkeypatch.undo()
+        with ThreadPoolExecutor(1) as pool:
+            meanwhile.append(pool.submit(images.__getitem__, 0).result())
+        return map_rows(fd, path, shard)
+
+    monkeypatch.setattr(reader, "map_rows", map_after_another_thread)
+    assert np.shares_memory(images[0], meanwhile[0])
+    del store.__dict__["_arrays"]  # two threads can also make it at once; then the second one stays
+    assert np.shares_memory(store.images[0], meanwhile[0])
 
 
 def test_pickled_store_contains_no_rows(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ class Store:
         self.paths = paths
         self.manifest = manifest
         self.rows = held or range(manifest.count)
+        self._mapped: Mapped = {}  # of `images` and `paired`, also if two threads make these at once
 
     def __reduce__(self) -> tuple[object, ...]:
         return open_store, (self.paths.root,)  # a pickle holds no rows; the other process opens the store again
@@ -102,8 +103,7 @@ class Store:
 
     @cached_property
     def _arrays(self) -> dict[str, Images]:
-        mapped: Mapped = {}
-        return {name: Images(self.paths, self.manifest, self.rows, name, mapped) for name in self.manifest.shapes}
+        return {name: Images(self.paths, self.manifest, self.rows, name, self._mapped) for name in self.manifest.shapes}
 
     @property
     def images(self) -> Images:
@@ -318,9 +318,12 @@ class Images:
             shard = self._manifest.shards[index]
             fd = open_shard(self._root, self._manifest, shard)
             try:
-                self._mapped[index] = self._manifest.views(map_rows(fd, self._root / shard.file, shard))
+                rows = map_rows(fd, self._root / shard.file, shard)
             finally:
                 disk.close(fd)
+            # If another thread has mapped it meanwhile, its mapping stays and this one is dropped. A lock would prevent
+            # the second one, but a process that is forked while a thread maps a shard would wait for it forever.
+            self._mapped.setdefault(index, self._manifest.views(rows))
         return self._mapped[index][self._name]
 
     def _locate(self, row: int) -> tuple[int, int]:
@@ -362,7 +365,7 @@ def map_rows(fd: int, path: Path, shard: Shard) -> Pixels:
         raise ends_early(path, os.fstat(fd).st_size, shard.bytes) from None
     except OSError as error:
         raise unreadable_shard_error(path, error) from error
-    return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, shard.row_bytes)
+    return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, -1)
 
 
 def ends_early(path: Path, found: int, expected: int) -> StoreError:
