@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 # Errors of a network file system whose server or connection is down.
 SERVER_DOWN_ERRORS = {errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.ESHUTDOWN}
@@ -122,14 +119,3 @@ def raise_file_system_failure(error: OSError, at: object) -> None:
     """
     if error.errno in TRANSIENT_ERRORS | UNWRITABLE_ERRORS:
         raise failure_from(error, at) from None
-
-
-@contextmanager
-def add_path_to_errors(path: Path) -> Iterator[None]:
-    """Set the file name of an OSError that has none, such as one raised for a file descriptor."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise

@@ -13,13 +13,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import add_path_to_errors
 from decodeonce.host import direct_alignment
 from decodeonce.loader.aio import REQUEST, ReadQueue, fork_guard
 from decodeonce.loader.buffers import page_aligned
 from decodeonce.loader.order import Rows
 from decodeonce.loader.readers import Call, Reader, Scratch, Span, close_all
 from decodeonce.store import Store
+from decodeonce.store.files import add_path_to_errors
 from decodeonce.store.hashing import GOLDEN, mix
 from decodeonce.store.pixels import Pixels
 

@@ -18,13 +18,24 @@ from typing import BinaryIO
 
 import xxhash
 
-from decodeonce.errors import REPLACED_ERRORS, UNFLUSHABLE_ERRORS, UNSUPPORTED_ERRORS, StoreError, add_path_to_errors
+from decodeonce.errors import REPLACED_ERRORS, UNFLUSHABLE_ERRORS, UNSUPPORTED_ERRORS, StoreError
 from decodeonce.store import disk
 
 PAGE = 4096
 NAME_SECONDS = 1.1  # FUSE file systems cache for one second which file has a name
 
 # Reading.
+
+
+@contextmanager
+def add_path_to_errors(path: Path) -> Iterator[None]:
+    """Set the file name of an OSError that has none, such as one raised for a file descriptor."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextmanager
@@ -52,10 +63,7 @@ def read_regular(path: Path, *, most: int | None = None) -> bytes:
 def read_at(fd: int, out: memoryview, offset: int) -> int:
     """Fill `out` from `offset` and return the number of bytes read, which is smaller only at the end of the file."""
     done = 0
-    while done < out.nbytes:
-        got = disk.preadv(fd, [out[done:]], offset + done)
-        if got == 0:
-            break
+    while done < out.nbytes and (got := disk.preadv(fd, [out[done:]], offset + done)):
         done += got
     return done
 
@@ -73,17 +81,22 @@ def open_regular(path: Path, *, retry: bool = True) -> int:
             if regular:
                 os.pread(fd, 1, 0)
         except OSError as error:
-            if error.errno not in REPLACED_ERRORS:
-                return fd  # the caller gets the same error when it reads the file
-            disk.close(fd)
-            if not retry:
-                raise
-            time.sleep(NAME_SECONDS)
-            return open_regular(path, retry=False)
+            return _open_again(path, fd, error, retry=retry)
     if not regular:
         disk.close(fd)
         raise StoreError(f"{path}: a folder, pipe or device, expected a file")
     return fd
+
+
+def _open_again(path: Path, fd: int, error: OSError, *, retry: bool) -> int:
+    """Continue `open_regular` after this error of a file that it opened."""
+    if error.errno not in REPLACED_ERRORS:
+        return fd  # the caller gets the same error when it reads the file
+    disk.close(fd)
+    if not retry:
+        raise error
+    time.sleep(NAME_SECONDS)
+    return open_regular(path, retry=False)
 
 
 # Changing files.

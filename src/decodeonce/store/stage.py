@@ -17,7 +17,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from decodeonce.errors import StageError, StoreError, add_path_to_errors
+from decodeonce.errors import StageError, StoreError
 from decodeonce.formatting import size_text
 from decodeonce.host import allow_open_files, free_space
 from decodeonce.store import disk, files
@@ -272,7 +272,7 @@ def _copy_rows(
             is_there = resumed and target.read(data, offset) == len(data)
             if is_there and first_wrong_row(data, row_bytes, expected) is None:
                 return 0
-            with add_path_to_errors(path):
+            with files.add_path_to_errors(path):
                 got = read(data, offset)
             if got < len(data):
                 raise damaged(path, f"ends at byte {offset + got}, expected {shard.bytes}")

@@ -17,9 +17,9 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import StoreError, add_path_to_errors
+from decodeonce.errors import StoreError
 from decodeonce.store import disk
-from decodeonce.store.files import open_regular, read_at, reading
+from decodeonce.store.files import add_path_to_errors, open_regular, read_at, reading
 from decodeonce.store.layout import damaged
 
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}

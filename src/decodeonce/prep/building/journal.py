@@ -25,10 +25,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import BuildError, add_path_to_errors
+from decodeonce.errors import BuildError
 from decodeonce.prep.listing import LateFacts
 from decodeonce.store import disk
-from decodeonce.store.files import append, sync_folder
+from decodeonce.store.files import add_path_to_errors, append, sync_folder
 from decodeonce.store.hashing import hexdigest
 
 # What a build records about a row. All zeros describe a row without pixels.
