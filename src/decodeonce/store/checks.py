@@ -77,15 +77,20 @@ def check_size(path: Path, expected: int, *, longer_is_fine: bool = False) -> No
     try:
         status = path.stat()
     except FileNotFoundError:
-        server = missing_advice(path.parent)
-        what = f"missing, expected a file of {expected} bytes"
-        raise StoreError(f"{path}: {what}; {server}{repair_advice(path)}") from None
-    if not stat.S_ISREG(status.st_mode):
-        what = f"a folder, pipe or device, expected a file of {expected} bytes"
-        raise StoreError(f"{path}: {what}; remove it, then {repair_advice(path)}")
+        status = None
+    if status is None or not stat.S_ISREG(status.st_mode):
+        raise _no_file(path, expected)
     found = status.st_size
     if found != expected and not (longer_is_fine and found > expected):
         raise StoreError(f"{path}: {found} bytes, expected {expected}; {repair_advice(path)}")
+
+
+def _no_file(path: Path, expected: int) -> StoreError:
+    if path.exists():
+        found, advice = "a folder, pipe or device", "remove it, then "
+    else:
+        found, advice = "missing", missing_advice(path.parent)
+    return StoreError(f"{path}: {found}, expected a file of {expected} bytes; {advice}{repair_advice(path)}")
 
 
 def check_file(path: Path, facts: SmallFile) -> None:

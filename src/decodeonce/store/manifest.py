@@ -9,12 +9,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,6 +39,7 @@ PART_FORMAT = "decodeonce-part"
 PART_VERSION = 1
 DATA_OFFSET = 4096
 MAX_DATA_OFFSET = 1 << 20  # headers are read into memory
+OFFSETS = f"a data_offset that is a multiple of {DATA_OFFSET} up to {MAX_DATA_OFFSET}"
 # Large enough for storage with a high latency, and small enough for the processor's cache: a piece is hashed and
 # written right after it was read.
 PIECE_BYTES = 4 << 20
@@ -48,7 +49,12 @@ WITH_BOXES, WITH_PAIRED = "+boxes", "+paired"
 BOX_COLUMNS = ("boxes", "box_count", BOX_LABELS)  # written by `prep build --keep-boxes`
 REBUILD = "remove the store and build it again"
 OPTIONAL_KEYS = {"box_classes", "decoder_crashes", "paired", "pixels"}  # all others must be present
-T = TypeVar("T")
+# For the type of a field, the types that fit in its JSON, and what messages expect.
+SCALARS: dict[Any, tuple[tuple[type, ...], str]] = {
+    str: ((str,), "str"),
+    int: ((int,), "an integer from 0 to 2**63 - 1"),
+    float: ((int, float), "a number"),
+}
 _field_types: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
@@ -355,53 +361,44 @@ def parse_manifest(encoded: bytes, path: Path) -> Manifest:
         _check_counts(manifest)
         if manifest.paired:
             _check_paired(manifest)
-        _check_columns(manifest)
+        if manifest.columns or manifest.box_classes is not None:
+            _check_columns(manifest)
         return manifest
-    except KeyError as error:
-        raise StoreError(f"{path}: invalid manifest: the key {error} is missing; {REBUILD}") from None
-    except (TypeError, ValueError, OverflowError) as error:
-        raise StoreError(f"{path}: invalid manifest: {error}; {REBUILD}") from None
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        what = f"the key {error} is missing" if isinstance(error, KeyError) else error
+        raise StoreError(f"{path}: invalid manifest: {what}; {REBUILD}") from None
 
 
-def _as_type(kind: Any, value: object, name: str = "") -> Any:
+def _as_type(kind: Any, value: Any, name: str = "") -> Any:
     """Check a value of the JSON against the type of a field, and return it in this type."""
-    if kind is str:
-        return _checked(str, value, name)
-    if kind in (int, float):
-        return _number(kind, value, name)
-    if isinstance(kind, type) and is_dataclass(kind):
-        facts, prefix = _checked(dict, value, name), f"{name}: " if name else ""
-        types = {key: of for key, of in _field_types(kind).items() if key in facts or key not in OPTIONAL_KEYS}
-        return kind(**{key: _as_type(of, facts[key], prefix + key) for key, of in types.items()})
+    if kind in SCALARS:
+        return _as_scalar(kind, value, name)
     origin, kinds = get_origin(kind), get_args(kind)
-    if origin is tuple:
-        items = _checked(list, value, name)
-        if kinds[-1] is not ... and len(items) != len(kinds):
-            raise ValueError(f"{name} is {value!r}, expected {len(kinds)} numbers")
-        return tuple(_as_type(kinds[0], item, name) for item in items)
-    if origin is dict:
-        return {key: _as_type(kinds[1], item, name) for key, item in _checked(dict, value, name).items()}
     if origin is UnionType:  # the type of an optional key, or None
         return _as_type(kinds[0], value, name)
     if origin is Literal and value not in kinds:
         raise ValueError(f"{name} is {value!r}, expected {' or '.join(kinds)}")
-    return value
-
-
-def _number(kind: type[int | float], value: object, name: str) -> int | float:
-    if kind is int:
-        if type(value) is not int or not 0 <= value < 2**63:
-            raise ValueError(f"{name} is {value!r}, expected an integer from 0 to 2**63 - 1")
+    if origin is Literal or kind is Any:
         return value
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"{name} contains {value!r}, expected a number")
-    return float(value)
+    expected: Any = list if origin is tuple else dict
+    if type(value) is not expected:
+        raise ValueError(f"{name} is {value!r}, expected {expected.__name__}")
+    if origin is dict:
+        return {key: _as_type(kinds[1], item, name) for key, item in value.items()}
+    if origin is tuple:
+        if kinds[-1] is not ... and len(value) != len(kinds):
+            raise ValueError(f"{name} is {value!r}, expected {len(kinds)} numbers")
+        return tuple(_as_type(kinds[0], item, name) for item in value)
+    prefix = f"{name}: " if name else ""
+    fields = {key: of for key, of in _field_types(kind).items() if key in value or key not in OPTIONAL_KEYS}
+    return kind(**{key: _as_type(of, value[key], prefix + key) for key, of in fields.items()})
 
 
-def _checked(kind: type[T], value: object, name: str) -> T:
-    if not isinstance(value, kind):
-        raise ValueError(f"{name} is {value!r}, expected {kind.__name__}")
-    return value
+def _as_scalar(kind: Any, value: Any, name: str) -> Any:
+    types, expected = SCALARS[kind]
+    if type(value) not in types or (kind is int and not 0 <= value < 2**63):
+        raise ValueError(f"{name} is {value!r}, expected {expected}")
+    return kind(value)
 
 
 def _check_names(manifest: Manifest) -> None:
@@ -430,8 +427,7 @@ def _check_counts(manifest: Manifest) -> None:
         size = shard.data_offset + shard.rows * manifest.row_bytes
         is_aligned = shard.data_offset % DATA_OFFSET == 0 and 0 < shard.data_offset <= MAX_DATA_OFFSET
         if shard.first_row != next_row or not shard.rows or not is_aligned or shard.bytes != size:
-            offset = f"a data_offset that is a multiple of {DATA_OFFSET} up to {MAX_DATA_OFFSET}"
-            raise ValueError(f"{shard}: expected at least 1 row, first_row {next_row}, {size} bytes and {offset}")
+            raise ValueError(f"{shard}: expected at least 1 row, first_row {next_row}, {size} bytes and {OFFSETS}")
         next_row += shard.rows
     if next_row != manifest.count:
         raise ValueError(f"the shards hold {next_row} rows, expected count {manifest.count}")
