@@ -14,6 +14,7 @@ from pathlib import Path
 
 # The files with the memory limit of a cgroup, v2 and v1.
 MEMORY_LIMITS = (("memory.max",), ("memory.limit_in_bytes",))
+CgroupNumbers = Iterator[tuple[Path, list[int]]]
 
 
 def usable_cores() -> int:
@@ -53,9 +54,7 @@ def _bytes_besides_cache(folder: Path) -> int:
     return 0
 
 
-def _cgroup_numbers(
-    controller: str, files: Iterable[tuple[str, ...]], root: Path, own: Path
-) -> Iterator[tuple[Path, list[int]]]:
+def _cgroup_numbers(controller: str, files: Iterable[tuple[str, ...]], root: Path, own: Path) -> CgroupNumbers:
     """Yield each folder of the cgroup and its parents with the numbers in each set of `files` that it has."""
     for folder in _cgroup_folders(controller, root, own):
         for names in files:
@@ -64,17 +63,14 @@ def _cgroup_numbers(
 
 
 def _cgroup_folders(controller: str, root: Path, own: Path) -> list[Path]:
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return []
     folders = []
-    for entry in lines:
-        _, controllers, path = entry.split(":", 2)
-        if controllers == "" or controller in controllers.split(","):
-            top = root if controllers == "" else root / controller
-            here = top / path.lstrip("/")
-            folders += [here, *(p for p in here.parents if p == top or top in p.parents)]
+    with suppress(OSError):
+        for entry in own.read_text().splitlines():
+            _, controllers, path = entry.split(":", 2)
+            if controllers == "" or controller in controllers.split(","):
+                top = root if controllers == "" else root / controller
+                here = top / path.lstrip("/")
+                folders += [folder for folder in (here, *here.parents) if folder.is_relative_to(top)]
     return folders
 
 
@@ -83,12 +79,11 @@ def available_memory() -> int | None:
 
     None if the system reports neither.
     """
-    try:
+    with suppress(OSError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-    return min((value for value in (available, cgroup_room()) if value is not None), default=None)
+        available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+        return min((value for value in (available, cgroup_room()) if value is not None), default=None)
+    return None
 
 
 # Limits on the memory that one image or table may take, so that none can use up the machine's memory.

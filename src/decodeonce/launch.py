@@ -61,7 +61,6 @@ class Array:
         count: Number of elements.
         lowest: The lowest index that an array of all tasks has.
         none: Value of `index` outside of an array.
-        alone: Whether an array may be one training, whose ranks it numbers. No other variable gives their number.
     """
 
     name: str
@@ -72,7 +71,6 @@ class Array:
     count: str = ""
     lowest: int = 0
     none: str = ""
-    alone: bool = False
 
 
 ARRAYS = (
@@ -98,8 +96,8 @@ ARRAYS = (
     Array("LSF", "LSB_JOBINDEX", last="LSB_JOBINDEX_END", step="LSB_JOBINDEX_STEP", lowest=1, none="0"),
     Array("AWS Batch", "AWS_BATCH_JOB_ARRAY_INDEX", count="AWS_BATCH_JOB_ARRAY_SIZE"),
     Array("Google Batch", "BATCH_TASK_INDEX", count="BATCH_TASK_COUNT"),
-    Array("Kubernetes", "JOB_COMPLETION_INDEX", alone=True),
-    Array("Volcano", "VC_TASK_INDEX", alone=True),
+    Array("Kubernetes", "JOB_COMPLETION_INDEX"),
+    Array("Volcano", "VC_TASK_INDEX"),
 )
 
 # If LaunchParameters has use_interactive_step, the shell that salloc opens is step 0xfffffffa (slurm.h).
@@ -113,6 +111,8 @@ PBS_PROCESS, PBS_NODE, PBS_SCRIPT = "PBS_TASKNUM", "PBS_NODENUM", "1"
 RANKS_HERE = {"Open MPI": "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI": "MPI_LOCALNRANKS"}
 # Launchers that set these (PMIx, such as PALS on Aurora) give the rank but not the number of ranks.
 RANKS_ALONE = ("PALS_RANKID", "PMIX_RANK")
+# Job arrays that may be one training, whose ranks they number. No other variable gives the number of ranks.
+ARRAYS_ALONE = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX")
 
 
 @dataclass(frozen=True)
@@ -154,12 +154,7 @@ def find_rank(environ: Mapping[str, str] | None = None) -> Rank:
         Rank(rank=3, world_size=8, source='torchrun')
     """
     environ = os.environ if environ is None else environ
-    if found := distributed_rank() or _launched(environ):
-        return found
-    for array in ARRAYS:
-        if array.alone and environ.get(array.index):
-            raise _missing_world_size(environ, array.index)
-    return Rank(0, 1, "no launcher")
+    return distributed_rank() or _launched(environ, (*RANKS_ALONE, *ARRAYS_ALONE)) or Rank(0, 1, "no launcher")
 
 
 @dataclass(frozen=True)
@@ -253,11 +248,11 @@ def distributed_rank() -> Rank | None:
     return Rank(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
 
 
-def _launched(environ: Mapping[str, str]) -> Rank | None:
+def _launched(environ: Mapping[str, str], ranks_alone: tuple[str, ...] = RANKS_ALONE) -> Rank | None:
     launchers = [launcher for launcher in LAUNCHERS if _is_running(environ, launcher)]
     if launchers:
         return _rank_under(environ, launchers)
-    for name in RANKS_ALONE:
+    for name in ranks_alone:
         if environ.get(name):
             raise _missing_world_size(environ, name)
     return None
