@@ -22,7 +22,7 @@ from decodeonce.loader import direct, readers
 from decodeonce.loader.aio import REQUEST, ReadQueue, fork_guard
 from decodeonce.loader.buffers import Slot, page_aligned_slot
 from decodeonce.loader.direct import THREADS_WITHOUT_AIO, DirectReader
-from decodeonce.loader.readers import Reader, make_reader
+from decodeonce.loader.readers import Choice, Reader, make_reader
 from tests.disks import disk_with_sectors
 from tests.loader.conftest import RunForked
 from tests.stores import make_store, random_images
@@ -121,7 +121,7 @@ def test_kernel_without_queues(
 
     monkeypatch.setattr(direct, "ReadQueue", refuse)
     path, images = pair
-    reader, choice = make_reader(open_store(path), "direct", 2, verify=False)
+    reader, choice = make_reader(open_store(path), Choice("direct", "requested", 0.5), 2)
     assert choice["threads"] == reader.threads == THREADS_WITHOUT_AIO
     assert np.array_equal(read(path), images[ALL])
     reader.close()

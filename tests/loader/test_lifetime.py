@@ -24,10 +24,9 @@ from torch.profiler import ProfilerActivity, profile
 from decodeonce import Batch, Loader, StoreError, open_store
 from decodeonce.loader.buffers import Slots, page_aligned_slot
 from decodeonce.loader.delivery import make_delivery
-from decodeonce.loader.epoch import Epoch, Filler, LoaderThread
-from decodeonce.loader.meter import Meter, timed
-from decodeonce.loader.partition import StepRows, make_partition
-from decodeonce.loader.progress import Progress
+from decodeonce.loader.epoch import Epoch, Filler, LoaderThread, timed
+from decodeonce.loader.meter import Meter
+from decodeonce.loader.partition import Progress, StepRows, make_partition
 from decodeonce.loader.readers import Call, MmapReader, Reader, ReaderName
 from decodeonce.store import add_column
 from tests.conftest import COUNT

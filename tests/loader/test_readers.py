@@ -17,7 +17,7 @@ from decodeonce import Loader, StoreError, host, open_store
 from decodeonce.loader import readers
 from decodeonce.loader.direct import DirectReader
 from decodeonce.loader.partition import PartitionKind
-from decodeonce.loader.readers import MmapReader, Reader, ReaderName, make_reader
+from decodeonce.loader.readers import Choice, MmapReader, Reader, ReaderName, choose_reader, make_reader
 from tests.loader.conftest import RunForked
 from tests.open_files import open_files
 from tests.stores import make_store, random_images
@@ -27,7 +27,7 @@ KINDS = [name for name in get_args(ReaderName) if name != "auto"]
 
 def read(path: Path, kind: ReaderName, rows: list[int], out: NDArray[np.uint8], threads: int = 1) -> int:
     """Fill `out` with rows; return the number of calls."""
-    reader, _ = make_reader(open_store(path), kind, threads, verify=False)
+    reader, _ = make_reader(open_store(path), Choice(kind, "requested", 0.5), threads)
     try:
         calls = reader.calls(np.array(rows), out)
         for call in calls:
@@ -119,7 +119,8 @@ def test_read_error_names_shard_and_row(store: Path, monkeypatch: pytest.MonkeyP
 
 def choose(store: Path, name: ReaderName = "auto") -> tuple[str, str]:
     """The name of the chosen reader, and the reason."""
-    reader, choice = make_reader(open_store(store), name, 1, verify=False)
+    opened = open_store(store)
+    reader, choice = make_reader(opened, choose_reader(store, 60 * opened.manifest.row_bytes, name), 1)
     assert type(reader) is {"pread": Reader, "mmap": MmapReader, "direct": DirectReader}[choice["name"]]
     return choice["name"], choice["why"]
 

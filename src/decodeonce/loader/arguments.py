@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, get_args
@@ -16,6 +16,7 @@ from decodeonce.store import Store, open_store
 
 StoreLike = str | os.PathLike[str] | Store
 Params = ParamSpec("Params")
+Init = Callable[Params, None]
 
 _NO_WORKERS = "nothing: a Loader has threads instead of worker processes"
 # The arguments of torch's DataLoader that a Loader does not have, and what to pass instead.
@@ -38,9 +39,7 @@ DATA_LOADER_WORDS = {
 }
 
 
-def refuse_arguments(
-    positional: str, named: Mapping[str, str]
-) -> Callable[[Callable[Params, None]], Callable[Params, None]]:
+def refuse_arguments(positional: str, named: Mapping[str, str]) -> Callable[[Init[Params]], Init[Params]]:
     """Decorate an `__init__` so that wrong arguments raise TypeError. Type checkers and help() still see its own ones.
 
     Args:
@@ -48,19 +47,26 @@ def refuse_arguments(
         named: The arguments of torch's DataLoader, and what to pass instead.
     """
 
-    def decorate(init: Callable[Params, None]) -> Callable[Params, None]:
+    def decorate(init: Init[Params]) -> Init[Params]:
         @wraps(init)
         def checked(*args: Params.args, **kwargs: Params.kwargs) -> None:
-            name = type(args[0]).__name__
-            if len(args) > 2:  # self and one more
-                raise TypeError(f"{name} takes one argument without a name; {positional.format(args[2])}")
-            if found := [f"{word}: pass {named[word]}" for word in kwargs if word in named]:
-                raise TypeError(f"{name} has no such arguments of torch's DataLoader; {'; '.join(found)}")
+            if len(args) > 2 or not named.keys().isdisjoint(kwargs):  # self and one more
+                raise _wrong_arguments(args, kwargs, positional, named)
             init(*args, **kwargs)
 
         return checked
 
     return decorate
+
+
+def _wrong_arguments(
+    args: Sequence[object], words: Iterable[str], positional: str, named: Mapping[str, str]
+) -> TypeError:
+    name = type(args[0]).__name__
+    if len(args) > 2:
+        return TypeError(f"{name} takes one argument without a name; {positional.format(args[2])}")
+    found = [f"{word}: pass {named[word]}" for word in words if word in named]
+    return TypeError(f"{name} has no such arguments of torch's DataLoader; {'; '.join(found)}")
 
 
 def as_store(store: StoreLike) -> Store:
@@ -80,13 +86,12 @@ def check_choice(name: str, value: object, choices: object) -> None:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(choices)))}")
 
 
-def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+def whole(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> int:
     """Return a whole number of any type as an int. ValueError unless it is one, from `least` to `most` if given."""
     number = None
     with suppress(TypeError):  # not a number, or an array or tensor that is not a single whole number
         number = operator.index(value)
-    low, high = -math.inf if least is None else least, math.inf if most is None else most
-    if number is None or isinstance(value, bool | np.bool_) or not low <= number <= high:
-        bound = "" if least is None else f" of {least} or more" if most is None else f" from {least} to {most}"
-        raise ValueError(f"{name} is {value!r}, expected a whole number{bound}")
+    if number is None or isinstance(value, bool | np.bool_) or not least <= number <= most:
+        bounds = f" from {least} to {most}" if most < math.inf else f" of {least} or more" if least > -math.inf else ""
+        raise ValueError(f"{name} is {value!r}, expected a whole number{bounds}")
     return number

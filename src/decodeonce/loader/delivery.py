@@ -7,6 +7,7 @@ import mmap
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
@@ -16,10 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd import profiler
 
 from decodeonce.loader.blocks import Blocks
 from decodeonce.loader.buffers import Event, Pool, Slot, Slots, page_aligned_slot, recycle_from
-from decodeonce.loader.meter import mark
 from decodeonce.loader.order import Rows
 from decodeonce.loader.partition import StepRows
 from decodeonce.loader.planes import Planes
@@ -147,6 +148,14 @@ class Batch:
 Transform = Callable[[Batch], Batch]
 
 
+def mark(name: str) -> AbstractContextManager[object]:
+    """Mark the code inside as decodeonce.<name> in the trace of a running profiler (TensorBoard, Perfetto)."""
+    # record_function takes 5 us even without a profiler, and runs four times per step. torch itself reads this flag.
+    if getattr(profiler, "_is_profiler_enabled", True):
+        return profiler.record_function(f"decodeonce.{name}")
+    return nullcontext()
+
+
 def name_of(function: object) -> str:
     """The name of a function, or of the class of another callable, for messages."""
     return str(getattr(function, "__name__", type(function).__name__))
@@ -165,10 +174,12 @@ Shape = tuple[int, ...]
 Arrays = dict[str, Tensor]
 PLANES: dict[PixelsName, type[Planes] | None] = {"rgb": None, "yuv420": Planes, "bc4": Blocks}
 Split = Callable[[Tensor], tuple[Arrays, Planes | None]]
-Result = tuple[float, float] | BaseException  # the times of a copying thread (see meter.timed), or its error
+Result = tuple[float, float] | BaseException  # the times of a copying thread (see epoch.timed), or its error
 
 # One slot is copied to the device, one is being filled, and one is started while that finishes. More would only wait.
 STREAM_SLOTS = 3
+# A thread that waits for a device with synchronize() keeps a core busy, and does not notice that its epoch has ended.
+DEVICE_POLL_SECONDS = 0.001
 
 
 class Device:
@@ -263,8 +274,8 @@ class PendingBatch:
     """A step on its way to the user: its rows are read into a slot, and then become a batch.
 
     `rows` are all rows of the step, or only those that the device does not have yet. They are read into the first rows
-    of `slot` by `calls` calls. `results` gives one item for each call that is finished. `usable_after` is the event
-    after which the batch can be used; None: at once.
+    of `slot` by `calls` calls. `results` gives one item for each call that is finished. On a device, the batch can be
+    used after the event `usable_after`.
     """
 
     step: StepRows
@@ -307,9 +318,9 @@ class Delivery:
         """Take a slot that can be overwritten."""
         return self.slots.take()
 
-    def must_wait(self) -> bool:
-        """Whether the next batch must not be made yet, because the device still works on earlier ones."""
-        return False
+    def hold(self, must_stop: Callable[[], bool]) -> float:
+        """Wait until the next batch can be made, because the device still works on earlier ones; return the seconds."""
+        return 0.0
 
     def make_batch(self, pending: PendingBatch, labels: Array, columns: dict[str, Array]) -> None:
         """Make the batch on its device, and transform it. The slot is given back automatically."""
@@ -327,7 +338,6 @@ class Delivery:
         pending.batch = Batch(images, moved_labels, rows, step.valid, step.epoch, moved, where, planes=planes)
         if self.transform is not None:
             self._apply(self.transform, pending)
-        pending.usable_after = self._record()
 
     def receive(self, pending: PendingBatch) -> Batch:
         """Return the batch. From now on the consumer can use it, and keep it."""
@@ -376,9 +386,6 @@ class Delivery:
 
     def _move(self, array: Array) -> Tensor:
         return torch.from_numpy(array)
-
-    def _record(self) -> Event | None:
-        return None
 
 
 def pinned_slots(device: Device, shape: Shape) -> Slots:
@@ -440,17 +447,22 @@ class StreamDelivery(Delivery):
             slot.copied.synchronize()  # otherwise the next rows could overwrite data that is not copied yet
         return slot
 
-    def must_wait(self) -> bool:
-        room = self._prefetch - (self._made - self._received)
-        while len(self._receipts) > room:
-            if not self._receipts[0].query():
-                return True
-            self._receipts.popleft()
-        return False
+    def hold(self, must_stop: Callable[[], bool]) -> float:
+        start = time.perf_counter()
+        # The left side is read first, because the consumer adds a receipt before it counts the batch as received.
+        while self._prefetch - (self._made - self._received) < len(self._receipts):
+            if self._receipts[0].query():
+                self._receipts.popleft()
+            elif must_stop():
+                break
+            else:
+                time.sleep(DEVICE_POLL_SECONDS)
+        return time.perf_counter() - start
 
     def make_batch(self, pending: PendingBatch, labels: Array, columns: dict[str, Array]) -> None:
         self._made += 1
         super().make_batch(pending, labels, columns)
+        pending.usable_after = self._device.record()
 
     def receive(self, pending: PendingBatch) -> Batch:
         stream = self._device.current_stream()
@@ -476,9 +488,6 @@ class StreamDelivery(Delivery):
 
     def _move(self, array: Array) -> Tensor:
         return self._device.upload(self._device.pin(torch.from_numpy(array)))
-
-    def _record(self) -> Event:
-        return self._device.record()
 
 
 class CachedDelivery(StreamDelivery):

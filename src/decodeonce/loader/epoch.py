@@ -18,23 +18,20 @@ import time
 import weakref
 from _thread import start_new_thread
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from decodeonce.loader import accelerate
 from decodeonce.loader.buffers import refuse_to_copy
-from decodeonce.loader.delivery import Batch, Delivery, PendingBatch, Result
-from decodeonce.loader.meter import Meter, mark, timed
-from decodeonce.loader.partition import StepRows
-from decodeonce.loader.progress import Progress
+from decodeonce.loader.delivery import Batch, Delivery, PendingBatch, Result, mark
+from decodeonce.loader.meter import Meter
+from decodeonce.loader.partition import Progress, StepRows, Steps
 from decodeonce.loader.readers import Call, Reader
 
 # The user's thread waits with a timeout. A signal that another thread receives, or that arrives just before a wait
 # begins, does not end the wait, so Ctrl-C would have to wait for the batch. Python handles signals between two waits.
 POLL_SECONDS = 0.2
-# A thread that waits for a device with synchronize() keeps a core busy, and does not notice that its epoch has ended.
-DEVICE_POLL_SECONDS = 0.001
 # Batches that the copying threads work on at a time. With two, they do not wait for each other at the end of a batch.
 BATCHES_IN_PROGRESS = 2
 
@@ -136,9 +133,7 @@ class Filler:
     progress. Each item of `allowances` lets the thread start one more batch, so put one for each batch taken.
     """
 
-    def __init__(
-        self, steps: Iterable[StepRows], reader: Reader, delivery: Delivery, meter: Meter, prefetch: int
-    ) -> None:
+    def __init__(self, steps: Steps, reader: Reader, delivery: Delivery, meter: Meter, prefetch: int) -> None:
         self.delivery, self.meter = delivery, meter
         self.ready: SimpleQueue[PendingBatch | BaseException] = SimpleQueue()
         self.owner: Callable[[], Epoch | None] = lambda: None  # the epoch that yields the batches, unless it is gone
@@ -224,12 +219,10 @@ class Filler:
 
     def _fill(self) -> None:
         for step in self._steps:
-            try:
-                self.allowances.get_nowait()
-            except Empty:  # waiting can take long, so deliver the batches in progress first
+            if self.allowances.empty():  # waiting can take long, so deliver the batches in progress first
                 while self._in_progress:
                     self.ready.put(self._finished_batch())
-                self.allowances.get()
+            self.allowances.get()
             if self._must_stop():
                 return
             self._begin(step)
@@ -265,10 +258,7 @@ class Filler:
                 raise result
             self.meter.seconds_reading += result[0]
             self.meter.seconds_reading_cpu += result[1]
-        start = time.perf_counter()
-        while self.delivery.must_wait() and not self._must_stop():
-            time.sleep(DEVICE_POLL_SECONDS)
-        self.meter.seconds_held += time.perf_counter() - start
+        self.meter.seconds_held += self.delivery.hold(self._must_stop)
         self._in_progress.popleft()  # from now on, the delivery gives the slot back
         start = time.perf_counter()
         with mark("deliver"):
@@ -293,6 +283,13 @@ class Filler:
 
     def _must_stop(self) -> bool:
         return self._stopped or self.owner() is None
+
+
+def timed(call: Call) -> tuple[float, float]:
+    """Call a function; return the elapsed seconds and the processor seconds of this thread."""
+    start, cpu = time.perf_counter(), time.thread_time()
+    call()
+    return time.perf_counter() - start, time.thread_time() - cpu
 
 
 class LoaderThread(threading.Thread):

@@ -29,7 +29,9 @@ from decodeonce.loader.meter import Meter
 from decodeonce.loader.order import Rows, Shuffle, derive_key, make_order
 from decodeonce.loader.partition import (
     PartitionKind,
-    StepRows,
+    Progress,
+    StepProgress,
+    Steps,
     Tail,
     add_hints,
     find_rows,
@@ -37,8 +39,7 @@ from decodeonce.loader.partition import (
     make_table,
     plan_steps,
 )
-from decodeonce.loader.progress import Progress, StepProgress
-from decodeonce.loader.readers import Reader, ReaderName, make_reader
+from decodeonce.loader.readers import Reader, ReaderName, choose_reader, make_reader
 from decodeonce.store import Store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import Manifest
@@ -140,6 +141,9 @@ class Loader:
         >>> balanced = Loader("train.store", batch_size=32, weights="balanced")  # rare classes as often as others
     """
 
+    _reader: Reader | None  # None: the Loader is closed
+    _filler: Filler | None = None  # of the last epoch; its threads may outlive the epoch
+
     @refuse_arguments("name the others, such as batch_size={}", DATA_LOADER_WORDS)
     def __init__(  # noqa: PLR0913 - the settings are keywords that help() and editors show
         self,
@@ -168,16 +172,12 @@ class Loader:
             raise TypeError(f'shuffle is {shuffle} as for torch\'s DataLoader; pass "{"full" if shuffle else "none"}"')
         if tail is None:
             tail = "keep" if shuffle == "none" else "drop"
-        choices: dict[str, tuple[object, object]] = {
-            "shuffle": (shuffle, Shuffle),
-            "partition": (partition, PartitionKind),
-            "tail": (tail, Tail),
-            "reader": (reader, ReaderName),
-            "cache": (cache, Literal[None, "device"]),
-            "pixels": (pixels, Literal["rgb", "stored"]),
-        }
-        for name, (value, kind) in choices.items():
-            check_choice(name, value, kind)
+        check_choice("shuffle", shuffle, Shuffle)
+        check_choice("partition", partition, PartitionKind)
+        check_choice("tail", tail, Tail)
+        check_choice("reader", reader, ReaderName)
+        check_choice("cache", cache, Literal[None, "device"])
+        check_choice("pixels", pixels, Literal["rgb", "stored"])
         self._shuffle, self._partition_kind = shuffle, partition
         self.batch_size, self._prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1, MOST)
         self._seed = whole("seed", seed)
@@ -197,23 +197,19 @@ class Loader:
             self._check_staged(opened)
         self._table = None if weights is None else make_table(weights, opened, self._chosen, shuffle, partition)
 
-        cached = self._cached_rows() if cache else None
         slot_manifest, split = self._manifest, None  # of the rows in slots, and what makes arrays of them
         if not slot_manifest.rows_are_images:
             on_host, as_stored = target.type == "cpu" and not cache, pixels == "stored"
             slot_manifest, split = _describe_slots(self._manifest, transform, as_stored=as_stored, on_host=on_host)
         shape = (self.batch_size, *slot_manifest.row_shape)
-        self._delivery = make_delivery(target, shape, self._prefetch, cached)
+        self._delivery = make_delivery(target, shape, self._prefetch, self._cached_rows() if cache else None)
         self._delivery.transform, self._delivery.split = transform, split
         self._steps = None if steps is None else whole("steps", steps, 1, MOST_STEPS)
         self._progress = StepProgress(self._partition, self._steps) if self._steps else Progress(self._partition)
-        slot_bytes = (self._prefetch + 2) * math.prod(shape)
-        self._reader: Reader | None  # None: the Loader is closed
-        self._reader, self._choice = make_reader(
-            opened, reader, threads, verify=verify, slot_manifest=slot_manifest, count=self.count, slot_bytes=slot_bytes
-        )
+        nbytes = min(self.count, len(opened.rows)) * self._manifest.row_bytes
+        choice = choose_reader(self._root, nbytes, reader, slot_bytes=(self._prefetch + 2) * math.prod(shape))
+        self._reader, self._choice = make_reader(opened, choice, threads, verify=verify, slot_manifest=slot_manifest)
         self._meter = Meter()
-        self._filler: Filler | None = None  # of the last epoch; its threads may outlive the epoch
 
     def __repr__(self) -> str:
         size = f"{self.count} rows, {self.batch_size} per step on rank {self.rank} of {self.world_size}"
@@ -336,23 +332,20 @@ class Loader:
         self._delivery.begin()
         return Filler(self._make_steps(), reader, self._delivery, self._meter, self._prefetch)
 
-    def _make_steps(self) -> Iterator[StepRows]:
+    def _make_steps(self) -> Steps:
         """The rows of each step that this rank has left in the epoch, and the rows to read ahead when it begins."""
         partition, manifest, now = self._partition, self._manifest, self._progress.now
-        seed, shuffle, table, has_steps = self._seed, self._shuffle, self._table, self._steps is not None
+        seed, shuffle, table, rows = self._seed, self._shuffle, self._table, len(partition.rows)
         # Without the rank, ranges of equal size would get the same order.
         words = [self.world_size, self.rank] if self._partition_kind == "range" else []
-        count, rows = self.count, len(partition.rows)
 
-        def make_pass(number: int, consumed: int) -> Iterator[StepRows]:  # without self, which its thread would keep
+        # Without self, which the thread of the filler would keep.
+        def make_pass(number: int, consumed: int, first: int | None) -> Steps:
             key = derive_key(seed, number, *words)
             order = make_order(shuffle, rows, manifest.block_rows, key, table)
-            numbered_from = None
-            if has_steps:  # a row repeats within an epoch that contains the end of a pass
-                numbered_from = number * count + partition.before
-            elif table:  # rows are drawn, so they can repeat
-                numbered_from = 0
-            steps = plan_steps(order, partition, consumed, now.epoch, numbered_from)
+            if table and first is None:  # rows are drawn, so they can repeat
+                first = 0
+            steps = plan_steps(order, partition, consumed, now.epoch, first)
             return add_hints(steps, order, partition, consumed, manifest.row_bytes)
 
         passes = starmap(make_pass, self._progress.passes(now))

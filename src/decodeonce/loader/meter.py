@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-
-from torch.autograd import profiler
 
 # A consumer that waits for less than this share of its time gains nothing from a faster loader.
 SLIGHT = 0.05
@@ -15,21 +10,6 @@ LEAST_BATCHES = 4  # the wait for the first ones is that for threads to start, a
 # On busy machines, threads that copy from memory were blocked for a tenth of their time. When the disk could not keep
 # up, they were blocked for half of it and more: these threads also do the kernel's work for each page.
 BLOCKED = 0.3
-
-
-def mark(name: str) -> AbstractContextManager[object]:
-    """Mark the code inside as decodeonce.<name> in the trace of a running profiler (TensorBoard, Perfetto)."""
-    # record_function takes 5 us even without a profiler, and runs four times per step. torch itself reads this flag.
-    if getattr(profiler, "_is_profiler_enabled", True):
-        return profiler.record_function(f"decodeonce.{name}")
-    return nullcontext()
-
-
-def timed(call: Callable[[], object]) -> tuple[float, float]:
-    """Call a function; return the elapsed seconds and the processor seconds of this thread."""
-    start, cpu = time.perf_counter(), time.thread_time()
-    call()
-    return time.perf_counter() - start, time.thread_time() - cpu
 
 
 @dataclass

@@ -1,13 +1,13 @@
-"""The steps of a rank: which rows of an epoch it takes in each step, and which rows to read ahead when a step begins.
+"""The steps of a rank: which rows of an epoch it takes in each, which ones to read ahead, and which step is next.
 
 All ranks have the same number of steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import tee
 from typing import Literal
 
 import numpy as np
@@ -42,6 +42,9 @@ class StepRows:
     positions: Rows | None = None
 
 
+Steps = Iterable[StepRows]
+
+
 @dataclass(frozen=True)
 class Partition:
     """The rows that one rank takes in an epoch.
@@ -50,7 +53,7 @@ class Partition:
     consumes `stride` rows of the order and divides them into `slices` slices. This rank takes slice number `slice_`.
     With "global", all `ranks` slice one order over the whole store or subset. With "range", each rank has an order over
     its own range, in a single slice, after the `before` rows of lower ranks. `fewest` and `most` are the lengths of
-    the shortest and the longest range.
+    the shortest and the longest range, and `total` is that of all.
     """
 
     rows: range | Rows
@@ -61,6 +64,7 @@ class Partition:
     slices: int
     ranks: int
     tail: Tail
+    total: int
     before: int = 0
 
     def at(self, places: Rows) -> Rows:
@@ -151,15 +155,13 @@ def make_partition(
     """Create the partition of one rank, or raise ValueError if a rank would have no row or no step."""
     if (count := len(rows)) == 0:
         raise ValueError("there are no rows to load; expected rows= to select at least one")
-    partition = Partition(rows, count, count, batch_size, rank, world_size, world_size, tail)
+    partition = Partition(rows, count, count, batch_size, rank, world_size, world_size, tail, total=count)
     if kind == "range":
         partition = _own_range(partition)
     if not partition.steps():
-        raise ValueError(
-            f"batch_size is {batch_size}, but a rank gets only {count // world_size} rows ({count} rows in all, "
-            f'world_size {world_size}), and tail="drop" skips incomplete batches; use a smaller batch_size, or '
-            'tail="pad" or "keep"'
-        )
+        got = f"a rank gets only {count // world_size} rows ({count} rows in all, world_size {world_size})"
+        advice = 'and tail="drop" skips incomplete batches; use a smaller batch_size, or tail="pad" or "keep"'
+        raise ValueError(f"batch_size is {batch_size}, but {got}, {advice}")
     return partition
 
 
@@ -173,12 +175,10 @@ def _own_range(whole: Partition) -> Partition:
     return replace(whole, rows=rows, fewest=fewest, most=most, slice_=0, slices=1, before=own.start)
 
 
-def plan_steps(
-    order: Order, partition: Partition, consumed: int, epoch: int, numbered_from: int | None = None
-) -> Iterator[StepRows]:
+def plan_steps(order: Order, partition: Partition, consumed: int, epoch: int, first: int | None = None) -> Steps:
     """Yield the steps of a pass after its first `consumed` rows.
 
-    If `numbered_from` is given, it is the number of the first row of the pass in `StepRows.positions`.
+    If `first` is given, it is the number of the first row of the pass in `StepRows.positions`.
     """
     steps = range(partition.steps(consumed))
     group = max(1, GROUP_ROWS // partition.batch_size)
@@ -188,27 +188,25 @@ def plan_steps(
         for positions, valid in shares:
             own, rows = np.split(rows, [len(positions)])
             # In ascending order, reads go forward and consecutive rows are read together. Padding comes last.
-            if numbered_from is None:
+            if first is None:
                 own[:valid].sort()  # a fifth of the time of lexsort, which matters for small rows
                 own[valid:].sort()
                 yield StepRows(own, valid, epoch)
             else:
                 places = np.lexsort((own, np.arange(len(own)) >= valid))
-                yield StepRows(own[places], valid, epoch, positions=numbered_from + positions[places])
+                yield StepRows(own[places], valid, epoch, positions=first + positions[places])
 
 
-def add_hints(
-    steps: Iterator[StepRows], order: Order, partition: Partition, consumed: int, row_bytes: int
-) -> Iterator[StepRows]:
+def add_hints(steps: Steps, order: Order, partition: Partition, consumed: int, row_bytes: int) -> Steps:
     """Yield the steps with hints: whole blocks if the rank takes every row of a window order, otherwise later rows."""
     if isinstance(order, WindowOrder) and partition.slices == 1 and windows_fit(order, row_bytes):
         return blocks_ahead(steps, order, partition, consumed, row_bytes)
     return rows_ahead(steps, row_bytes)
 
 
-def rows_ahead(steps: Iterator[StepRows], row_bytes: int) -> Iterator[StepRows]:
+def rows_ahead(steps: Steps, row_bytes: int) -> Steps:
     """Yield the steps with hints, so that at least `AHEAD_BYTES` of later steps were requested when a step begins."""
-    steps, later = tee(steps)
+    steps, later = itertools.tee(steps)
     ahead = 0  # requested rows of this step and later ones
     for step in steps:
         hints = []
@@ -229,9 +227,7 @@ def windows_fit(order: WindowOrder, row_bytes: int) -> bool:
     return memory is None or nbytes <= memory / 2
 
 
-def blocks_ahead(
-    steps: Iterator[StepRows], order: WindowOrder, partition: Partition, consumed: int, row_bytes: int
-) -> Iterator[StepRows]:
+def blocks_ahead(steps: Steps, order: WindowOrder, partition: Partition, consumed: int, row_bytes: int) -> Steps:
     """Yield the steps of a window order, with whole blocks as hints. Each block is requested one window ahead.
 
     A rank that takes only some rows of its order would also read rows that only others need.
@@ -245,3 +241,128 @@ def blocks_ahead(
         rows = partition.at(order.block_rows_at(np.arange(place, last)))
         yield replace(step, hints=[rows[start : start + piece] for start in range(0, len(rows), piece)])
         place = last
+
+
+# Where training stands: the epoch, the pass through the rows, and what of both has been yielded.
+
+
+@dataclass(frozen=True)
+class Position:
+    """A point in training. A pass yields each row once, in an order of its own.
+
+    epoch: number of the epoch.
+    rows_consumed: rows that the pass has consumed, as the partition counts them.
+    pass_number: number of the pass.
+    epoch_rows: rows that the epoch has consumed; counted only with `steps`.
+    """
+
+    epoch: int
+    rows_consumed: int
+    pass_number: int
+    epoch_rows: int = 0
+
+
+class Progress:
+    """The position of training (`now`), and the position where the next `for` loop starts (`next`).
+
+    Each epoch is a pass.
+    """
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self.now = self.next = self.start(0)
+
+    def __len__(self) -> int:
+        """The number of steps of a whole epoch."""
+        return self._partition.steps()
+
+    @property
+    def remainder(self) -> int:
+        """Rows that count in the last global batch of an epoch; 0 if all do."""
+        return self._partition.remainder
+
+    def start(self, epoch: int) -> Position:
+        """The position where an epoch starts."""
+        return Position(epoch, 0, epoch)
+
+    def left(self, position: Position) -> int:
+        """The number of steps from a position to the end of its epoch."""
+        return self._partition.steps(position.rows_consumed)
+
+    def passes(self, position: Position) -> Iterable[tuple[int, int, int | None]]:
+        """The number of each pass from a position on, the rows that it has consumed, and the number of its first row.
+
+        This number is None if an epoch is one pass, because its rows need no numbers then.
+        """
+        return [(position.pass_number, position.rows_consumed, None)]
+
+    def advance(self) -> None:
+        """Count a batch as yielded. The last batch of an epoch moves to the start of the next epoch."""
+        if self.next == self.now:
+            self.next = self.start(self.now.epoch + 1)
+        self.now = self._after(self.now) if self.left(self.now) > 1 else self._after_last(self.now)
+
+    def _after(self, position: Position) -> Position:
+        """The position after one more batch of the same epoch."""
+        return Position(position.epoch, position.rows_consumed + self._partition.stride, position.pass_number)
+
+    def _after_last(self, position: Position) -> Position:
+        """The position after the last batch of an epoch, where the next `for` loop starts."""
+        return self.next
+
+    def state(self) -> dict[str, int]:
+        """The position of training, for `restore()`."""
+        return {"epoch": self.now.epoch, "rows_consumed": self.now.rows_consumed}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Move to the position of a Loader that can have another batch size."""
+        self.now = self.next = Position(state["epoch"], state["rows_consumed"], state["epoch"])
+
+
+class StepProgress(Progress):
+    """Progress with a fixed number of steps per epoch: an epoch can end within a pass, and can contain several."""
+
+    remainder = 0
+
+    def __init__(self, partition: Partition, steps: int) -> None:
+        self._steps = steps
+        super().__init__(partition)
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def start(self, epoch: int) -> Position:
+        number, step = divmod(epoch * self._steps, self._partition.steps())
+        return Position(epoch, step * self._partition.stride, number)
+
+    def left(self, position: Position) -> int:
+        return max(0, self._steps - position.epoch_rows // self._partition.stride)
+
+    def passes(self, position: Position) -> Iterator[tuple[int, int, int | None]]:
+        consumed = position.rows_consumed
+        for number in itertools.count(position.pass_number):
+            yield number, consumed, number * self._partition.total + self._partition.before
+            consumed = 0
+
+    def _after_last(self, position: Position) -> Position:
+        if self.next.epoch == position.epoch + 1:  # `start` differs if the batch size was another before
+            reached = self._after(position) if self.left(position) else position
+            self.next = replace(reached, epoch=self.next.epoch, epoch_rows=0)
+        return self.next
+
+    def _after(self, position: Position) -> Position:
+        epoch_rows = position.epoch_rows + self._partition.stride
+        return self._in_pass(replace(super()._after(position), epoch_rows=epoch_rows))
+
+    def state(self) -> dict[str, int]:
+        return {**super().state(), "pass": self.now.pass_number, "epoch_rows": self.now.epoch_rows}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        found = Position(state["epoch"], state["rows_consumed"], state["pass"], state["epoch_rows"])
+        self.now = self.next = self._in_pass(found)
+
+    def _in_pass(self, position: Position) -> Position:
+        """The same position, or the start of the next pass if fewer rows than a batch are left."""
+        if self._partition.steps(position.rows_consumed):
+            return position
+        return replace(position, rows_consumed=0, pass_number=position.pass_number + 1)

@@ -1,6 +1,6 @@
 """Read rows from shard files into slots: with preadv, from mapped files, or past the page cache (direct.py).
 
-`make_reader` chooses how, by the file system and by the size of the store compared with memory.
+`choose_reader` chooses how, by the file system and by the size of the store compared with memory.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class Reader:
 
     checksums: NDArray[np.uint64] | None = None
     unpacked_manifest: Manifest | None = None
+    _packed = Scratch()  # of each thread, for rows that it unpacks
 
     def __init__(self, store: Store, threads: int) -> None:
-        self._packed = Scratch()
         self.manifest, self.row_bytes, self.threads = store.manifest, store.manifest.row_bytes, threads
         self._root, shards = store.paths.root, self.manifest.shards
         self.paths = [self._root / shard.file for shard in shards]
-        self._origins = np.array([shard.offset(0) for shard in shards], np.int64)
+        self._origins = np.array([s.data_offset - s.first_row * self.row_bytes for s in shards], np.int64)
         self._fds: dict[int, int] = {}
         self.close = weakref.finalize(self, close_all, self._fds)  # a second call does nothing
         self._hints, self._cold = 0, False
@@ -159,10 +159,9 @@ class Reader:
 
     def _any_cold(self, rows: Rows) -> bool:
         self.open(rows)
-        byte = bytearray(1)
         try:
             for span in self.spans(rows):
-                os.preadv(self._fds[span.shard], [byte], span.offset, os.RWF_NOWAIT)
+                os.preadv(self._fds[span.shard], [bytearray(1)], span.offset, os.RWF_NOWAIT)
         except BlockingIOError:
             return True
         except OSError:  # this file system does not support RWF_NOWAIT
@@ -208,7 +207,7 @@ class MmapReader(Reader):
 
     Reading the mapping of a truncated file kills the process (SIGBUS). So sizes are checked before each batch, but a
     file that is truncated after the check still kills the process. With pread, truncation always is an error. Losing a
-    file server causes the same signal, so make_reader does not use this class on network file systems.
+    file server causes the same signal, so choose_reader does not choose this class on network file systems.
     """
 
     # Measured with batches of 50 MB from a warm page cache on two cores of an AMD EPYC 9005, in GB/s with one and two
@@ -251,17 +250,23 @@ def choose_reader(root: Path, nbytes: int, name: ReaderName = "auto", slot_bytes
     if network is not None and name != "pread":
         mmap = "mmap would read page by page, and kill the process if the server is lost"
         return Choice("pread", f"on {network}, {mmap}; direct reads would not use the node's cache")
-    why = "requested"
     if name == "auto":
         if memory is None:
             return Choice("mmap", "a local file system, and how much memory is available is unknown")
         if nbytes <= memory / 2:
             return Choice("mmap", "a local file system, and the rows fit into half of the available memory")
+    return _choose_past_memory(root, nbytes, name, memory or 0, slot_bytes)
+
+
+def _choose_past_memory(root: Path, nbytes: int, name: ReaderName, memory: int, slot_bytes: int) -> Choice:
+    """The same for rows that do not fit into half of the memory, and for a reader that was requested."""
+    why = "requested"
+    if name == "auto":
         why = f"{nbytes / 1e9:.1f} GB of rows exceed half of the {memory / 1e9:.1f} GB of available memory"
         name = "pread" if is_in_memory(root) else "direct"
     if name != "direct":
         return Choice(name, why)
-    kept = kept_share(nbytes, (memory or 0) - slot_bytes)
+    kept = kept_share(nbytes, memory - slot_bytes)
     return Choice(name, why, kept) if kept < 1 else Choice("pread", f"{why}, but all rows can stay in memory")
 
 
@@ -271,23 +276,12 @@ def kept_share(nbytes: int, memory: int) -> float:
 
 
 def make_reader(
-    store: Store,
-    name: ReaderName,
-    threads: int,
-    *,
-    verify: bool,
-    slot_manifest: Manifest | None = None,
-    count: int | None = None,
-    slot_bytes: int = 0,
+    store: Store, choice: Choice, threads: int, *, verify: bool = False, slot_manifest: Manifest | None = None
 ) -> tuple[Reader, dict[str, Any]]:
     """Create a reader; return it and, for `stats`, its name, why it was chosen, and its settings.
 
-    `slot_manifest` is the manifest of the rows in slots, by default that of the store. `count` is the number of rows
-    that are going to be read, by default all that the store holds. `slot_bytes` are the bytes of the batches that the
-    Loader prepares.
+    `slot_manifest` is the manifest of the rows in slots, by default that of the store.
     """
-    count = len(store.rows) if count is None else min(count, len(store.rows))
-    choice = choose_reader(store.paths.root, count * store.manifest.row_bytes, name, slot_bytes)
     if choice.name == "direct":
         made, choice = _direct_reader(store, threads, choice)
     else:
