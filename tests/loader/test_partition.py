@@ -30,8 +30,8 @@ def rank_plan(
 ) -> list[StepRows]:
     """The steps of one rank after the first `consumed` rows."""
     part = make_partition(partition, range(count), batch_size, rank, world_size, tail)
-    key = derive_key(0, 0, world_size, rank) if partition == "range" else derive_key(0, 0)
-    return list(plan_steps(make_order(shuffle, len(part.rows), 4, key), part, consumed, 0))
+    order = make_order(shuffle, len(part.rows), 4, derive_key(0, 0, *part.words))
+    return list(plan_steps(order, part, consumed, 0))
 
 
 def valid_rows(plans: list[list[StepRows]]) -> list[int]:

@@ -204,8 +204,8 @@ class Loader:
         shape = (self.batch_size, *slot_manifest.row_shape)
         self._delivery = make_delivery(target, shape, self._prefetch, self._cached_rows() if cache else None)
         self._delivery.transform, self._delivery.split = transform, split
-        self._steps = None if steps is None else whole("steps", steps, 1, MOST_STEPS)
-        self._progress = StepProgress(self._partition, self._steps) if self._steps else Progress(self._partition)
+        steps = None if steps is None else whole("steps", steps, 1, MOST_STEPS)
+        self._progress = StepProgress(self._partition, steps) if steps else Progress(self._partition)
         nbytes = min(self.count, len(opened.rows)) * self._manifest.row_bytes
         choice = choose_reader(self._root, nbytes, reader, slot_bytes=(self._prefetch + 2) * math.prod(shape))
         self._reader, self._choice = make_reader(opened, choice, threads, verify=verify, slot_manifest=slot_manifest)
@@ -336,12 +336,10 @@ class Loader:
         """The rows of each step that this rank has left in the epoch, and the rows to read ahead when it begins."""
         partition, manifest, now = self._partition, self._manifest, self._progress.now
         seed, shuffle, table, rows = self._seed, self._shuffle, self._table, len(partition.rows)
-        # Without the rank, ranges of equal size would get the same order.
-        words = [self.world_size, self.rank] if self._partition_kind == "range" else []
 
         # Without self, which the thread of the filler would keep.
         def make_pass(number: int, consumed: int, first: int | None) -> Steps:
-            key = derive_key(seed, number, *words)
+            key = derive_key(seed, number, *partition.words)
             order = make_order(shuffle, rows, manifest.block_rows, key, table)
             if table and first is None:  # rows are drawn, so they can repeat
                 first = 0
@@ -445,7 +443,7 @@ class Loader:
         if state["store"] != store and not other_store:
             found = f"its rows have digest {state['store']!r}, those of {self._root} have {store!r}"
             raise ValueError(f"the state is from a different store: {found}; to resume anyway, pass other_store=True")
-        if ("pass" in state) != bool(self._steps):
+        if ("pass" in state) != ("pass" in self._progress.state()):
             which = "with steps=, and this one was created without it"
             if "pass" not in state:
                 which = "without steps=, and this one was created with it"

@@ -53,7 +53,8 @@ class Partition:
     consumes `stride` rows of the order and divides them into `slices` slices. This rank takes slice number `slice_`.
     With "global", all `ranks` slice one order over the whole store or subset. With "range", each rank has an order over
     its own range, in a single slice, after the `before` rows of lower ranks. `fewest` and `most` are the lengths of
-    the shortest and the longest range, and `total` is that of all.
+    the shortest and the longest range, and `total` is that of all. `words` are added to the key of the order; without
+    them, ranges of equal size would get the same order.
     """
 
     rows: range | Rows
@@ -66,6 +67,7 @@ class Partition:
     tail: Tail
     total: int
     before: int = 0
+    words: tuple[int, ...] = ()
 
     def at(self, places: Rows) -> Rows:
         """The elements of `rows` at `places`."""
@@ -171,8 +173,9 @@ def _own_range(whole: Partition) -> Partition:
     if count < ranks:
         raise ValueError(f'{count} rows are too few for {ranks} ranks; use fewer ranks, or partition="global"')
     own = part_rows(count, whole.slice_, ranks)
-    rows, fewest, most = whole.rows[own.start : own.stop], count // ranks, -(-count // ranks)
-    return replace(whole, rows=rows, fewest=fewest, most=most, slice_=0, slices=1, before=own.start)
+    rows, words = whole.rows[own.start : own.stop], (ranks, whole.slice_)
+    fewest, most = count // ranks, -(-count // ranks)
+    return replace(whole, rows=rows, fewest=fewest, most=most, slice_=0, slices=1, before=own.start, words=words)
 
 
 def plan_steps(order: Order, partition: Partition, consumed: int, epoch: int, first: int | None = None) -> Steps:
