@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.delivery import Device, pinned_slots
+from decodeonce.loader.streams import Device, pinned_slots
 from tests.loader.deliveries import Contents, content, contents
 
 # Products of matrices of this size keep an H200 busy for about 0.3 ms each in float32.

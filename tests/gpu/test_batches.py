@@ -10,7 +10,7 @@ import torch
 
 from decodeonce import Batch, Loader
 from decodeonce.augment import Augment, RandomCrop, RandomFlip
-from decodeonce.loader.delivery import CachedDelivery, Device
+from decodeonce.loader.streams import CachedDelivery, Device
 from tests.conftest import COUNT
 from tests.gpu.conftest import ROWS
 from tests.gpu.consumer import SIDE, consume, copied, on_host, work

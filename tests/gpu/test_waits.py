@@ -19,7 +19,7 @@ import torch
 
 from decodeonce import Batch, Loader
 from decodeonce.augment import Augment, Normalize, RandomFlip
-from decodeonce.loader.delivery import CachedDelivery, Device, StreamDelivery
+from decodeonce.loader.streams import CachedDelivery, Device, StreamDelivery
 from tests.conftest import COUNT
 from tests.gpu.conftest import ROWS
 from tests.gpu.consumer import copied, delay, on_host, reserve_pinned

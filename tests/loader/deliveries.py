@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import decodeonce.loader.delivery as delivery_module
 import decodeonce.loader.loader as loader_module
+import decodeonce.loader.streams as streams_module
 from decodeonce import Batch, Loader
 from decodeonce.loader.delivery import Delivery
 
@@ -36,11 +36,10 @@ def replace_delivery(make: Callable[..., Delivery]) -> Iterator[None]:
 
 
 def delivery_without(line: str, kind: str = "StreamDelivery") -> Any:
-    """The class `kind` of the delivery module, with one line removed."""
-    source = inspect.getsource(delivery_module)
+    """The class `kind` of the module of streams, with one line removed."""
+    source = inspect.getsource(streams_module)
     assert source.count(line) == 1
     mutant = types.ModuleType("mutant")
-    vars(mutant)["__name__"] = delivery_module.__name__  # dataclasses look up their module by name
     exec(compile(source.replace(line, "pass"), "mutant", "exec"), vars(mutant))
     return vars(mutant)[kind]
 

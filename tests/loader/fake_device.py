@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from decodeonce.loader.delivery import Device
+from decodeonce.loader.streams import Device
 
 Block = NDArray[np.uint8]
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from decodeonce.loader.delivery import Device, find_device
+from decodeonce.loader.delivery import find_device
+from decodeonce.loader.streams import Device
 
 NAME = "toy"
 calls: list[str] = []

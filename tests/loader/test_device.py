@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 from torch.utils import backend_registration
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.delivery import (
+from decodeonce.loader.delivery import find_device
+from decodeonce.loader.epoch import LoaderThread
+from decodeonce.loader.partition import Tail
+from decodeonce.loader.streams import (
     STREAM_SLOTS,
     CachedDelivery,
     Device,
     HostDevice,
     NoWait,
     StreamDelivery,
-    find_device,
     pinned_slots,
 )
-from decodeonce.loader.epoch import LoaderThread
-from decodeonce.loader.partition import Tail
 from tests.conftest import COUNT
 from tests.loader.deliveries import (
     CACHE_WAIT,

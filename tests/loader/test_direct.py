@@ -264,7 +264,7 @@ def test_loader_says_what_it_keeps(pair: tuple[Path, NDArray[np.uint8]], monkeyp
         assert loader.stats()["threads"]["cold_share"] > 0.5  # also if the kept rows are in memory
 
 
-def test_store_that_fits_into_memory_needs_no_direct_reads(run_forked: RunForked, store: Path) -> None:
+def test_small_store_on_a_host_needs_no_direct_reads_and_no_streams(run_forked: RunForked, store: Path) -> None:
     script = "import sys; from decodeonce import Loader; next(iter(Loader(sys.argv[1], batch_size=4)))\n"
-    used = "print([name in sys.modules for name in ('decodeonce.loader.direct', 'decodeonce.loader.aio')])"
-    assert run_forked(script + used, store) == (0, "[False, False]\n", "")
+    used = "print([f'decodeonce.loader.{name}' in sys.modules for name in ('direct', 'aio', 'streams')])"
+    assert run_forked(script + used, store) == (0, "[False, False, False]\n", "")
