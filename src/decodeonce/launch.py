@@ -61,6 +61,7 @@ class Array:
         count: Number of elements.
         lowest: The lowest index that an array of all tasks has.
         none: Value of `index` outside of an array.
+        alone: Whether an array may be one training, whose ranks it numbers. No other variable gives their number.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Array:
     count: str = ""
     lowest: int = 0
     none: str = ""
+    alone: bool = False
 
 
 ARRAYS = (
@@ -96,8 +98,8 @@ ARRAYS = (
     Array("LSF", "LSB_JOBINDEX", last="LSB_JOBINDEX_END", step="LSB_JOBINDEX_STEP", lowest=1, none="0"),
     Array("AWS Batch", "AWS_BATCH_JOB_ARRAY_INDEX", count="AWS_BATCH_JOB_ARRAY_SIZE"),
     Array("Google Batch", "BATCH_TASK_INDEX", count="BATCH_TASK_COUNT"),
-    Array("Kubernetes", "JOB_COMPLETION_INDEX"),
-    Array("Volcano", "VC_TASK_INDEX"),
+    Array("Kubernetes", "JOB_COMPLETION_INDEX", alone=True),
+    Array("Volcano", "VC_TASK_INDEX", alone=True),
 )
 
 # If LaunchParameters has use_interactive_step, the shell that salloc opens is step 0xfffffffa (slurm.h).
@@ -111,8 +113,7 @@ PBS_PROCESS, PBS_NODE, PBS_SCRIPT = "PBS_TASKNUM", "PBS_NODENUM", "1"
 RANKS_HERE = {"Open MPI": "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI": "MPI_LOCALNRANKS"}
 # Launchers that set these (PMIx, such as PALS on Aurora) give the rank but not the number of ranks.
 RANKS_ALONE = ("PALS_RANKID", "PMIX_RANK")
-# Job arrays that may be one training, whose ranks they number. No other variable gives the number of ranks.
-ARRAYS_ALONE = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX")
+ARRAYS_ALONE = tuple(array.index for array in ARRAYS if array.alone)
 
 
 @dataclass(frozen=True)

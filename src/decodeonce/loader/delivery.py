@@ -225,7 +225,7 @@ class Delivery:
         return self.slots.take()
 
     def hold(self, must_stop: Callable[[], bool]) -> float:
-        """Wait until the next batch can be made, because the device still works on earlier ones; return the seconds."""
+        """Wait while the device still works on as many batches as memory is for; return the seconds that this took."""
         return 0.0
 
     def make_batch(self, pending: PendingBatch, labels: Array, columns: dict[str, Array]) -> None:

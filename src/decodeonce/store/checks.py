@@ -79,16 +79,15 @@ def check_size(path: Path, expected: int, *, longer_is_fine: bool = False) -> No
     except FileNotFoundError:
         status = None
     if status is None or not stat.S_ISREG(status.st_mode):
-        raise _no_file(path, expected)
+        raise _no_file(path, expected, missing=status is None)
     found = status.st_size
     if found != expected and not (longer_is_fine and found > expected):
         raise StoreError(f"{path}: {found} bytes, expected {expected}; {repair_advice(path)}")
 
 
-def _no_file(path: Path, expected: int) -> StoreError:
-    if path.exists():
-        found, advice = "a folder, pipe or device", "remove it, then "
-    else:
+def _no_file(path: Path, expected: int, *, missing: bool) -> StoreError:
+    found, advice = "a folder, pipe or device", "remove it, then "
+    if missing:
         found, advice = "missing", missing_advice(path.parent)
     return StoreError(f"{path}: {found}, expected a file of {expected} bytes; {advice}{repair_advice(path)}")
 
