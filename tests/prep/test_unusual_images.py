@@ -341,7 +341,9 @@ def test_image_becomes_a_row(id_: str) -> None:
 
 REJECTED: dict[str, Callable[[], bytes]] = {
     "empty": lambda: b"",
-    "not-an-image": lambda: b"<!DOCTYPE html><html><body>404</body></html>",
+    "not-an-image": lambda: b"PK\3\4" + bytes(100),
+    "dicom": lambda: bytes(128) + b"DICM" + bytes(100),
+    "web-page": lambda: b"<!DOCTYPE html><title>404 Not Found</title>",
     "unread-format": lambda: b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(100),
     "other-heif": lambda: b"\0\0\0\x18ftypmif3\0\0\0\0heimmif3" + bytes(100),
     "big-tiff-broken": lambda: b"II+\0\x08\0\0\0\x10" + bytes(100),

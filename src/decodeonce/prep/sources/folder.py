@@ -105,7 +105,7 @@ class FolderSource(LabeledSource):
         return self._scanned(self._by_suffix.images(below))
 
     def _warnings(self, samples: int) -> list[str]:
-        others = self._by_suffix.warnings("; --suffix reads them")
+        others = self._by_suffix.warnings("; --suffix reads those that are images")
         outside = [] if self.no_labels else odd_files(self.root, self._listed, self.links)
         odd = [*self._odd, *odd_names(self.root, self._names, self.links)] if self._is_guess else []
         odd += [] if self.no_labels else [*alike_classes(self._names), *unlike_train(self.root, self._names)]
