@@ -325,7 +325,16 @@ def test_classes_that_may_be_wrong_are_named(root: Path) -> None:
     assert (done.returncode, "the classes 'NV' and 'nv' differ only in case or blanks" in done.stderr) == (0, True), (
         done.stderr
     )
+    assert "1 of 4 classes have no images (first 1, 'bcc')" in done.stderr  # only on a line that was rejected
     assert "3 rows in 3 of 4 classes" in done.stdout
     failed = build_list(root, "path,label\n0000.jpg,0\n0001.jpg,1\n0002.jpg,0 1\n")
     advice = "if '0 1' is several labels, see docs/how-to/data/multi-label.md; otherwise correct it"
     assert (failed.returncode, advice in failed.stderr) == (1, True), failed.stderr
+
+
+def test_class_whose_images_cannot_be_decoded_is_named(root: Path) -> None:
+    (root / "photos/0001.jpg").write_bytes(b"no image")
+    done = build_list(root, "path,label\n0000.jpg,cat\n0001.jpg,dog\n0002.jpg,cow\n0003.jpg,cow\n", "--max-bad", 1)
+    assert done.returncode == 0
+    assert "1 of 3 classes lost all their images (first 2, 'dog'); see rejects.tsv" in done.stderr
+    assert open_store(root / "out").labels.tolist().count(1) == 2

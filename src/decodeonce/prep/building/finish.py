@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped
-from decodeonce.formatting import quoted
+from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.journal import FACTS, Journals, PaletteColors, add_color
 from decodeonce.prep.building.output_dir import check_not_truncated, clean_up, failure_of
 from decodeonce.prep.building.plan import Plan, read_plan
@@ -136,6 +136,7 @@ class _Finisher:
         records = self._journals.records(range(len(plan.blocks)))
         late = (facts for record in records for facts in record.late)
         self._samples = self._source.with_late_facts(plan.samples, late)
+        self._warn_of_lost_classes()
         self._columns = [*self._samples.columns, *self._source.columns()]
         scratch = paths.build  # files that a kill leaves there are removed with it
         arrays: list[tuple[Path, tuple[int, ...], str, Iterator[np.ndarray]]] = [
@@ -164,6 +165,14 @@ class _Finisher:
         found = f"{different[0]} of the palette is {first}, but {second} (indexes that differ: {len(different)})"
         advice = "if the colors are classes, replace them by numbers (docs/how-to/segmentation.md) and build again"
         logging.getLogger("decodeonce").warning("%s: %s; %s", self._paths.root, found, advice)
+
+    def _warn_of_lost_classes(self) -> None:
+        """Warn if no image of a class became a row."""
+        labels, classes = self._samples.records["label"], self._samples.classes
+        if lost := np.setdiff1d(labels, labels[self._row_from]).tolist():
+            found = f"{len(lost)} of {counted(len(classes), 'class', 'classes')} lost all their images"
+            first = f"first {lost[0]}, {classes[lost[0]].name!r}"
+            logging.getLogger("decodeonce").warning("%s: %s (%s); see rejects.tsv", self._paths.root, found, first)
 
     def _fill_holes(self, holes: list[int]) -> None:
         """Copy the planned row of each hole into it, and check its checksum."""

@@ -345,6 +345,7 @@ class DatasetSource(LabeledSource):
                 raise BuildError(f"{seen[wrong[0]]}: {self._class_of(wrong[0])[1]}, because all labels are numbers")
         except BuildError as error:
             raise BuildError(f"{error}; then remove OUT and build again") from None
+        self._used = {self._class_of(label)[0] for label in code_of}
         for warning in [*self._warnings(len(np.unique(places))), *self._unknown_labels(unknown)]:
             logging.getLogger("decodeonce").warning("%s: %s", self._name, warning)
         # The row of a sample without facts was rejected. It gets those of any other sample, and is in no store.

@@ -109,26 +109,22 @@ class FolderSource(LabeledSource):
         outside = [] if self.no_labels else odd_files(self.root, self._listed, self.links)
         odd = [*self._odd, *odd_names(self.root, self._names, self.links)] if self._is_guess else []
         odd += [] if self.no_labels else [*alike_classes(self._names), *unlike_train(self.root, self._names)]
-        return [*unused_classes(self._names, self._by_suffix.labels), *others, *self._listed.warnings(), *outside, *odd]
+        return [*unused_classes(self._names, self._used), *others, *self._listed.warnings(), *outside, *odd]
 
 
 class BySuffix:
-    """Leaves out files whose suffix shows that they are not images, such as Thumbs.db or notes.txt, and counts them.
-
-    `labels` are those of all others in the last listing.
-    """
+    """Leaves out files whose suffix shows that they are not images, such as Thumbs.db or notes.txt, and counts them."""
 
     def __init__(self, more: Sequence[str] = ()) -> None:
         self._suffixes = READ_SUFFIXES | {name_bytes(suffix.lower()) for suffix in more}
-        self._others, self.labels = Counter[bytes](), set[int]()
+        self._others = Counter[bytes]()
 
     def images(self, entries: Iterable[Entry]) -> Iterator[Entry]:
         """Yield the entries of images, and those of what is no file."""
-        self._others, self.labels = Counter(), set()
+        self._others = Counter()
         for entry in entries:
             suffix = os.path.splitext(entry.name)[1].lower()
             if suffix in self._suffixes or entry.problem:
-                self.labels.add(entry.label)
                 yield entry
             else:
                 self._others[suffix] += 1

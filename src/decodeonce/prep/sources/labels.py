@@ -65,6 +65,7 @@ class LabeledSource(Source):
         self._names: list[str] | None = [UNLABELED] if no_labels else self._requested
         self._numbers: dict[str, int] = {}
         self._keeps_labels = False  # whether the labels are in one of the columns, too
+        self._used = set[int]()  # the labels of samples without a problem in the last listing
 
     def arguments(self) -> Json:
         return {"no_labels": True} if self.no_labels else {"classes": self._names}
@@ -74,10 +75,16 @@ class LabeledSource(Source):
 
     def _scanned(self, entries: Iterable[Entry]) -> Scan:
         """Return the scan with these entries, and with the classes that were learned."""
-        return Scan(entries, tuple(map(ImageClass, self._names or ())), self._warnings)
+        self._used = set()
+        return Scan(map(self._noted, entries), tuple(map(ImageClass, self._names or ())), self._warnings)
+
+    def _noted(self, entry: Entry) -> Entry:
+        if not entry.problem:
+            self._used.add(entry.label)
+        return entry
 
     def _warnings(self, samples: int) -> list[str]:
-        names, used = self._names or [], {number for number in self._numbers.values() if number >= 0}
+        names, used = self._names or [], self._used
         warnings = [*unused_classes(names, used), *alike_classes(names)]
         if self._keeps_labels and self.no_labels:
             warnings.append("the labels are numbers to predict, which the column keeps; all images get the label 0")
