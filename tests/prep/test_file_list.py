@@ -376,6 +376,17 @@ def test_several_labels_in_one_cause_a_warning(root: Path) -> None:
         (["0 3", "1 3", "0 1", "0 1 3"], "0 1"),
         (["tiger shark", "white shark", "tiger", "hammerhead"], ""),
         (["1", "0"], ""),
+        (["cat dog", "dog bird", "bird cat"], "bird cat"),  # as many combinations as words
+        (["cat dog", "cat bird", "dog bird", "fish"], "cat dog"),
+        (["cat/dog", "dog/bird", "bird"], "dog/bird"),
+        (["cat|dog", "bird"], "cat|dog"),
+        (["cat; dog", "bird"], "cat; dog"),
+        (["0 3", "1 2"], "0 3"),
+        (["0 3", "1", "2"], "is not a whole number, but 2 of 3 .*; if '0 3' is several labels, see"),
+        (["brown bear", "polar bear", "brown dog", "polar dog", "black bear", "black dog"], ""),
+        (["great white shark", "white wolf", "timber wolf", "tiger shark", "sea lion"], ""),
+        (["bass, sea", "bass, river", "trout, sea", "trout, river", "trout, lake", "bass, lake"], ""),
+        (["tench", "class 1", "class 2"], ""),
     ):
         names = [f"cat/{number}.jpg" for number in range(len(labels))]
         for name in names:
@@ -387,7 +398,11 @@ def test_several_labels_in_one_cause_a_warning(root: Path) -> None:
             continue
         warnings = [one for one in listed(root, text, "list.csv").listing().warnings if "several" in one]
         expected = f"labels such as {first!r} look like several labels of one image, and each is a class of its own"
-        assert warnings == ([f"{expected}; if so, see docs/how-to/data/multi-label.md"] if first else [])
+        advice = (
+            "; if so, write a table with a column of zeros and ones for each label, with the script of docs/how-to/"
+        )
+        more = "data/multi-label.md, and build from it with --no-labels and --column for each"
+        assert warnings == ([f"{expected}{advice}{more}"] if first else [])
         assert not [
             one for one in listed(root, text, "list.csv", sorted({*labels})).listing().warnings if "several" in one
         ]

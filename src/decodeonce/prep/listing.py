@@ -38,6 +38,7 @@ CHUNK = 1 << 13
 # Listings are compared by hashes of 16 bytes per sample. Python objects would take 700 bytes, 10 GB for 14 million.
 HASHES = np.dtype([("name", "<u8"), ("facts", "<u8")])
 hash_of = xxhash.xxh3_64_intdigest
+MULTI_LABEL = "docs/how-to/data/multi-label.md"
 WHOLE_IN_FLOAT32 = 2**24  # float32 represents every whole number up to here
 
 
@@ -371,7 +372,10 @@ class NumberColumn:
         found = "nothing" if value is None else f"{value!r:.80}"
         rules = "numbers must be finite, and whole numbers must fit int64; for text, store token ids"
         if isinstance(value, str):
-            advice = f"for labels, write numbers: in pandas df[{self.name!r}].astype('category').cat.codes"
+            advice = (
+                f"for labels, write numbers: in pandas df[{self.name!r}].astype('category').cat.codes; for several "
+            )
+            advice += f"labels of each image, see {MULTI_LABEL}"
             if value[:1].isdigit():  # such as "24,5", "24 years" or "0 1 1"
                 advice = "write it as 24.5 or as [0, 1, 1]"
             rules = f"{advice}; {rules}"

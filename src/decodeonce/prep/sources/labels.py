@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
-from decodeonce.prep.listing import Entry, NumberColumn, Scan, Value, name_bytes
+from decodeonce.prep.listing import MULTI_LABEL, Entry, NumberColumn, Scan, Value, name_bytes
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.class_folders import train_next_to
 from decodeonce.prep.sources.classes import ClassList, alike_classes, check_no_duplicates, unused_classes
@@ -24,12 +26,12 @@ KeptColumns = Annotated[  # the flag of kinds that find columns by name
     list[str] | None, "Keep this column (WebDataset: json key) of numbers. Repeat the flag for more columns.", "NAME"
 ]
 MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
-MULTI_LABEL = "docs/how-to/data/multi-label.md"
 NEGATIVE = "label {}, expected 0 or more"
 MISSING_LABELS = {"nan", "NaN", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A"}  # pandas reads these as NaN
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
-_SEPARATORS = re.compile(r"[\s,;|]+")  # between several labels of one image
+_WORD = re.compile(r"[^\s,;|/&+]+")  # one of several labels of an image
+_SEVERAL = re.compile(r"[;|]|^\d+(?:[\s,]+\d+)+$")  # no name of a class has these
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(?:\.0*)?")  # pandas writes 5.0 if another label of the table is missing
 
 
@@ -100,7 +102,9 @@ class LabeledSource(Source):
             warnings.append(f"{what}; to drop such rows of a table in pandas: df = df.dropna(subset=['label'])")
         if self._given is None and (several := _several_labels(names)):
             what = "look like several labels of one image, and each is a class of its own"
-            warnings.append(f"labels such as {several!r:.80} {what}; if so, see {MULTI_LABEL}")
+            advice = "if so, write a table with a column of zeros and ones for each label, with the script of"
+            then = "and build from it with --no-labels and --column for each"
+            warnings.append(f"labels such as {several!r:.80} {what}; {advice} {MULTI_LABEL}, {then}")
         return warnings
 
     def _learn(self, seen: Mapping[str, object], *, numbered: bool = True) -> None:
@@ -217,12 +221,18 @@ class LabeledSource(Source):
 def _several_labels(names: Sequence[str]) -> str:
     """Return the first name that is probably a list of labels, such as "cat dog" or "cat|dog"; "" for none.
 
-    Its words are names, too, or all names are made of fewer words than there are names.
+    A list of labels has a character or numbers that no name has, or all its words are names, too. Otherwise, half of
+    the names of several words must have only words that others have, too, and one that is first here and later there:
+    of the names "polar bear", "brown bear" and "brown dog", each word has its place.
     """
-    words_of = {name: set(_SEPARATORS.split(name)) for name in names}
-    are_few = len(set().union(*words_of.values())) < len(names)
-    found = (name for name, words in words_of.items() if len(words) > 1 and (are_few or words <= words_of.keys()))
-    return next(found, "")
+    words_of = {name: _WORD.findall(name) for name in names}
+    several = {name: words for name, words in words_of.items() if len(words) > 1}
+    times = Counter(chain.from_iterable(map(set, words_of.values())))
+    movable = {words[0] for words in several.values()} & {word for words in several.values() for word in words[1:]}
+    sure = [name for name, words in several.items() if _SEVERAL.search(name) or {*words} <= words_of.keys()]
+    shared = (name for name, words in several.items() if all(times[word] > 1 for word in words))
+    likely = [name for name in shared if not movable.isdisjoint(several[name])]
+    return next(iter(sure or (likely if 2 * len(likely) >= len(several) else [])), "")
 
 
 def _are_fractions(labels: Iterable[str]) -> bool:
