@@ -15,7 +15,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.building.plan import checked_listing
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.classes import ClassList, read_class_list
-from decodeonce.prep.sources.file_list import ListSource, find_layout, open_list
+from decodeonce.prep.sources.file_list import CARRIAGE_RETURN, ListSource, find_layout, open_list
 from decodeonce.prep.sources.folder import FolderSource
 from tests.forms.listed import write_list
 
@@ -64,6 +64,8 @@ def test_formats_are_recognized(root: Path) -> None:
         ("list.txt", 'path,label\r\ncat/1.jpg,b\r\ndog/2.jpg,a\r\n"cat/3, 4.jpg","b"\r\n', LABELS, "CSV, with labels"),
         ("list.csv", '\ufeffimage,label\ncat/1.jpg,2\ndog/2.jpg,0\n"cat/3, 4.jpg",2\n', NUMBERS, "CSV, with labels"),
         ("list.txt", "cat/1.jpg 2\ndog/2.jpg 0\ncat/3, 4.jpg 2\n", NUMBERS, "one path and label per line, with labels"),
+        ("list.csv", 'path,label\rcat/1.jpg,b\rdog/2.jpg,a\r"cat/3, 4.jpg",b\r', LABELS, "CSV, with labels"),
+        ("list.txt", "cat/1.jpg\rdog/2.jpg\rcat/3, 4.jpg", PARENTS, "one path per line"),
     ):
         source = listed(root, text, name)
         assert labels(source) == expected
@@ -152,6 +154,7 @@ def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
         (" cat/1.jpg", "; the path begins with a blank"),
         ('"cat/1.jpg"', "; the path is in quotation marks, which only a CSV file may have"),
         ("cat\\1.jpg", "; the path has backslashes, expected slashes"),
+        ("cat/1.jpg\rcat/1.jpg", f"; the path has {CARRIAGE_RETURN}"),
         (unicodedata.normalize("NFD", composed), "; a file of this name in another Unicode form (NFC) exists"),
         (unicodedata.normalize("NFC", decomposed), "; a file of this name in another Unicode form (NFD) exists"),
         ("cat/1", "; a file of this name with the suffix .jpg exists; pass --suffix .jpg"),
@@ -304,7 +307,11 @@ def test_invalid_list_is_an_error_that_names_the_line(root: Path) -> None:
         ("1.jpg\n", "line 1: '1.jpg' has neither a label nor a folder"),
         ("cat\\1.jpg\n", ".* has neither a label nor a folder .*; the path has backslashes, expected slashes"),
         ("cat/1.jpg\ta\ndog/2.jpg\n", r"line 2: \['dog/2.jpg'\], expected TSV, with labels"),
-        ("cat/1.jpg\ta\n\tb\n", r"line 2: \['', 'b'\], expected TSV, with labels"),
+        ("cat/1.jpg\ta\n\tb\n", "line 2: the path in column number 1 is blank; write it there, or remove the line"),
+        ("label,file\na,cat/1.jpg\nb,\n", "line 3: the path in column file is blank; write it there, or"),
+        ("label,file\na,cat/1.jpg\nb, \n", "line 3: the path in column file is blank; write it there, or"),
+        ('cat/1.jpg,a\rdog/2.jpg,"b\rb"\r', "line 2: a quoted field spans several lines"),
+        ("cat/1.jpg,a\ndog/2.jpg,b\rcat/1.jpg,a\n", r"line 2: the line has a carriage return \(\\r\) inside; if"),
         ("c\0a\0t\0/\0001\0", "binary or UTF-16; expected UTF-8 text; if it is a text, run: iconv"),
         ("PK\3\4", "a ZIP archive; unpack it first: unzip -q {root}/list.txt -d NEW"),
         ("cat/1.jpg\n" * 500 + "cat/\0.jpg\n", "line 501: .* expected one path per line"),

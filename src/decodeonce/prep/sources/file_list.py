@@ -35,6 +35,7 @@ LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "t
 
 EXPECTED = "expected a list of images"
 MISSING = os.strerror(errno.ENOENT)
+CARRIAGE_RETURN = "a carriage return (\\r) inside; if lines end there, run: tr '\\r' '\\n' < LIST > NEW"
 LOOKED_AT = 4096  # a binary file has a zero in its first bytes
 MOST_ENTRIES, MOST_FOLDERS = 1000, 64  # looked at to find out why a file is missing
 MOST_DIGITS = 16  # of an id that may have lost leading zeros
@@ -303,6 +304,8 @@ def _oddity(name: str) -> str:
         return "the path is in quotation marks, which only a CSV file may have"
     if "\udc80" <= max(name) <= "\udcff":  # bytes that are no UTF-8
         return "the path is not UTF-8; convert the list, for example with: iconv -f LATIN1 -t UTF-8"
+    if "\r" in name:
+        return f"the path has {CARRIAGE_RETURN}"
     if "\\" in name:
         return "the path has backslashes, expected slashes"
     if found := [separator for separator in ";|" if separator in name]:
@@ -479,11 +482,17 @@ def read_list(file: Path, columns: Columns = Columns()) -> Iterator[ListLine]:
     """Yield the lines of a list that are not blank; raise BuildError for a line that does not match the first."""
     layout = find_layout(file, columns)
     last = max(layout.path, layout.label or 0, *layout.others)
+    names = list[str]()
     for row, (number, fields) in enumerate(_rows(file, layout.separator)):
         if row == 0 and layout.header:
+            names = fields
             continue
-        if len(fields) <= last or not fields[layout.path] or "\0" in fields[layout.path]:
+        if len(fields) <= last or "\0" in fields[layout.path]:
             raise BuildError(f"{file}: line {number}: {fields!r:.200}, expected {layout}")
+        if not fields[layout.path].strip():
+            column = names[layout.path] if names else f"number {layout.path + 1}"
+            advice = "write it there, or remove the line"
+            raise BuildError(f"{file}: line {number}: the path in column {column} is blank; {advice}")
         if len(fields) != layout.width:  # the label may be cut, or be the text of another column
             found = f"{counted(len(fields), 'field')}, but the first line has {layout.width}"
             advice = "put quotation marks around a text with commas" if layout.separator == "," else "remove other tabs"
@@ -578,8 +587,9 @@ def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
             advice = f"if it is a text, run: iconv -f UTF-16 -t UTF-8 {quoted(file)} > NEW"
             raise BuildError(f"{file}: binary or UTF-16; expected UTF-8 text; {advice}")
         raw = io.BufferedReader(HolderFile(holder), CHUNK)
-        # Only \n ends a line: paths may contain the other characters that Python treats as line ends.
-        with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as text:
+        # Only \n, or \r on old Macs, ends a line: paths may contain the other line ends of Python.
+        end = "\r" if b"\r" in begin and b"\n" not in begin else "\n"
+        with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline=end) as text:
             for number, line in enumerate(iter(partial(text.readline, MAX_LINE + 1), ""), 1):
                 if len(line) > MAX_LINE:
                     raise BuildError(f"{file}: a line has more than {MAX_LINE} characters; expected a path and a label")
@@ -593,8 +603,9 @@ def _split(file: Path, number: int, line: str, separator: str) -> list[str]:
         try:
             fields = next(csv.reader([line]))
         except csv.Error as error:
-            raise BuildError(f"{file}: line {number}: {error}; expected CSV") from None
-        if any("\n" in field for field in fields):
+            found = f"the line has {CARRIAGE_RETURN}" if "new-line" in str(error) else f"{error}; expected CSV"
+            raise BuildError(f"{file}: line {number}: {found}") from None
+        if any(field.endswith(("\n", "\r")) for field in fields):
             raise BuildError(f"{file}: line {number}: a quoted field spans several lines; expected one row per line")
         return fields
     line = line.rstrip("\r\n")
