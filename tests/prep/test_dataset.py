@@ -180,6 +180,10 @@ def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, m
     check_equal(out, wanted, encoded=True)
     assert open_store(out).columns["score"].tolist() == list(range(len(paths)))
 
+    assert source.listing().warnings == []
+    left = "columns that are not kept: score; --column NAME keeps a column of numbers"
+    assert open_dataset(f"{module}:photos").listing().warnings == [left]
+
     alone = datasets.Dataset.from_dict({"image": images, "score": [0.5] * len(images)})
     alone.cast_column("image", datasets.Image()).save_to_disk(tmp_path / "alone")
     (tmp_path / "alone.py").write_text(

@@ -257,6 +257,12 @@ def test_columns_that_are_not_kept_are_named(root: Path) -> None:
     index = write_list(root / "index.csv", ",path,label\n0,cat/1.jpg,a\n")  # as pandas writes it
     assert open_list(index).listing().warnings == [f"columns that are not kept: one without a name; {advice}"]
     assert open_list(write_list(root / "plain.csv", "path,label\ncat/1.jpg,a\n")).listing().warnings == []
+    two = write_list(root / "two.csv", "path,label,Coarse_Label\ncat/1.jpg,a,pet\n")
+    instead = "Coarse_Label may have labels, too: pass --label-column Coarse_Label to read the labels from there"
+    assert open_list(two).listing().warnings == [f"columns that are not kept: Coarse_Label; {advice}; {instead}"]
+    assert open_list(two, no_labels=True).listing().warnings == [
+        f"columns that are not kept: label, Coarse_Label; {advice}"
+    ]
 
 
 @pytest.mark.parametrize("start", ["/content/drive/My data/", "data/my-set/"])

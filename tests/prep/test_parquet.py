@@ -108,6 +108,14 @@ def test_error_for_missing_columns_lists_columns(tmp_path: Path) -> None:
         ({"a": [b"x"], "b": [b"x"], "label": [0]}, "no column looks like images"),
         ({"img": [b"x"], "jpg": [b"x"], "label": [0]}, r"several columns may hold images \(img, jpg\)"),
         ({"image": [b"x"], "label": [0], "class": ["a"]}, r"several columns may hold labels \(label, class\)"),
+        (
+            {"image": [b"x"], "coarse_label": [0], "fine_label": [0]},
+            r".* labels \(coarse_label, fine_label\); choose one",
+        ),
+        (
+            {"image": [b"x"], "label": [0], "class_id": [0]},
+            r"several columns may hold labels \(label, class_id\); choose",
+        ),
         ({"image": [b"x"], "caption": ["a"]}, "no column looks like labels"),
         ({"image": [b"x"], "label": [0.5]}, "no column looks like labels"),
     ):
@@ -182,6 +190,20 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
     source = open_parquet(table(tmp_path, columns), image_column="mask", label_column="fine")
     assert labels(source) == TEXTS
     assert "mask.bytes" in source.found
+
+
+def test_columns_that_are_not_kept_are_named(tmp_path: Path) -> None:
+    columns = {"image": IMAGE_COLUMN, "label": [0, 1, 1, 0, 0], "age": [1] * 5, "score": [0.5] * 5, "class_name": TEXTS}
+    file = table(tmp_path, columns, names=["a", "b"])
+    kept = "--column NAME keeps a column of numbers; class_name may have labels, too: pass --label-column class_name to"
+    left = f"columns that are not kept: score, class_name; {kept} read the labels from there"
+    assert open_parquet(file, column=["age"]).listing().warnings == [left]
+    bare = table(tmp_path, {"jpg": IMAGES, "label": [0, 1, 1, 0, 0]})
+    assert open_parquet(bare).listing().warnings == []
+    for name, others in (("t-0", {}), ("t-1", {"age": [1] * 5})):
+        write_table(tmp_path / f"t/{name}.parquet", {"image": IMAGE_COLUMN, "label": [0, 1, 1, 0, 0], **others})
+    [warning] = open_parquet(tmp_path / "t", no_labels=True).listing().warnings
+    assert warning == "columns that are not kept: label, age; --column NAME keeps a column of numbers"
 
 
 def test_file_without_columns_and_classes_of_first_is_an_error(tmp_path: Path) -> None:

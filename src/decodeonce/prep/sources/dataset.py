@@ -28,7 +28,7 @@ from decodeonce.prep.sources.classes import ClassList, check_no_duplicates
 from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.labels import LabeledSource, NoLabels, check_unlabeled, number_columns
 from decodeonce.prep.sources.parquet import class_names as names_in_schema
-from decodeonce.prep.sources.parquet import column, describe_labels, find_columns
+from decodeonce.prep.sources.parquet import column, columns_left, describe_labels, find_columns
 from decodeonce.prep.user_code import import_function, raised_text, user_code
 from decodeonce.remote import check_url
 from decodeonce.store.layout import Paired
@@ -121,6 +121,7 @@ class HuggingFaceDataset:
         self._images = dataset.select_columns([image.partition(".")[0]]).with_format("arrow")
         self._others = dataset.select_columns([*filter(None, [label]), *numbers]).with_format("arrow")
         self.columns, self.no_labels = list(numbers), not label
+        self.left = columns_left(dataset.features.arrow_schema, self._chosen)
         self.class_names = names_in_schema(dataset.features.arrow_schema, label)
         self.fingerprint = str(dataset._fingerprint)
         self.description = f"{counted(len(dataset), 'sample')}, images from {image}, {describe_labels(label)}"
@@ -276,6 +277,7 @@ class DatasetSource(LabeledSource):
             if sample.label:
                 seen.setdefault(sample.label, self._where(index))
         self._learn(seen)
+        self._left = self._dataset.left
         return self._scanned(self._entries(self._dataset.listed()))
 
     def _entries(self, samples: Iterable[DatasetSample]) -> Iterator[Entry]:

@@ -26,12 +26,18 @@ from decodeonce.prep.sources.base import Notes
 from decodeonce.prep.sources.class_folders import SPLITS, several_splits
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, Links, expecting, stat_entries
 from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder, refuse_stand_ins
-from decodeonce.prep.sources.labels import KeptColumns, LabeledSource, NoLabels, check_unlabeled, parse_value
+from decodeonce.prep.sources.labels import (
+    LABEL_COLUMNS,
+    KeptColumns,
+    LabeledSource,
+    NoLabels,
+    check_unlabeled,
+    parse_value,
+)
 from decodeonce.remote import absolute, as_path, check_scheme, check_url, is_url, scheme_of, source_path
 from decodeonce.store.layout import Json
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
-LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "target", "category")
 
 EXPECTED = "expected a list of images"
 MISSING = os.strerror(errno.ENOENT)
@@ -122,15 +128,13 @@ class ListSource(LabeledSource):
         return self._scanned(found)
 
     def _warnings(self, samples: int) -> list[str]:
-        warnings = [*super()._warnings(samples), *self._notes.texts()]
-        if left := find_layout(self.file, self._columns).left:
-            names = ", ".join(name or "one without a name" for name in left)
-            warnings.append(f"columns that are not kept: {names:.200}; --column NAME keeps a column of numbers")
-            warnings += self._splits([name for name in left if name and left.count(name) == 1])
-        return warnings
+        splits = self._splits([name for name in self._left if name and self._left.count(name) == 1])
+        return [*super()._warnings(samples), *self._notes.texts(), *splits]
 
     def _splits(self, names: Sequence[str]) -> Iterator[str]:
         """Yield a warning for each of these columns whose values are all splits, several of them."""
+        if not names:
+            return
         words, found = {*SPLITS, ""}, {name: set[str]() for name in names}
         for line in read_list(self.file, replace(self._columns, numbers=tuple(names))):
             cells = dict(zip(names, map(str.strip, line.values), strict=True))
@@ -143,6 +147,7 @@ class ListSource(LabeledSource):
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}
         labeled, layout = False, find_layout(self.file, self._columns)
+        self._left = list(layout.left)
         self._keeps_labels = layout.label in layout.others and not self._columns.label
         facts, self._contradicted = dict[bytes, int](), set[bytes]()  # about 100 bytes per line
         for number, (line, name) in enumerate(self._lines()):

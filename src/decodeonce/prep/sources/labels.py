@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from decodeonce.errors import BuildError
-from decodeonce.formatting import counted
+from decodeonce.formatting import counted, quoted
 from decodeonce.prep.listing import MULTI_LABEL, Entry, NumberColumn, Scan, Value, name_bytes
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.class_folders import train_next_to
@@ -25,6 +25,7 @@ NoLabels = Annotated[bool, "Ignore labels: all images get the label 0."]  # the 
 KeptColumns = Annotated[  # the flag of kinds that find columns by name
     list[str] | None, "Keep this column (WebDataset: json key) of numbers. Repeat the flag for more columns.", "NAME"
 ]
+LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "target", "category")
 MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
 NEGATIVE = "label {}, expected 0 or more"
 MISSING_LABELS = {"nan", "NaN", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A"}  # pandas reads these as NaN
@@ -67,6 +68,7 @@ class LabeledSource(Source):
         self._names: list[str] | None = [UNLABELED] if no_labels else self._requested
         self._numbers: dict[str, int] = {}
         self._keeps_labels = False  # whether the labels are in one of the columns, too
+        self._left: list[str] = []  # the names of the columns that are not read, for sources with columns
         self._used = set[int]()  # the labels of samples without a problem in the last listing
 
     def arguments(self) -> Json:
@@ -105,6 +107,12 @@ class LabeledSource(Source):
             advice = "if so, write a table with a column of zeros and ones for each label, with the script of"
             then = "and build from it with --no-labels and --column for each"
             warnings.append(f"labels such as {several!r:.80} {what}; {advice} {MULTI_LABEL}, {then}")
+        if self._left:
+            left = ", ".join(name or "one without a name" for name in self._left)
+            warnings.append(f"columns that are not kept: {left:.200}; --column NAME keeps a column of numbers")
+            if not self.no_labels and (others := list(filter(may_be_labels, self._left))):
+                instead = f"pass --label-column {quoted(others[0])} to read the labels from there"
+                warnings[-1] += f"; {others[0]} may have labels, too: {instead}"
         return warnings
 
     def _learn(self, seen: Mapping[str, object], *, numbered: bool = True) -> None:
@@ -216,6 +224,11 @@ class LabeledSource(Source):
         """Return the values of a sample for all columns; raise BuildError, starting with `where`, if one is invalid."""
         columns = zip(self._number_columns, values, strict=True)
         return tuple(column.check(value, where) for column, value in columns)
+
+
+def may_be_labels(name: str) -> bool:
+    """Return whether a column of this name usually has labels, such as "label" or "coarse_label"."""
+    return name.lower() in LABEL_COLUMNS or name.lower().endswith(("_label", "_labels"))
 
 
 def _several_labels(names: Sequence[str]) -> str:

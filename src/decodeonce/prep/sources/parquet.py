@@ -21,7 +21,7 @@ from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.class_folders import several_splits
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
 from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, ObjectHolder, SourceFiles, refuse_stand_ins
-from decodeonce.prep.sources.labels import KeptColumns, LabeledSource, NoLabels, check_unlabeled
+from decodeonce.prep.sources.labels import KeptColumns, LabeledSource, NoLabels, check_unlabeled, may_be_labels
 from decodeonce.prep.sources.patterns import matching_files
 from decodeonce.store.layout import Json
 
@@ -37,7 +37,6 @@ ROWS_AT_ONCE = 1024  # become objects of Python; each row may have thousands of 
 DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError)
 NO_BYTES = "the bytes of the image are not in the table"
 IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "jpeg", "png")
-LABEL_COLUMNS = ("label", "labels", "class", "cls", "fine_label", "target", "category", "class_name")
 # Types of columns, as pyarrow writes their names.
 BINARY = {"binary", "large_binary", "binary_view"}
 TEXT = {"string", "large_string", "string_view"}
@@ -162,11 +161,13 @@ class ParquetSource(LabeledSource):
         seen: dict[str, str] = {}
         self._rows: list[list[int]] = []
         self._splits = set[str]()
+        left = dict[str, None]()
         names: list[str] | None = None
         for number in range(len(self.files.files)):
             table = self._table_of(number)
             with reading(table.path):
                 rows, found, labels = table.scan(self._columns)
+                left |= dict.fromkeys(columns_left(table.file.schema_arrow, self._columns))
                 if SPLIT not in (self._columns.label, *self._columns.numbers):
                     self._splits |= table.texts(SPLIT)
             if number and found != names:
@@ -176,7 +177,7 @@ class ParquetSource(LabeledSource):
             self._rows.append(rows)
             for label in labels:
                 seen.setdefault(label, table.path)
-        self._groups = list(map(len, self._rows))
+        self._groups, self._left = list(map(len, self._rows)), list(left)
         self._given = names if self._given is None else self._given
         return seen
 
@@ -409,7 +410,7 @@ def find_columns(
     likely = [name for name in images if name.lower() in IMAGE_COLUMNS] if len(images) > 1 else list(images)
     labels = [field.name for field in schema if _is_label(field.type)]
     coded = [name for name in labels if class_names(schema, name) is not None]
-    known = coded or [name for name in labels if name.lower() in LABEL_COLUMNS]
+    known = coded or list(filter(may_be_labels, labels))
     known = [name for name in known if name not in numbers] or known
     if image:
         likely = [name for name, leaves in images.items() if image in (name, leaves[0])]
@@ -422,6 +423,12 @@ def find_columns(
     for name in numbers:
         _check_numbers(path, schema, name)
     return Columns(*images[chosen], "" if no_labels else _choose(path, schema, "label", known, label), list(numbers))
+
+
+def columns_left(schema: Arrow, columns: Columns) -> list[str]:
+    """Return the names of the columns of a schema that are not read."""
+    read = {columns.image, columns.image.rpartition(".")[0], columns.label, *columns.numbers}
+    return [name for name in schema.names if name not in read]
 
 
 def describe_labels(column: str) -> str:
@@ -449,7 +456,7 @@ def _choose(path: str, schema: Arrow, what: str, found: list[str], named: str) -
         return found[0]
     columns, (content, expected) = _describe_columns(schema), EXPECTED[what]
     numbers = [field.name for field in schema if what == "label" and str(field.type) in NUMBERS - INTEGERS]
-    if uncast := next((name for name in numbers if (name == named if named else name.lower() in LABEL_COLUMNS)), ""):
+    if uncast := next((name for name in numbers if (name == named if named else may_be_labels(name))), ""):
         cast = f"table.set_column({schema.names.index(uncast)}, {uncast!r}, table[{uncast!r}].cast('int64'))"
         columns += f"; if {uncast} has class numbers, cast it to int64: table = {cast} in pyarrow, or "
         columns += f"data = data.cast_column({uncast!r}, datasets.Value('int64')) in datasets"
