@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -101,7 +101,7 @@ def _warning_of_splits(root: Path, splits: Mapping[str, Sequence[str]], found: s
     return f"classes have the names of splits ({found}); if they are splits, {commands}" if len(splits) > 1 else ""
 
 
-def _build_command(root: Path, parts: Sequence[str], held: Sequence[str]) -> str:
+def _build_command(root: Path, parts: Sequence[str], held: Collection[object]) -> str:
     if not parts[1:]:
         return f"prep build folder {quoted(root / parts[0])} OUT{'' if held else ' --no-labels'}"
     # Each of Kaggle's four folders train.X1 to train.X4 of ImageNet-100 has a quarter of the classes.
@@ -110,7 +110,11 @@ def _build_command(root: Path, parts: Sequence[str], held: Sequence[str]) -> str
 
 
 def _folders_in(folder: Path, links: Links) -> list[str]:
-    return [] if links.folder_leads_outside(os.fsencode(folder)) else list_top(folder).folders
+    return _inside(folder, links).folders
+
+
+def _inside(folder: Path, links: Links) -> Top:
+    return Top([], [], []) if links.folder_leads_outside(os.fsencode(folder)) else list_top(folder)
 
 
 def several_splits(column: str, values: Iterable[str]) -> list[str]:
@@ -130,11 +134,30 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
         yield f"the only class is {quoted(names[0])}, so all labels are 0; {advice}"
     elif all(map(_PARTS.fullmatch, names)):
         yield f"classes have the names of parts of a dataset ({', '.join(names)}); to read only one, run: {first}"
+    elif inner := _inner_folders(root, names, links):
+        held = ", ".join(map(quoted, inner[:4]))
+        advice = (
+            "list all images in a file for prep build list, which takes their own folders (docs/how-to/data/csv.md)"
+        )
+        if len({path.name for path in inner}) == len(inner):
+            advice = f"run: {_build_command(root, names, inner)}"
+        yield f"all class folders hold folders and no images ({held}); if these are the classes, {advice}"
     if len({re.sub("[0-9]+", "0", name) for name in names}) == 1:
         by_value = sorted(names, key=lambda name: [int(digits) for digits in re.findall("[0-9]+", name)])
         if label := next((label for label, name in enumerate(names) if name != by_value[label]), None):
             found = f"class names are sorted as text: label {label} is class {quoted(names[label])}"
             yield f"{found}; to sort them by number, {_pass_classes(root, 'sort -V')}"
+
+
+def _inner_folders(root: Path, names: Sequence[str], links: Links) -> list[Path]:
+    """Return the folders in class folders; none if a class folder has images or no folders, or if each has only one."""
+    found = list[Path]()
+    for name in names:
+        held = _inside(root / name, links)
+        if not held.folders or any(file.lower().endswith(IMAGE_SUFFIXES) for file in held.files):
+            return []
+        found += [Path(name, inner) for inner in held.folders]
+    return found if len(found) > len(names) else []
 
 
 def unlike_train(root: Path, names: Sequence[str]) -> list[str]:
