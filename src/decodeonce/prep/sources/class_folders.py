@@ -135,13 +135,13 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
     elif all(map(_PARTS.fullmatch, names)):
         yield f"classes have the names of parts of a dataset ({', '.join(names)}); to read only one, run: {first}"
     elif inner := _inner_folders(root, names, links):
-        held = ", ".join(map(quoted, inner[:4]))
+        some = ", ".join(map(quoted, inner[:4]))
         advice = (
             "list all images in a file for prep build list, which takes their own folders (docs/how-to/data/csv.md)"
         )
         if len({path.name for path in inner}) == len(inner):
             advice = f"run: {_build_command(root, names, inner)}"
-        yield f"all class folders hold folders and no images ({held}); if these are the classes, {advice}"
+        yield f"all class folders hold folders and no images ({some}); if these are the classes, {advice}"
     if len({re.sub("[0-9]+", "0", name) for name in names}) == 1:
         by_value = sorted(names, key=lambda name: [int(digits) for digits in re.findall("[0-9]+", name)])
         if label := next((label for label, name in enumerate(names) if name != by_value[label]), None):
