@@ -1,6 +1,7 @@
 """Boxes from COCO's JSON: the same objects as from XML, what is left out, and files that are damaged."""
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,11 @@ def test_unusable_object_is_a_problem_of_its_image(annotated: AnnotatedTree) -> 
         (coco(box(1, 1, 0, 0, 9, float("nan"))), "its bbox is [0, 0, 9, nan], expected 4 numbers"),
         (coco(box(1, 1, 0, 0, 9, 10**400)), "its bbox is [0, 0, 9, 1000"),
         (coco({"image_id": 1, "category_id": None}), "category_id is None, expected a number or a text"),
+        (
+            coco({"image_id": 1, "class_\ud800": 18, "bbox": [1, 2, 3, 4]}),
+            r"""category_id is missing, found ['image_id', 'class_\ud800', 'bbox']; if another key means it, rename """
+            """it: sed 's/"KEY":/"category_id":/g' FILE > NEW""",
+        ),
         (coco(images=[image(0), image(1, width=0), image(2)]), "size is 0x80, so its boxes are nowhere"),
         (coco(images=[image(0), image(1, height=None)]), "its width and height is [100, None], expected 2 numbers"),
     ):
@@ -147,7 +153,13 @@ def test_broken_file_is_an_error(annotated: AnnotatedTree) -> None:
             '"categories" has the id 18 twice, expected another',
         ),
         (coco(images=[image(1), image(2, id=1)]), '"images" has the id 1 twice, expected another id for each of them'),
-        (coco(categories=[{"id": 1}]), "name is None, expected a name"),
+        (coco(categories=[{"id": 1, "name": None}]), "name is None, expected a name"),
+        (coco(categories=[{"id": 1, "title": "a"}]), r"name is missing, found \['id', 'title'\]; if another key"),
+        (coco(images=[{"id": 1, "path": "a"}]), r"file_name is missing, found \['id', 'path'\]; if another key means"),
+        (
+            {"images": [], "annotations": [], "classes": []},
+            r"of objects; its keys are \['images', 'annotations', 'classe",
+        ),
         (coco(categories=[{"id": 1, "name": "\ud800"}]), "surrogates not allowed"),
         (coco(images=[image(1), image(1, id=5)]), f"two images are called '{FISH}_2' without folder and suffix"),
         (coco(images=[image(1, file_name=5)]), "file_name is 5, expected a name"),
@@ -166,3 +178,14 @@ def test_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         done = prep("build", "folder", tmp_path / "src", tmp_path / "out", "--boxes", path, *flags)
         assert done.returncode
         assert message in done.stderr
+
+
+def test_command_that_renames_a_key_works(annotated: AnnotatedTree) -> None:
+    found = json.dumps(coco(box(1, 18, 0, 0, 50, 40))).replace("category_id", "class")
+    source = source_of(annotated, found)
+    problem = [entry.problem for entry in source.scan().entries][1]
+    command = problem.partition("rename it: ")[2].replace("KEY", "class")
+    command = command.replace("FILE", str(source.boxes)).replace("NEW", str(source.boxes.with_name("new.json")))
+    subprocess.run(["bash", "-c", command], check=True)
+    renamed = list(annotated.source(source.boxes.with_name("new.json")).scan().entries)
+    assert [(entry.problem, entry.digested) for entry in renamed][1] == ("", ("0.0,0.0,0.5,0.5",))

@@ -438,7 +438,7 @@ class CocoAnnotations:
     def _object(self, found: Json, width: float, height: float) -> tuple[str, Edges]:
         if (category := _field(found, "category_id")) not in self._categories:
             raise ValueError(f"an object has category_id {category!r}, which is not in its categories")
-        x, y, across, down = _numbers(found.get("bbox"), "bbox", 4)
+        x, y, across, down = _numbers(_present(found, "bbox"), "bbox", 4)
         left, right = _between((x, x + across), width, SHIFTS["edge"])
         top, bottom = _between((y, y + down), height, SHIFTS["edge"])
         return self._categories[category], (left, top, right, bottom)
@@ -458,7 +458,8 @@ def _parse_json(file: BinaryIO) -> Any:
 def _listed(found: Any, key: str) -> list[Json]:
     values = found.get(key) if isinstance(found, dict) else None
     if not isinstance(values, list) or not all(isinstance(each, dict) for each in values):
-        raise ValueError(f'it has no list "{key}" of objects')
+        keys = f"; its keys are {list(found)!a:.200}" if isinstance(found, dict) else ""
+        raise ValueError(f'it has no list "{key}" of objects{keys}')
     return values
 
 
@@ -471,14 +472,21 @@ def _by_id(found: Any, key: str) -> dict[int | str, Json]:
     return by_id
 
 
+def _present(found: Json, key: str) -> Any:
+    if key not in found:
+        rename = f"""sed 's/"KEY":/"{key}":/g' FILE > NEW"""
+        raise ValueError(f"{key} is missing, found {list(found)!a:.200}; if another key means it, rename it: {rename}")
+    return found[key]
+
+
 def _field(found: Json, key: str) -> int | str:
-    if not isinstance(value := found.get(key), int | str) or isinstance(value, bool):  # True would equal the id 1
+    if not isinstance(value := _present(found, key), int | str) or isinstance(value, bool):  # True would equal the id 1
         raise ValueError(f"{key} is {value!r}, expected a number or a text")
     return value
 
 
 def _name(found: Json, key: str) -> str:
-    if not isinstance(value := found.get(key), str) or not value.strip():
+    if not isinstance(value := _present(found, key), str) or not value.strip():
         raise ValueError(f"{key} is {value!r}, expected a name")
     name_bytes(value)  # raises an error for lone surrogates, which JSON can contain
     return value.strip()
