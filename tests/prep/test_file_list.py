@@ -218,7 +218,8 @@ def test_files_in_several_folders_are_counted_and_the_command_joins_them(tmp_pat
     write_list(tmp_path / "8.jpg", "image")
     some = [entry.problem for entry in open_list(named).scan().entries]
     assert f"in 3 folders: {tmp_path}/a part_1 (6), {tmp_path}/a part_2 (2), {tmp_path} (1), but" in some[0]
-    assert some[0].endswith("; write the folder into each path of the list, such as a part_1/...")
+    page = "docs/how-to/data/csv.md#images-in-nested-folders"
+    assert some[0].endswith(f"; write the folder into each path of the list, such as a part_1/... ({page})")
 
 
 def test_paths_that_begin_in_different_folders_are_named(root: Path) -> None:
@@ -246,6 +247,23 @@ def test_files_next_to_the_root_or_two_folders_below_are_found(tmp_path: Path) -
         BuildError, match=r"all 10 candidates are rejects, first 0.jpg: No such file or directory; im ages_1"
     ):
         checked_listing(open_list(file), None)
+
+
+def test_files_in_folders_of_any_depth_are_found(tmp_path: Path) -> None:
+    places = ["photos/2019/06/trip to/lake", "photos/2020", "photos/2020/x"]
+    names = [f"{number}.jpg" for number in range(9)]
+    for number, name in enumerate(names):
+        write_list(tmp_path / places[number % 3] / name, "image")
+    file = write_list(tmp_path / "list.csv", "path,label\n" + "".join(f"{name},1\n" for name in names))
+    reasons = [entry.problem for entry in open_list(file).scan().entries]
+    assert (
+        f"in 3 folders: {tmp_path}/{places[0]} (3), {tmp_path}/{places[1]} (3), {tmp_path}/{places[2]} (3)"
+        in reasons[0]
+    )
+    command = reasons[0].partition(" run: ")[2].partition(", then pass")[0]
+    subprocess.run(["bash", "-c", command], check=True)
+    joined = open_list(file, root=tmp_path / "all")
+    assert [entry.problem for entry in joined.scan().entries] == [""] * 9
 
 
 def test_columns_that_are_not_kept_are_named(root: Path) -> None:

@@ -40,6 +40,7 @@ from decodeonce.store.layout import Json
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
 
 EXPECTED = "expected a list of images"
+NESTED_FOLDERS = "docs/how-to/data/csv.md#images-in-nested-folders"
 MISSING = os.strerror(errno.ENOENT)
 CARRIAGE_RETURN = "a carriage return (\\r) inside; if lines end there, run: tr '\\r' '\\n' < LIST > NEW"
 LOOKED_AT = 4096  # a binary file has a zero in its first bytes
@@ -273,7 +274,7 @@ class ListSource(LabeledSource):
         advice = list[str]()
         is_beside = any(place.startswith("..") for place in self._places)
         if not is_beside:
-            advice.append(f"write the folder into each path of the list, such as {folder}/...")
+            advice.append(f"write the folder into each path of the list, such as {folder}/... ({NESTED_FOLDERS})")
         if ".." in self._places:  # which holds the others
             advice.append("let all paths of the list begin in the same folder")
         elif self._are_distinct and (is_beside or "" not in self._places):
@@ -346,17 +347,19 @@ def _names_alike(name: str) -> dict[str, str]:
 
 
 def _nearby_folders(root: Path) -> list[str]:
-    """Return the paths of folders in `root`, in those, and next to `root`, and "..", as far as they can be listed."""
+    """Return the paths of folders in `root` and next to it, at any depth, and "..", as far as they can be listed."""
 
     def folders_in(folder: Path) -> list[str]:
         with suppress(OSError):  # also for a folder behind a URL
             return sorted(item.name for item in islice(os.scandir(folder), MOST_ENTRIES) if item.is_dir())
         return []
 
-    near = [*folders_in(root), *(f"../{name}" for name in folders_in(root.parent) if name != root.name)][:MOST_FOLDERS]
-    below = [f"{one}/{two}" for one in near for two in folders_in(root / one)]
-    found = sorted([*near, *below], key=lambda path: (path.startswith(".."), path.count("/")))[:MOST_FOLDERS]
-    return [*found, ".."]
+    found = list[str]()
+    for near in (folders_in(root), [f"../{name}" for name in folders_in(root.parent) if name != root.name]):
+        for one in islice(near, MOST_FOLDERS):  # which grows
+            near += (f"{one}/{two}" for two in folders_in(root / one))
+        found += near
+    return [*found[:MOST_FOLDERS], ".."]
 
 
 def path_below(root: str, path: str) -> str | None:
