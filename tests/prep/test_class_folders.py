@@ -109,6 +109,8 @@ def test_classes_of_classes_cause_a_warning_with_the_command_that_joins_them(tmp
         "list all images in a file for prep build list, which takes their own folders (docs/how-to/data/csv.md)"
     )
     assert FolderSource(root, classes=["animals", "plants"]).listing().warnings == []
+    deep = warned(folders(tmp_path / "deep", "animals/mammals/cat/1.jpg", "plants/flowers/rose/1.jpg", "empty/.keep"))
+    assert "folders and no images (animals/mammals, plants/flowers); if" in deep[-1]
     for images in (["a/images/1.jpg", "b/images/1.jpg"], ["a/x/1.jpg", "a/y/1.jpg", "b/1.jpg"]):
         assert warned(folders(tmp_path / images[-1], *images)) == []
 

@@ -150,14 +150,14 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
 
 
 def _inner_folders(root: Path, names: Sequence[str], links: Links) -> list[Path]:
-    """Return the folders in class folders; none if a class folder has images or no folders, or if each has only one."""
+    """Return the folders in class folders; none if a class folder has images, or if all folders have the same name."""
     found = list[Path]()
     for name in names:
         held = _inside(root / name, links)
-        if not held.folders or any(file.lower().endswith(IMAGE_SUFFIXES) for file in held.files):
+        if any(file.lower().endswith(IMAGE_SUFFIXES) for file in held.files):
             return []
         found += [Path(name, inner) for inner in held.folders]
-    return found if len(found) > len(names) else []
+    return found if len({path.name for path in found}) > 1 else []
 
 
 def unlike_train(root: Path, names: Sequence[str]) -> list[str]:
