@@ -266,6 +266,15 @@ def test_files_in_folders_of_any_depth_are_found(tmp_path: Path) -> None:
     assert [entry.problem for entry in joined.scan().entries] == [""] * 9
 
 
+def test_file_in_one_of_many_folders_leads_to_the_page(tmp_path: Path) -> None:
+    for number in range(70):
+        write_list(tmp_path / f"photos/{number:02}/{number}.jpg", "image")
+    file = write_list(tmp_path / "list.csv", "path,label\n69.jpg,1\n99/69.jpg,1\n")
+    reasons = [entry.problem for entry in open_list(file, root=tmp_path / "photos").scan().entries]
+    cause = "it is not in the first 64 folders; to search all, see docs/how-to/data/csv.md#images-in-nested-folders"
+    assert reasons == [f"No such file or directory; {cause}", "No such file or directory"]
+
+
 def test_columns_that_are_not_kept_are_named(root: Path) -> None:
     text = "path,sky,note,age\ncat/1.jpg,1,old,3.5\n"
     file = write_list(root / "tags.csv", text)
