@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -91,7 +91,7 @@ def check_no_splits(root: Path, names: Sequence[str], links: Links) -> list[str]
 
 def _warning_of_splits(root: Path, splits: Mapping[str, Sequence[str]], found: str, links: Links) -> str:
     """Raise BuildError if the first split contains folders; otherwise return a warning if there are several splits."""
-    held = {split: _folders_in(root / parts[0], links) for split, parts in splits.items()}
+    held = {split: _inside(root / parts[0], links).folders for split, parts in splits.items()}
     order = sorted(splits, key=list(SPLITS.values()).index)
     commands = "; ".join(f"for {split}, run: {_build_command(root, splits[split], held[split])}" for split in order)
     if first := held[order[0]]:
@@ -101,16 +101,12 @@ def _warning_of_splits(root: Path, splits: Mapping[str, Sequence[str]], found: s
     return f"classes have the names of splits ({found}); if they are splits, {commands}" if len(splits) > 1 else ""
 
 
-def _build_command(root: Path, parts: Sequence[str], held: Collection[object]) -> str:
+def _build_command(root: Path, parts: Sequence[str], held: Sequence[str]) -> str:
     if not parts[1:]:
         return f"prep build folder {quoted(root / parts[0])} OUT{'' if held else ' --no-labels'}"
     # Each of Kaggle's four folders train.X1 to train.X4 of ImageNet-100 has a quarter of the classes.
     linked = " ".join(f"{quoted(root.absolute() / name)}/*" for name in parts)
     return f"mkdir ALL && ln -s {linked} ALL && prep build folder ALL OUT --follow-links"
-
-
-def _folders_in(folder: Path, links: Links) -> list[str]:
-    return _inside(folder, links).folders
 
 
 def _inside(folder: Path, links: Links) -> Top:
@@ -129,19 +125,18 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
     """Yield a warning for each thing in the names of class folders, and of the folders around, that may be wrong."""
     first = f"prep build folder {quoted(root / names[0])} OUT"
     if len(names) == 1:
-        held = _folders_in(root / names[0], links)
+        held = _inside(root / names[0], links).folders
         advice = f"if its subfolders are the classes, run: {first}" if held else "to ignore it, pass --no-labels"
         yield f"the only class is {quoted(names[0])}, so all labels are 0; {advice}"
     elif all(map(_PARTS.fullmatch, names)):
         yield f"classes have the names of parts of a dataset ({', '.join(names)}); to read only one, run: {first}"
     elif inner := _inner_folders(root, names, links):
-        some = ", ".join(map(quoted, inner[:4]))
-        advice = (
-            "list all images in a file for prep build list, which takes their own folders (docs/how-to/data/csv.md)"
-        )
-        if len({path.name for path in inner}) == len(inner):
-            advice = f"run: {_build_command(root, names, inner)}"
-        yield f"all class folders hold folders and no images ({some}); if these are the classes, {advice}"
+        found = f"all class folders hold folders and no images ({', '.join(map(quoted, inner[:4]))})"
+        advice = "write a list of all images, whose own folders are then the classes (docs/how-to/data/csv.md)"
+        if not is_url(root) and len({path.name for path in inner}) == len(inner):
+            linked = f"mkdir ALL && ln -s {quoted(root.absolute())}/*/*/ ALL"
+            advice = f"run: {linked} && prep build folder ALL OUT --follow-links"
+        yield f"{found}; if these are the classes, {advice}"
     if len({re.sub("[0-9]+", "0", name) for name in names}) == 1:
         by_value = sorted(names, key=lambda name: [int(digits) for digits in re.findall("[0-9]+", name)])
         if label := next((label for label, name in enumerate(names) if name != by_value[label]), None):
