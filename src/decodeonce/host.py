@@ -14,7 +14,6 @@ from pathlib import Path
 
 # The files with the memory limit of a cgroup, v2 and v1.
 MEMORY_LIMITS = (("memory.max",), ("memory.limit_in_bytes",))
-CgroupNumbers = Iterator[tuple[Path, list[int]]]
 
 
 def usable_cores() -> int:
@@ -54,7 +53,9 @@ def _bytes_besides_cache(folder: Path) -> int:
     return 0
 
 
-def _cgroup_numbers(controller: str, files: Iterable[tuple[str, ...]], root: Path, own: Path) -> CgroupNumbers:
+def _cgroup_numbers(
+    controller: str, files: Iterable[tuple[str, ...]], root: Path, own: Path
+) -> Iterator[tuple[Path, list[int]]]:
     """Yield each folder of the cgroup and its parents with the numbers in each set of `files` that it has."""
     for folder in _cgroup_folders(controller, root, own):
         for names in files:

@@ -113,6 +113,7 @@ PBS_PROCESS, PBS_NODE, PBS_SCRIPT = "PBS_TASKNUM", "PBS_NODENUM", "1"
 RANKS_HERE = {"Open MPI": "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI": "MPI_LOCALNRANKS"}
 # Launchers that set these (PMIx, such as PALS on Aurora) give the rank but not the number of ranks.
 RANKS_ALONE = ("PALS_RANKID", "PMIX_RANK")
+# Arrays whose elements may be the ranks of one training; then, too, the number of ranks is missing.
 ARRAYS_ALONE = tuple(array.index for array in ARRAYS if array.alone)
 
 
@@ -250,6 +251,7 @@ def distributed_rank() -> Rank | None:
 
 
 def _launched(environ: Mapping[str, str], ranks_alone: tuple[str, ...] = RANKS_ALONE) -> Rank | None:
+    """Return the rank that a launcher gives; None without one. An array is only a rank to a Loader, not to a task."""
     launchers = [launcher for launcher in LAUNCHERS if _is_running(environ, launcher)]
     if launchers:
         return _rank_under(environ, launchers)

@@ -85,6 +85,7 @@ BUILDS = {
     "masks and boxes": "folder images --paired mask=mask --boxes boxes",
     "list": "list tables/list.csv --root images --label-column kind --column score",
     "list with masks": "list tables/list.csv --root images --label-column kind --paired mask=mask",
+    "list of whole paths": "list whole.txt",
     "masks in a tar": "webdataset images.tar --paired mask=mask.png",
 }
 
@@ -103,6 +104,7 @@ def write_images(folder: Path) -> None:
     write_tar(folder / "images.tar", members)
     lines = [f"{number}.jpg,{'ab'[number % 2]},{number}" for number in range(4)]
     (folder / "tables/list.csv").write_text("\n".join(["path,kind,score", *lines]))
+    (folder / "whole.txt").write_text("\n".join(f"{folder}/images/{number}.jpg" for number in range(4)))
 
 
 def follow(store: Path, **words: Path) -> None:
@@ -122,7 +124,7 @@ def test_following_the_advice_repairs_a_store(kind: str, tmp_path: Path) -> None
     printed("build", words[0], words[1], store, *words[2:], "--size", 16, cwd=tmp_path)
     before, copy = tree_bytes(store), shutil.copytree(store, tmp_path / "copy")
     damage_rows(store, 2)
-    places = {"SRC": tmp_path / words[1], "ROOT": tmp_path / "images"}
+    places = {"SRC": tmp_path / words[1], "ROOT": tmp_path / "images" if "--root" in words else tmp_path}
     folders = {"mask=DIR": Path(f"mask={tmp_path / 'mask'}"), "second=DIR": Path(f"second={tmp_path / 'images'}")}
     follow(store, **places, **folders)
     assert tree_bytes(store) == before

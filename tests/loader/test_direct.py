@@ -121,7 +121,7 @@ def test_kernel_without_queues(
 
     monkeypatch.setattr(direct, "ReadQueue", refuse)
     path, images = pair
-    reader, choice = make_reader(open_store(path), Choice("direct", "requested", 0.5), 2)
+    reader, choice = make_reader(open_store(path), Choice("direct", "requested", 0.5), 2, verify=False)
     assert choice["threads"] == reader.threads == THREADS_WITHOUT_AIO
     assert np.array_equal(read(path), images[ALL])
     reader.close()

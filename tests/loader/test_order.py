@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from decodeonce.loader.order import WINDOW_BLOCKS, FeistelPermutation, Shuffle, WindowOrder, derive_key, make_order
+from decodeonce.loader.partition import make_partition
 
 keys = st.integers(0, 2**64 - 1)
 
@@ -48,6 +49,8 @@ def test_orders_do_not_change_between_releases() -> None:
     assert make_order("full", 10, 4, key).at(first).tolist() == GOLDEN["table"]
     assert make_order("full", 1281167, 170, key).at(first).tolist() == GOLDEN["network"]
     assert make_order("window", 1281167, 170, key).at(first).tolist() == GOLDEN["window"]
+    assert make_partition("global", range(9), 2, 1, 3, "keep").words == ()
+    assert make_partition("range", range(9), 2, 1, 3, "keep").words == (3, 1)  # of the key of a rank's own order
 
 
 GOLDEN = {

@@ -187,7 +187,7 @@ WRONG_FACTS: dict[str, tuple[Callable[[Facts], object], str]] = {
     **{
         f"version {version!r}": (
             _set("version", version),
-            f"format version {version!r}, this decodeonce reads 1, 2, 3",
+            f"format version {version!r}, this decodeonce reads 1, 2 and 3",
         )
         for version in (0, "1", 1.0, True, None)
     },
@@ -205,10 +205,10 @@ WRONG_FACTS: dict[str, tuple[Callable[[Facts], object], str]] = {
     "wrong container": (_set("container", "hdf5"), "images-00000.npy: does not begin like an hdf5 file"),
     "mean of one channel": (_set("pixel_mean", [1.0]), "pixel_mean is [1.0], expected 3 numbers"),
     "mean too large for float": (_set("pixel_mean", [10**400, 0, 0]), "store.json: invalid manifest"),
-    "std of text": (_set("pixel_std", ["1", "2", "3"]), "pixel_std is '1', expected a number"),
+    "std of text": (_set("pixel_std", ["1", "2", "3"]), "pixel_std[0] is '1', expected a number"),
     "std null": (_set("pixel_std", None), "pixel_std is None, expected list"),
-    "class name null": (_set("classes", [{"name": None, "description": ""}]), "classes: name is None, expected str"),
-    "box class a number": (_set("box_classes", [3]), "box_classes is 3, expected str"),
+    "class name null": (_set("classes", [{"name": None, "description": ""}]), "classes[0]: name is None, expected str"),
+    "box class a number": (_set("box_classes", [3]), "box_classes[0] is 3, expected str"),
     "box classes alone": (_set("box_classes", ["cat"]), '"box_classes" requires a column box_labels of dtype <i4'),
     "gap": (_set_shard(1, first_row=4), "Shard(file='images-00001.npy', first_row=4, rows=3"),
     "empty shard": (_set_shard(2, rows=0, bytes=4096), "images-00002.npy', first_row=6, rows=0"),

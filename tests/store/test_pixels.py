@@ -187,7 +187,9 @@ def tiny(tmp_path: Path) -> Path:
 
 def test_readers_of_older_versions_refuse_it_by_name(tiny: Path) -> None:
     path = tiny / "store.json"
-    with pytest.raises(StoreError, match=r"store.json: format version 3, this decodeonce reads 1, 2; install a newer"):
+    with pytest.raises(
+        StoreError, match=r"store.json: format version 3, this decodeonce reads 1 and 2; install a newer"
+    ):
         hashing.parse_signed(path.read_bytes(), path, form="decodeonce", versions=(1, 2), advice="")
 
 

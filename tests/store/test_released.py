@@ -186,7 +186,7 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     "reader", [pytest.param(name, marks=[needs_torch] if name == "Loader" else []) for name in READERS]
 )
 @pytest.mark.parametrize(
-    ("name", "file", "newer", "read"), [("v1/npy", "store.json", 4, "1, 2, 3"), ("v1/part", "stage.json", 2, "1")]
+    ("name", "file", "newer", "read"), [("v1/npy", "store.json", 4, "1, 2 and 3"), ("v1/part", "stage.json", 2, "1")]
 )
 def test_newer_version_is_refused(name: str, file: str, newer: int, read: str, reader: str, tmp_path: Path) -> None:
     store, out = Path(shutil.copytree(RELEASED / name, tmp_path / "s")), tmp_path / "out"

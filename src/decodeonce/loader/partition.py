@@ -295,7 +295,7 @@ class Progress:
     def passes(self, position: Position) -> Iterable[tuple[int, int, int | None]]:
         """The number of each pass from a position on, the rows that it has consumed, and the number of its first row.
 
-        This number is None if an epoch is one pass, because its rows need no numbers then.
+        This number is None if an epoch is one pass: then only draws by weight number its rows, from 0.
         """
         return [(position.pass_number, position.rows_consumed, None)]
 

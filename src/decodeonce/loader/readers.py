@@ -250,24 +250,21 @@ def choose_reader(root: Path, nbytes: int, name: ReaderName = "auto", slot_bytes
     if network is not None and name != "pread":
         mmap = "mmap would read page by page, and kill the process if the server is lost"
         return Choice("pread", f"on {network}, {mmap}; direct reads would not use the node's cache")
+    why = "requested"
     if name == "auto":
         if memory is None:
             return Choice("mmap", "a local file system, and how much memory is available is unknown")
         if nbytes <= memory / 2:
             return Choice("mmap", "a local file system, and the rows fit into half of the available memory")
-    return _choose_past_memory(root, nbytes, name, memory or 0, slot_bytes)
-
-
-def _choose_past_memory(root: Path, nbytes: int, name: ReaderName, memory: int, slot_bytes: int) -> Choice:
-    """The same for rows that do not fit into half of the memory, and for a reader that was requested."""
-    why = "requested"
-    if name == "auto":
         why = f"{nbytes / 1e9:.1f} GB of rows exceed half of the {memory / 1e9:.1f} GB of available memory"
         name = "pread" if is_in_memory(root) else "direct"
-    if name != "direct":
-        return Choice(name, why)
-    kept = kept_share(nbytes, memory - slot_bytes)
-    return Choice(name, why, kept) if kept < 1 else Choice("pread", f"{why}, but all rows can stay in memory")
+    return Choice(name, why) if name != "direct" else _choose_direct(nbytes, (memory or 0) - slot_bytes, why)
+
+
+def _choose_direct(nbytes: int, memory: int, why: str) -> Choice:
+    """Choose direct reads of the rows that do not fit into `memory` bytes, if there are any."""
+    kept = kept_share(nbytes, memory)
+    return Choice("direct", why, kept) if kept < 1 else Choice("pread", f"{why}, but all rows can stay in memory")
 
 
 def kept_share(nbytes: int, memory: int) -> float:
@@ -276,7 +273,7 @@ def kept_share(nbytes: int, memory: int) -> float:
 
 
 def make_reader(
-    store: Store, choice: Choice, threads: int, *, verify: bool = False, slot_manifest: Manifest | None = None
+    store: Store, choice: Choice, threads: int, *, verify: bool, slot_manifest: Manifest | None = None
 ) -> tuple[Reader, dict[str, Any]]:
     """Create a reader; return it and, for `stats`, its name, why it was chosen, and its settings.
 

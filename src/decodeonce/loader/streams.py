@@ -1,4 +1,4 @@
-"""Batches on an accelerator: filled slots are copied to it on a side stream. Only Loaders with a device import this."""
+"""Batches on an accelerator, copied to it on a side stream. Only Loaders with a device or a cache import this."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
+from functools import lru_cache
 from pathlib import Path
 
 from decodeonce.errors import TRANSIENT_ERRORS, Stopped, StoreError, retry_advice
@@ -36,6 +37,7 @@ def repair_advice(path: Path) -> str:
     return f"run `prep repair {store} --from {_repair_source(path.with_name('store.json'))}"
 
 
+@lru_cache(1)  # each missing shard of a store has a message
 def _repair_source(manifest: Path) -> str:
     """Return the rest of a command after --from, and what its words stand for; SRC is that of the build."""
     try:
@@ -47,7 +49,7 @@ def _repair_source(manifest: Path) -> str:
         return "STORE`, where STORE is another store with these rows"
     folders = "".join(f" --paired {one.name}=DIR" for one in found.paired) if WITH_PAIRED in kind else ""
     if kind.partition("+")[0] == "list":
-        return f"ROOT{folders}`, where ROOT is the folder that the paths of the list start from"
+        return f"ROOT{folders}`, where ROOT is the --root of the build, or the folder of the list"
     return f"SRC{folders}`"
 
 
@@ -77,18 +79,15 @@ def check_size(path: Path, expected: int, *, longer_is_fine: bool = False) -> No
     try:
         status = path.stat()
     except FileNotFoundError:
-        status = None
-    if status is None or not stat.S_ISREG(status.st_mode):
-        raise _no_file(path, expected, missing=status is None)
+        raise _no_file(path, "missing", expected, missing_advice(path.parent)) from None
+    if not stat.S_ISREG(status.st_mode):
+        raise _no_file(path, "a folder, pipe or device", expected, "remove it, then ")
     found = status.st_size
     if found != expected and not (longer_is_fine and found > expected):
         raise StoreError(f"{path}: {found} bytes, expected {expected}; {repair_advice(path)}")
 
 
-def _no_file(path: Path, expected: int, *, missing: bool) -> StoreError:
-    found, advice = "a folder, pipe or device", "remove it, then "
-    if missing:
-        found, advice = "missing", missing_advice(path.parent)
+def _no_file(path: Path, found: str, expected: int, advice: str) -> StoreError:
     return StoreError(f"{path}: {found}, expected a file of {expected} bytes; {advice}{repair_advice(path)}")
 
 

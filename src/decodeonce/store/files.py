@@ -24,8 +24,6 @@ from decodeonce.store import disk
 PAGE = 4096
 NAME_SECONDS = 1.1  # FUSE file systems cache for one second which file has a name
 
-# Reading.
-
 
 @contextmanager
 def add_path_to_errors(path: Path) -> Iterator[None]:
@@ -36,6 +34,9 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+# Reading.
 
 
 @contextmanager

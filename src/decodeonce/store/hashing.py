@@ -111,7 +111,9 @@ def parse_signed(encoded: bytes, path: Path, *, form: str, versions: Sequence[in
         raise StoreError(f'{path}: not a {form} file: "format" is not "{form}"; {advice}')
     found = facts.get("version")
     if type(found) is not int or found not in versions:
-        what = f"format version {found!r}, this decodeonce reads {', '.join(map(str, versions))}"
+        *others, last = map(str, versions)
+        known = f"{', '.join(others)} and {last}" if others else last
+        what = f"format version {found!r}, this decodeonce reads {known}"
         raise StoreError(f"{path}: {what}; install a newer decodeonce, or {advice}")
     if not as_signed:
         raise StoreError(f"{path}: damaged: its contents do not match its digest; {advice}")

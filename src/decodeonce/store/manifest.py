@@ -388,7 +388,7 @@ def _as_type(kind: Any, value: Any, name: str = "") -> Any:
     if origin is tuple:
         if kinds[-1] is not ... and len(value) != len(kinds):
             raise ValueError(f"{name} is {value!r}, expected {len(kinds)} numbers")
-        return tuple(_as_type(kinds[0], item, name) for item in value)
+        return tuple(_as_type(kinds[0], item, f"{name}[{place}]") for place, item in enumerate(value))
     prefix = f"{name}: " if name else ""
     fields = {key: of for key, of in _field_types(kind).items() if key in value or key not in OPTIONAL_KEYS}
     return kind(**{key: _as_type(of, value[key], prefix + key) for key, of in fields.items()})
