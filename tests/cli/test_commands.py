@@ -67,20 +67,20 @@ def test_build_and_info_say_why_images_were_rejected(tmp_path: Path) -> None:
         (tmp_path / f"photos/{number}.jpg").write_bytes(jpeg()[: -200 - number])
     for name, data in (("photos/1.jpg", b"<html>"), ("photos/2.jpg", b""), ("masks/4.png", b""), ("masks/5.png", b"x")):
         (tmp_path / name).write_bytes(data)
+    reasons = "2 truncated, 1 an HTML page instead of the image, 1 empty file"
     flags = ("--no-labels", "--size", 8, "--max-bad", "100%")
     done = prep("build", "folder", tmp_path / "photos", tmp_path / "plain", *flags)
-    assert f"{tmp_path}/plain: 4 of 10 images were rejected (2 truncated, 1 not an image, 1 empty file)" in done.stdout
+    assert f"{tmp_path}/plain: 4 of 10 images were rejected ({reasons})" in done.stdout
     shown = prep("info", tmp_path / "plain").stdout
-    assert "4 of 10 images were rejected (2 truncated, 1 not an image, 1 empty file)" in shown
-    assert "--on-damaged keep (truncated images are rejected), " in shown
+    assert f"4 of 10 images were rejected ({reasons})" in shown
     paired = (*flags, "--paired", f"mask={tmp_path / 'masks'}")
     done = prep("build", "folder", tmp_path / "photos", tmp_path / "out", *paired)
-    why = "2 truncated, 1 not an image, 1 empty file, 1 mask: empty file, 1 for other reasons"
+    why = f"{reasons}, 1 mask: empty file, 1 for other reasons"
     assert f"{tmp_path}/out: 6 of 10 images were rejected ({why}); see rejects.tsv\n" in done.stdout
     whole = (*flags, "--on-damaged", "keep-truncated")
     assert prep("build", "folder", tmp_path / "photos", tmp_path / "all", *whole).returncode == 0
     shown = prep("info", tmp_path / "all").stdout
-    assert "2 of 10 images were rejected (1 not an image, 1 empty file) and 2 unusual" in shown
+    assert "2 of 10 images were rejected (1 an HTML page instead of the image, 1 empty file) and 2 unusual" in shown
     assert "--on-damaged keep-truncated, " in shown
 
 

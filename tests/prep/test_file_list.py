@@ -285,14 +285,26 @@ def test_columns_that_are_not_kept_are_named(root: Path) -> None:
     assert open_list(index).listing().warnings == [f"columns that are not kept: one without a name; {advice}"]
     assert open_list(write_list(root / "plain.csv", "path,label\ncat/1.jpg,a\n")).listing().warnings == []
     two = write_list(root / "two.csv", "path,label,Coarse_Label\ncat/1.jpg,a,pet\n")
-    instead = "Coarse_Label may have labels, too: pass --label-column Coarse_Label to read the labels from there"
-    assert open_list(two).listing().warnings == [f"columns that are not kept: Coarse_Label; {advice}; {instead}"]
+    instead = "Coarse_Label may have labels, too; if so, pass --label-column Coarse_Label"
+    assert open_list(two).listing().warnings == [f"columns that are not kept: Coarse_Label; {advice}", instead]
+    chosen = open_list(two, label_column="Coarse_Label").listing().warnings
+    assert chosen == [f"columns that are not kept: label; {advice}"]
     assert open_list(two, no_labels=True).listing().warnings == [
         f"columns that are not kept: label, Coarse_Label; {advice}"
     ]
 
 
-@pytest.mark.parametrize("start", ["/content/drive/My data/", "data/my-set/"])
+def test_labels_with_leading_zeros_are_numbers_and_a_warning_says_so(root: Path) -> None:
+    text = "cat/1.jpg\t02\ndog/2.jpg\t00\n"
+    source = listed(root, text)
+    [warning] = [one for one in source.listing().warnings if "zeros" in one]
+    assert warning.startswith("labels such as '02' are class numbers, here 2; if they are names, pass them all")
+    assert [entry.label for entry in source.scan().entries] == [2, 0]
+    named = listed(root, text, classes=["00", "02"])
+    assert ([entry.label for entry in named.scan().entries], named.listing().warnings) == ([1, 0], [])
+
+
+@pytest.mark.parametrize("start", ["/content/drive/My data/", "data/my-set/", "old [2]+/"])
 def test_folders_of_another_machine_can_be_removed_with_the_advice(root: Path, start: str) -> None:
     file = write_list(root / "list.csv", "".join(f"{start}{name.decode()},pug\n" for name in NAMES[:2]))
     try:
@@ -329,6 +341,7 @@ def test_paths_may_begin_with_a_slash_if_the_root_is_given(root: Path) -> None:
 
 def test_invalid_list_is_an_error_that_names_the_line(root: Path) -> None:
     for text, message in (
+        ("cat/../..\n", "line 1: .* is not below {root}; pass a folder that holds all"),
         ("/elsewhere/cat/3.jpg\n", "line 1: '/elsewhere/cat/3.jpg' is not below {root}; no such file"),
         (
             f"{__file__}\n",
@@ -418,7 +431,9 @@ def test_several_labels_in_one_cause_a_warning(root: Path) -> None:
         (["1", "0"], ""),
         (["cat dog", "dog bird", "bird cat"], "bird cat"),  # as many combinations as words
         (["cat dog", "cat bird", "dog bird", "fish"], "cat dog"),
-        (["cat/dog", "dog/bird", "bird"], "dog/bird"),
+        (["red wine", "white wine", "wine glass", "red glass"], ""),
+        (["grey wolf", "red wolf", "maned wolf", "wolf spider", "red fox", "grey fox", "fox squirrel"], ""),
+        (["yes", "no", "yes/no", "N", "A", "N/A"], ""),
         (["cat|dog", "bird"], "cat|dog"),
         (["cat; dog", "bird"], "cat; dog"),
         (["0 3", "1 2"], "0 3"),
@@ -438,11 +453,8 @@ def test_several_labels_in_one_cause_a_warning(root: Path) -> None:
             continue
         warnings = [one for one in listed(root, text, "list.csv").listing().warnings if "several" in one]
         expected = f"labels such as {first!r} look like several labels of one image, and each is a class of its own"
-        advice = (
-            "; if so, write a table with a column of zeros and ones for each label, with the script of docs/how-to/"
-        )
-        more = "data/multi-label.md, and build from it with --no-labels and --column for each"
-        assert warnings == ([f"{expected}{advice}{more}"] if first else [])
+        advice = "; if so, write a table with a column of zeros and ones, as docs/how-to/data/multi-label.md says, and "
+        assert warnings == ([f"{expected}{advice}build from it with --no-labels"] if first else [])
         assert not [
             one for one in listed(root, text, "list.csv", sorted({*labels})).listing().warnings if "several" in one
         ]

@@ -112,10 +112,6 @@ def test_error_for_missing_columns_lists_columns(tmp_path: Path) -> None:
             {"image": [b"x"], "coarse_label": [0], "fine_label": [0]},
             r".* labels \(coarse_label, fine_label\); choose one",
         ),
-        (
-            {"image": [b"x"], "label": [0], "class_id": [0]},
-            r"several columns may hold labels \(label, class_id\); choose",
-        ),
         ({"image": [b"x"], "caption": ["a"]}, "no column looks like labels"),
         ({"image": [b"x"], "label": [0.5]}, "no column looks like labels"),
     ):
@@ -195,8 +191,7 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
 def test_columns_that_are_not_kept_are_named(tmp_path: Path) -> None:
     columns = {"image": IMAGE_COLUMN, "label": [0, 1, 1, 0, 0], "age": [1] * 5, "score": [0.5] * 5, "class_name": TEXTS}
     file = table(tmp_path, columns, names=["a", "b"])
-    kept = "--column NAME keeps a column of numbers; class_name may have labels, too: pass --label-column class_name to"
-    left = f"columns that are not kept: score, class_name; {kept} read the labels from there"
+    left = "columns that are not kept: score, class_name; --column NAME keeps a column of numbers"
     assert open_parquet(file, column=["age"]).listing().warnings == [left]
     bare = table(tmp_path, {"jpg": IMAGES, "label": [0, 1, 1, 0, 0]})
     assert open_parquet(bare).listing().warnings == []

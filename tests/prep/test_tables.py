@@ -336,5 +336,5 @@ def test_class_whose_images_cannot_be_decoded_is_named(root: Path) -> None:
     (root / "photos/0001.jpg").write_bytes(b"no image")
     done = build_list(root, "path,label\n0000.jpg,cat\n0001.jpg,dog\n0002.jpg,cow\n0003.jpg,cow\n", "--max-bad", 1)
     assert done.returncode == 0
-    assert "1 of 3 classes lost all their images (first 2, 'dog'); see rejects.tsv" in done.stderr
+    assert "1 of 3 classes have no rows (first 2, 'dog'); see rejects.tsv" in done.stderr
     assert open_store(root / "out").labels.tolist().count(1) == 2

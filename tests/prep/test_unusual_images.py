@@ -17,6 +17,7 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageFile, ImageOps, features
 
+from decodeonce.cli.output import advice_on
 from decodeonce.prep.building.build import build
 from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.listing import Entry, Undecodable
@@ -542,6 +543,9 @@ def test_garbled_data_are_rejected_on_request() -> None:
     made = (replaced(LARGE, at, bytes(4)) for at in range(len(LARGE) // 2, len(LARGE)))
     data, row = next((data, row) for data in made if (row := decode(data)).unusual)
     assert documented("garbled")[1].fullmatch(row.unusual)
+    assert [*advice_on({f"grayscale, {row.unusual}": 2}, None)] == [
+        "2 damaged images were kept, with wrong pixels in a part of the image; --on-damaged reject leaves them out"
+    ]
     with pytest.raises(Undecodable, match="garbled: "):
         decode(data, on_damaged="reject")
 

@@ -125,7 +125,10 @@ def store_facts(root: Path, manifest: Manifest, labels: NDArray[np.int64]) -> Js
 def _kind_of(reason: str, paired: Collection[str]) -> str:
     """Return a reason without its details, such as "truncated", or "mask: truncated" for one of the `paired` images."""
     name, _, rest = reason.partition(": ")
-    return f"{name}: {_kind_of(rest, ())}" if name in paired else re.split("[:;,] ", reason)[0]
+    if name in paired:
+        return f"{name}: {_kind_of(rest, ())}"
+    is_origin = rest and re.fullmatch(r"\S+\.(json|xml)|\S+:\w+", name)  # a file of boxes, or a map function
+    return re.split("[:;,] ", rest if is_origin else reason)[0]
 
 
 def built_facts(out: Path, manifest: Manifest, *, already_finished: bool, **more: object) -> Json:
@@ -188,6 +191,9 @@ def advice_on(kept: Mapping[str, int], levels: object) -> Iterator[str]:
             f"{counted(count, 'image')} {_was(count)} stored dark: the values have at most {bits} "
             f"bits; --levels 0:{(1 << bits) - 1} scales all images equally, and --levels auto each image by itself"
         )
+    if garbled := sum(count for reason, count in kept.items() if "garbled" in reason):
+        found = f"{counted(garbled, 'damaged image')} {_was(garbled)} kept, with wrong pixels in a part of the image"
+        yield f"{found}; --on-damaged reject leaves {'it' if garbled == 1 else 'them'} out"
     if white := sum(count for reason, count in kept.items() if "above --levels" in reason):
         found = f"{counted(white, 'image')} {_was(white)} stored mostly white"
         yield f"{found}, because most of the values are above --levels {levels}"

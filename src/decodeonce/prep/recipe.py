@@ -219,11 +219,8 @@ def as_flags(recipe: Mapping[str, object]) -> dict[str, object]:
 
 
 def given_flags(recipe: Mapping[str, object]) -> dict[str, object]:
-    """Return `as_flags` for people: without flags that have no value, and with what a value leaves open."""
-    found = {flag: value for flag, value in as_flags(recipe).items() if value is not None and value != ""}
-    if found.get("--on-damaged") == "keep":
-        found["--on-damaged"] = "keep (truncated images are rejected)"
-    return found
+    """Return `as_flags` for people: without flags that have no value."""
+    return {flag: value for flag, value in as_flags(recipe).items() if value is not None and value != ""}
 
 
 def differences(wanted: Mapping[str, object], planned: Mapping[str, object], *, of: str = "plan") -> list[str]:

@@ -34,11 +34,13 @@ def repair_advice(path: Path) -> str:
         return f"restore it from a copy of the store, or add its numbers again: `{add}`"
     if path.suffix == ".tsv" or path.stem in BOX_COLUMNS:
         return f"run `prep repair {store} --from COPY`, where COPY is a copy of the store"
-    return f"run `prep repair {store} --from {_repair_source(path.with_name('store.json'))}"
+    manifest = path.with_name("store.json")
+    version = manifest.stat().st_mtime_ns if manifest.is_file() else 0
+    return f"run `prep repair {store} --from {_repair_source(manifest, version)}"
 
 
 @lru_cache(1)  # each missing shard of a store has a message
-def _repair_source(manifest: Path) -> str:
+def _repair_source(manifest: Path, version: int) -> str:
     """Return the rest of a command after --from, and what its words stand for; SRC is that of the build."""
     try:
         found = read_manifest(manifest)

@@ -169,8 +169,9 @@ class _Finisher:
     def _warn_of_lost_classes(self) -> None:
         """Warn if no image of a class became a row."""
         labels, classes = self._samples.records["label"], self._samples.classes
-        if lost := np.setdiff1d(labels, labels[self._row_from]).tolist():
-            found = f"{len(lost)} of {counted(len(classes), 'class', 'classes')} lost all their images"
+        listed, rows = (np.bincount(some, minlength=len(classes)) for some in (labels, labels[self._row_from]))
+        if lost := np.flatnonzero((listed > 0) & (rows == 0)).tolist():
+            found = f"{len(lost)} of {counted(len(classes), 'class', 'classes')} have no rows"
             first = f"first {lost[0]}, {classes[lost[0]].name!r}"
             logging.getLogger("decodeonce").warning("%s: %s (%s); see rejects.tsv", self._paths.root, found, first)
 

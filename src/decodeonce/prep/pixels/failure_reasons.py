@@ -49,7 +49,6 @@ UNREAD = {
     b"8BPS": "Photoshop, which is not supported",
     b"%PDF": "PDF, which is not supported",
     b"<svg": "SVG, which is not supported",
-    **dict.fromkeys((b"<!DOCTYPE", b"<!doctype", b"<html", b"<HTML"), "an HTML page instead of the image"),
     b"version https://git-lfs": "a Git LFS pointer instead of the image, run: git lfs pull",
 }
 HEIC_BRANDS = (b"heic", b"heix", b"mif1", b"msf1")
@@ -106,6 +105,8 @@ def _unread(data: bytes) -> str:
         return f"{kind}, which is not supported: convert it to JPEG, for example with heif-convert"
     if data[128:132] == b"DICM":
         return "DICOM, which is not supported: convert it to PNG as docs/how-to/data/x-rays.md says"
+    if data[:99].lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        return "an HTML page instead of the image"
     return _by_start(data, UNREAD) or f"not an image: begins with {data[:8]!r}"
 
 

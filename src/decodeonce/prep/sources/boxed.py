@@ -474,8 +474,8 @@ def _by_id(found: Any, key: str) -> dict[int | str, Json]:
 
 def _present(found: Json, key: str) -> Any:
     if key not in found:
-        rename = f"""sed 's/"KEY":/"{key}":/g' FILE > NEW"""
-        raise ValueError(f"{key} is missing, found {list(found)!a:.200}; if another key means it, rename it: {rename}")
+        advice = "if another key means it, rename that (docs/how-to/boxes-and-maps.md)"
+        raise ValueError(f"{key} is missing, found {list(found)!a:.200}; {advice}")
     return found[key]
 
 

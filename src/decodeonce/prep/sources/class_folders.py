@@ -132,11 +132,8 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
         yield f"classes have the names of parts of a dataset ({', '.join(names)}); to read only one, run: {first}"
     elif inner := _inner_folders(root, names, links):
         found = f"all class folders hold folders and no images ({', '.join(map(quoted, inner[:4]))})"
-        advice = "write a list of all images, whose own folders are then the classes (docs/how-to/data/csv.md)"
-        if not is_url(root) and len({path.name for path in inner}) == len(inner):
-            linked = f"mkdir ALL && ln -s {quoted(root.absolute())}/*/*/ ALL"
-            advice = f"run: {linked} && prep build folder ALL OUT --follow-links"
-        yield f"{found}; if these are the classes, {advice}"
+        linked = f"mkdir ALL && ln -s {quoted(root.absolute())}/*/*/ ALL && prep build folder ALL OUT --follow-links"
+        yield f"{found}; if these are the classes, {'link them into one folder' if is_url(root) else f'run: {linked}'}"
     if len({re.sub("[0-9]+", "0", name) for name in names}) == 1:
         by_value = sorted(names, key=lambda name: [int(digits) for digits in re.findall("[0-9]+", name)])
         if label := next((label for label, name in enumerate(names) if name != by_value[label]), None):
@@ -145,14 +142,25 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
 
 
 def _inner_folders(root: Path, names: Sequence[str], links: Links) -> list[Path]:
-    """Return the folders in class folders; none if a class folder has images, or if all folders have the same name."""
+    """Return the folders in class folders that are probably the classes.
+
+    There are none if a class folder has images or mainly files, or folders that tools made. Neither if names repeat, or
+    have digits, as those of patients and videos have, or are those of splits or parts of a dataset.
+    """
     found = list[Path]()
     for name in names:
-        held = _inside(root / name, links)
-        if any(file.lower().endswith(IMAGE_SUFFIXES) for file in held.files):
+        folders, *others = _inside(root / name, links)
+        files, left_out = ([other for other in some if not other.startswith(".")] for some in others)
+        odd = [
+            inner
+            for inner in folders
+            if re.search("[0-9]", inner) or _PARTS.fullmatch(inner) or _SPLIT.fullmatch(inner)
+        ]
+        images = [file for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
+        if odd or images or left_out or len(files) > len(folders):
             return []
-        found += [Path(name, inner) for inner in held.folders]
-    return found if len({path.name for path in found}) > 1 else []
+        found += [Path(name, inner) for inner in folders]
+    return found if len({path.name for path in found}) == len(found) else []
 
 
 def unlike_train(root: Path, names: Sequence[str]) -> list[str]:

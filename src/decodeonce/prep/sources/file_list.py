@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -32,6 +32,7 @@ from decodeonce.prep.sources.labels import (
     LabeledSource,
     NoLabels,
     check_unlabeled,
+    may_be_labels,
     parse_value,
 )
 from decodeonce.remote import absolute, as_path, check_scheme, check_url, is_url, scheme_of, source_path
@@ -45,6 +46,7 @@ MISSING = os.strerror(errno.ENOENT)
 CARRIAGE_RETURN = "a carriage return (\\r) inside; if lines end there, run: tr '\\r' '\\n' < LIST > NEW"
 LOOKED_AT = 4096  # a binary file has a zero in its first bytes
 MOST_ENTRIES, MOST_FOLDERS = 1000, 64  # looked at to find out why a file is missing
+SPECIAL = re.compile(r"[][\\.*^$+?(){}|#]")  # in an extended regular expression that ends with #
 MOST_DIGITS = 16  # of an id that may have lost leading zeros
 MOST_SEARCHES = 100  # missing files that are searched for there: a search takes hundreds of calls of stat
 MOST_LOOKED_UP = 1000  # of a longer list, some lines are looked up to count the files in each folder
@@ -130,7 +132,9 @@ class ListSource(LabeledSource):
 
     def _warnings(self, samples: int) -> list[str]:
         splits = self._splits([name for name in self._left if name and self._left.count(name) == 1])
-        return [*super()._warnings(samples), *self._notes.texts(), *splits]
+        others = [] if self.no_labels or self._columns.label else list(filter(may_be_labels, self._left))
+        advice = [f"{name} may have labels, too; if so, pass --label-column {quoted(name)}" for name in others[:1]]
+        return [*super()._warnings(samples), *advice, *self._notes.texts(), *splits]
 
     def _splits(self, names: Sequence[str]) -> Iterator[str]:
         """Yield a warning for each of these columns whose values are all splits, several of them."""
@@ -170,7 +174,7 @@ class ListSource(LabeledSource):
             if not (self.root / name_text(name)).is_file():
                 advice = f"if this line is a header, pass --image-column {quoted(line.path)}"
                 advice += f" --label-column {quoted(line.label)}" if line.label else ""
-                advice = self._cause_of_missing(name_text(name), _nearby_folders(self.root)) or advice
+                advice = self._cause_of_missing(name_text(name), self._nearby_folders) or advice
                 where = f"{self.file}: line {line.number}: {line.path!r}"
                 raise BuildError(f"{where}: no such file; {advice}; otherwise correct or remove the line")
 
@@ -204,7 +208,7 @@ class ListSource(LabeledSource):
                 name = path_below(root, path.lstrip("/") or ".")
             if name is None:
                 advice = "pass a folder that holds all paths as --root, for example /"
-                if not os.path.lexists(path):
+                if not scheme_of(path) and not os.path.lexists(os.path.join(root, path)):
                     advice = self._cause_of_missing(path, []) or "no such file"
                 if scheme_of(path) != scheme_of(root):
                     advice = "list local files, and URLs of each kind, in files of their own"
@@ -217,7 +221,7 @@ class ListSource(LabeledSource):
         """Return the entry, with the likely cause if its file is missing. Each search of subfolders takes one item."""
         if entry.problem != MISSING:
             return entry
-        folders = [] if next(searches, None) is None else _nearby_folders(self.root)
+        folders = [] if next(searches, None) is None else self._nearby_folders
         cause = self._cause_of_missing(name_text(entry.name), folders)
         if not cause and len(folders) > MOST_FOLDERS and b"/" not in entry.name:
             cause = f"it is not in the first {MOST_FOLDERS} folders; to search all, see {NESTED_FOLDERS}"
@@ -251,9 +255,14 @@ class ListSource(LabeledSource):
             return ""
         advice = f"pass --root {quoted(self.root)}"
         if start != "/":
-            command = f"sed {quoted(f's|{start}||')} {quoted(self.file)} > NEW"
+            script = 's#(^|[,;\\t" ])' + SPECIAL.sub(r"\\\g<0>", start) + "#\\1#"
+            command = f"sed -E {quoted(script)} {quoted(self.file)} > NEW"
             advice = f"if this is the file, run: {command}; then build NEW, and {advice}"
         return f"{name.removeprefix(start)} exists; {advice}"
+
+    @cached_property
+    def _nearby_folders(self) -> list[str]:
+        return _folders_near(self.root)
 
     def _exists(self, folder: str, name: str) -> bool:
         return os.path.exists(os.path.join(os.fsencode(self.root / folder), name_bytes(name)))
@@ -328,7 +337,7 @@ def _with_suffix(name: str) -> dict[str, str]:
 
 
 def _names_alike(name: str) -> dict[str, str]:
-    """Return other names that a file may have, the likely ones last, with what to say of a file that has one."""
+    """Return other names that a file may have, and what to say if there is a file of that name."""
     others = {other: f"with the suffix {end} exists; pass --suffix {end}" for other, end in _with_suffix(name).items()}
     forms = {unicodedata.normalize(form, name): form for form in ("NFC", "NFD")}
     others |= {other: f"in another Unicode form ({form}) exists" for other, form in forms.items()}
@@ -343,12 +352,12 @@ def _names_alike(name: str) -> dict[str, str]:
     if number.isdigit():  # pandas and spreadsheets read a column of ids as numbers
         padded = [os.path.join(folder, number.zfill(width)) for width in range(len(number) + 1, MOST_DIGITS)]
         advice = "with leading zeros exists; write the ids as text, in pandas with dtype=str"
-        others |= {one + suffix: advice for one in padded for suffix in (end, *IMAGE_SUFFIXES)}
+        others |= {one + suffix: advice for one in padded for suffix in ([end] if end else IMAGE_SUFFIXES)}
     others.pop(name, None)
     return others
 
 
-def _nearby_folders(root: Path) -> list[str]:
+def _folders_near(root: Path) -> list[str]:
     """Return the paths of folders in `root` and next to it, at any depth, and "..", as far as they can be listed."""
 
     def folders_in(folder: Path) -> list[str]:

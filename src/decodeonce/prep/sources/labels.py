@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from decodeonce.errors import BuildError
-from decodeonce.formatting import counted, quoted
+from decodeonce.formatting import counted
 from decodeonce.prep.listing import MULTI_LABEL, Entry, NumberColumn, Scan, Value, name_bytes
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.class_folders import train_next_to
@@ -31,8 +31,9 @@ NEGATIVE = "label {}, expected 0 or more"
 MISSING_LABELS = {"nan", "NaN", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A"}  # pandas reads these as NaN
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
-_WORD = re.compile(r"[^\s,;|/&+]+")  # one of several labels of an image
-_SEVERAL = re.compile(r"[;|]|^\d+(?:[\s,]+\d+)+$")  # no name of a class has these
+_WORD = re.compile(r"[^\s,;|]+")  # one of several labels of an image
+_SEVERAL = re.compile(r"[;|]|^\d+(?:[\s,]+\d+)+$")  # names of classes rarely have these
+_PADDED = re.compile("0[0-9]")
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(?:\.0*)?")  # pandas writes 5.0 if another label of the table is missing
 
 
@@ -99,20 +100,19 @@ class LabeledSource(Source):
         if self._given is None and are_names and (train := train_next_to(self.top)):
             what = f"the classes are the {len(names)} labels that were found, so labels differ if {train} has others"
             warnings.append(f"{what}; pass the --classes of the build of train")
+        if self._given is None and not are_names and (padded := [one for one in self._numbers if _PADDED.match(one)]):
+            what = f"labels such as {padded[0]!r} are class numbers, here {self._numbers[padded[0]]}"
+            warnings.append(f"{what}; if they are names, pass them all, with their zeros, as --classes FILE")
         if self._given is None and (missing := [name for name in names if name in MISSING_LABELS]):
             what = f"{missing[0]!r} is a class, and may stand for a missing label"
             warnings.append(f"{what}; to drop such rows of a table in pandas: df = df.dropna(subset=['label'])")
         if self._given is None and (several := _several_labels(names)):
             what = "look like several labels of one image, and each is a class of its own"
-            advice = "if so, write a table with a column of zeros and ones for each label, with the script of"
-            then = "and build from it with --no-labels and --column for each"
-            warnings.append(f"labels such as {several!r:.80} {what}; {advice} {MULTI_LABEL}, {then}")
+            advice = f"if so, write a table with a column of zeros and ones, as {MULTI_LABEL} says"
+            warnings.append(f"labels such as {several!r:.80} {what}; {advice}, and build from it with --no-labels")
         if self._left:
             left = ", ".join(name or "one without a name" for name in self._left)
             warnings.append(f"columns that are not kept: {left:.200}; --column NAME keeps a column of numbers")
-            if not self.no_labels and (others := list(filter(may_be_labels, self._left))):
-                instead = f"pass --label-column {quoted(others[0])} to read the labels from there"
-                warnings[-1] += f"; {others[0]} may have labels, too: {instead}"
         return warnings
 
     def _learn(self, seen: Mapping[str, object], *, numbered: bool = True) -> None:
@@ -228,15 +228,15 @@ class LabeledSource(Source):
 
 def may_be_labels(name: str) -> bool:
     """Return whether a column of this name usually has labels, such as "label" or "coarse_label"."""
-    return name.lower() in LABEL_COLUMNS or name.lower().endswith(("_label", "_labels"))
+    return name.lower() in LABEL_COLUMNS or name.lower().endswith("_label")
 
 
 def _several_labels(names: Sequence[str]) -> str:
     """Return the first name that is probably a list of labels, such as "cat dog" or "cat|dog"; "" for none.
 
-    A list of labels has a character or numbers that no name has, or all its words are names, too. Otherwise, half of
-    the names of several words must have only words that others have, too, and one that is first here and later there:
-    of the names "polar bear", "brown bear" and "brown dog", each word has its place.
+    A list of labels has a character or numbers that names rarely have, or all its words are names, too. Otherwise, half
+    of the names of several words must have only words that others have, too, and a third of all words must be first
+    here and later there: of the names "polar bear", "brown bear" and "brown dog", each word has its place.
     """
     words_of = {name: _WORD.findall(name) for name in names}
     several = {name: words for name, words in words_of.items() if len(words) > 1}
@@ -245,7 +245,8 @@ def _several_labels(names: Sequence[str]) -> str:
     sure = [name for name, words in several.items() if _SEVERAL.search(name) or {*words} <= words_of.keys()]
     shared = (name for name, words in several.items() if all(times[word] > 1 for word in words))
     likely = [name for name in shared if not movable.isdisjoint(several[name])]
-    return next(iter(sure or (likely if 2 * len(likely) >= len(several) else [])), "")
+    are_lists = 2 * len(likely) >= len(several) and 3 * len(movable) >= len({*chain.from_iterable(several.values())})
+    return next(iter(sure or (likely if are_lists else [])), "")
 
 
 def _are_fractions(labels: Iterable[str]) -> bool:

@@ -21,7 +21,14 @@ from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.class_folders import several_splits
 from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
 from decodeonce.prep.sources.holders import FileFacts, Holder, HolderFile, ObjectHolder, SourceFiles, refuse_stand_ins
-from decodeonce.prep.sources.labels import KeptColumns, LabeledSource, NoLabels, check_unlabeled, may_be_labels
+from decodeonce.prep.sources.labels import (
+    LABEL_COLUMNS,
+    KeptColumns,
+    LabeledSource,
+    NoLabels,
+    check_unlabeled,
+    may_be_labels,
+)
 from decodeonce.prep.sources.patterns import matching_files
 from decodeonce.store.layout import Json
 
@@ -252,7 +259,7 @@ class Table:
     def __init__(self, holder: Holder) -> None:
         self.path = holder.path
         self._holder = holder
-        if holder.size < POINTER_BYTES or not isinstance(holder, ObjectHolder):  # these cost a request
+        if holder.size < POINTER_BYTES or not isinstance(holder, ObjectHolder):  # a larger object costs no request
             refuse_stand_ins(holder)
         footer = int.from_bytes(holder.read_at(max(holder.size - 8, 0), 4), "little")
         if MAX_FOOTER_BYTES < footer < holder.size:
@@ -410,7 +417,9 @@ def find_columns(
     likely = [name for name in images if name.lower() in IMAGE_COLUMNS] if len(images) > 1 else list(images)
     labels = [field.name for field in schema if _is_label(field.type)]
     coded = [name for name in labels if class_names(schema, name) is not None]
-    known = coded or list(filter(may_be_labels, labels))
+    named = [name for name in labels if name.lower() in LABEL_COLUMNS]
+    named = [name for name in named if name != "class_id"] or named  # next to the class itself
+    known = coded or named or list(filter(may_be_labels, labels))
     known = [name for name in known if name not in numbers] or known
     if image:
         likely = [name for name, leaves in images.items() if image in (name, leaves[0])]
