@@ -111,10 +111,14 @@ def parse_signed(encoded: bytes, path: Path, *, form: str, versions: Sequence[in
         raise StoreError(f'{path}: not a {form} file: "format" is not "{form}"; {advice}')
     found = facts.get("version")
     if type(found) is not int or found not in versions:
-        *others, last = map(str, versions)
-        known = f"{', '.join(others)} and {last}" if others else last
-        what = f"format version {found!r}, this decodeonce reads {known}"
-        raise StoreError(f"{path}: {what}; install a newer decodeonce, or {advice}")
+        raise _other_version(path, found, versions, advice)
     if not as_signed:
         raise StoreError(f"{path}: damaged: its contents do not match its digest; {advice}")
     return facts
+
+
+def _other_version(path: Path, found: object, versions: Sequence[int], advice: str) -> StoreError:
+    *others, last = map(str, versions)
+    known = f"{', '.join(others)} and {last}" if others else last
+    what = f"format version {found!r}, this decodeonce reads {known}"
+    return StoreError(f"{path}: {what}; install a newer decodeonce, or {advice}")
