@@ -273,6 +273,8 @@ def test_file_in_one_of_many_folders_leads_to_the_page(tmp_path: Path) -> None:
     reasons = [entry.problem for entry in open_list(file, root=tmp_path / "photos").scan().entries]
     cause = "it is not in the first 64 folders; to search all, see docs/how-to/data/csv.md#images-in-nested-folders"
     assert reasons == [f"No such file or directory; {cause}", "No such file or directory"]
+    empty = write_list(tmp_path / "photos/00/list.csv", "path,label\n69.jpg,1\n70.jpg,1\n")  # next to many folders
+    assert [entry.problem for entry in open_list(empty).scan().entries][1] == "No such file or directory"
 
 
 def test_columns_that_are_not_kept_are_named(root: Path) -> None:

@@ -223,7 +223,8 @@ class ListSource(LabeledSource):
             return entry
         folders = [] if next(searches, None) is None else self._nearby_folders
         cause = self._cause_of_missing(name_text(entry.name), folders)
-        if not cause and len(folders) > MOST_FOLDERS and b"/" not in entry.name:
+        below = [folder for folder in folders if not folder.startswith("..")]
+        if not cause and len(below) == MOST_FOLDERS and b"/" not in entry.name:
             cause = f"it is not in the first {MOST_FOLDERS} folders; to search all, see {NESTED_FOLDERS}"
         return replace(entry, problem=f"{MISSING}; {cause}") if cause else entry
 
