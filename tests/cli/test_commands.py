@@ -16,6 +16,7 @@ import pytest
 import decodeonce
 from decodeonce import cli
 from decodeonce.cli import doctor
+from decodeonce.cli.output import _kind_of
 from decodeonce.prep.building.plan import allowed_rejects
 from decodeonce.prep.building.pool import WorkSettings
 from decodeonce.prep.processes import child
@@ -82,6 +83,20 @@ def test_build_and_info_say_why_images_were_rejected(tmp_path: Path) -> None:
     shown = prep("info", tmp_path / "all").stdout
     assert "2 of 10 images were rejected (1 an HTML page instead of the image, 1 empty file) and 2 unusual" in shown
     assert "--on-damaged keep-truncated, " in shown
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("truncated: image file is truncated (3 bytes not processed)", "truncated"),
+        ("mask: truncated: no end", "mask: truncated"),
+        ("package.maps:f: ValueError: no", "package.maps:f: ValueError"),
+        ("my boxes.json: bbox is [1, 2, 3], expected 4 numbers", "bbox is [1, 2, 3], expected 4 numbers"),
+        ("DICOM, which is not supported: convert it", "DICOM"),
+    ],
+)
+def test_reasons_are_counted_without_their_details(reason: str, kind: str) -> None:
+    assert _kind_of(reason, {"mask"}) == kind
 
 
 def test_few_damaged_images_do_not_fail_and_higher_max_bad_resumes_if_more_do(tmp_path: Path) -> None:

@@ -105,18 +105,27 @@ def test_classes_of_classes_cause_a_warning_with_the_command_that_joins_them(tmp
     assert ([cls.name for cls in joined.listing().classes], joined.listing().warnings) == (["cat", "dog", "rose"], [])
     assert [(entry.text, entry.label) for entry in joined.scan().entries][1:] == [("dog/1.jpg", 1), ("rose/1.jpg", 2)]
     assert not any("no images" in text for text in FolderSource(root, classes=["animals", "plants"]).listing().warnings)
-    assert warned(folders(root, "plants/cat/1.jpg")) == warned(root)[:-1]  # two folders of this name
+    advice = "if these are the classes, write a list of all images, whose own folders are then the classes"
+    assert advice in warned(folders(root, "plants/cat/1.jpg"))[-1]  # two folders of this name
     deep = warned(folders(tmp_path / "deep", "animals/mammals/cat/1.jpg", "plants/flowers/rose/1.jpg", "empty/.keep"))
     assert "folders and no images (animals/mammals, plants/flowers); if" in deep[-1]
     for images in (
         ["a/images/1.jpg", "b/images/1.jpg"],
         ["a/x/1.jpg", "a/y/1.jpg", "b/1.jpg"],
-        ["covid/images/1.jpg", "covid/masks/1.png", "normal/images/1.jpg"],
-        ["bottle/train/1.jpg", "bottle/test/1.jpg", "cable/train/1.jpg"],
+        ["covid/images/1.jpg", "normal/masks/1.jpg"],
+        ["bottle/train/1.jpg", "cable/test/1.jpg"],
         ["archery/v_archery_g00/1.jpg", "bowling/v_bowling_g00/1.jpg"],
-        ["benign/@eaDir/1.jpg", "benign/ann/1.jpg", "malign/@eaDir/1.jpg", "malign/bob/1.jpg"],
+        ["cat/left/1.jpg", "cat/right/1.jpg", "dog/left/1.jpg", "dog/right/1.jpg"],
+        ["a/x/1.jpg", "a/1.dat", "a/2.dat", "a/3.dat", "b/y/1.jpg"],
     ):
-        assert warned(folders(tmp_path / images[-1], *images)) == []
+        assert not any("folders and no images" in text for text in warned(folders(tmp_path / images[-1], *images)))
+    dogs = folders(
+        tmp_path / "wnids", "dogs/n02085620-Chihuahua/1.jpg", "dogs/@eaDir/1.jpg", "cats/n02123045-tabby/1.jpg"
+    )
+    folders(dogs, "cats/@eaDir/1.jpg")
+    command = warned(dogs)[-1].partition("run: ")[2].rpartition(" && ")[0]
+    subprocess.run(["bash", "-c", command], cwd=dogs, check=True)
+    assert sorted(path.name for path in (dogs / "ALL").iterdir()) == ["n02085620-Chihuahua", "n02123045-tabby"]
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,14 @@ def test_columns_that_are_not_kept_are_named(tmp_path: Path) -> None:
     assert open_parquet(bare).listing().warnings == []
     for name, others in (("t-0", {}), ("t-1", {"age": [1] * 5})):
         write_table(tmp_path / f"t/{name}.parquet", {"image": IMAGE_COLUMN, "label": [0, 1, 1, 0, 0], **others})
+    for columns, numbers, label in (
+        ({"label": [0] * 5, "class_id": [1] * 5}, [], "label"),
+        ({"target": [30] * 5, "class_id": [1] * 5}, ["target"], "class_id"),
+        ({"label": [7] * 5, "fine_label": [1] * 5}, ["label"], "fine_label"),
+        ({"label": [7] * 5, "num_labels": [1] * 5}, [], "label"),
+    ):
+        found = open_parquet(table(tmp_path, {"image": IMAGE_COLUMN, **columns}), column=numbers).found
+        assert f"labels from {label}" in found, columns
     [warning] = open_parquet(tmp_path / "t", no_labels=True).listing().warnings
     assert warning == "columns that are not kept: label, age; --column NAME keeps a column of numbers"
 

@@ -544,7 +544,7 @@ def test_garbled_data_are_rejected_on_request() -> None:
     data, row = next((data, row) for data in made if (row := decode(data)).unusual)
     assert documented("garbled")[1].fullmatch(row.unusual)
     assert [*advice_on({f"grayscale, {row.unusual}": 2}, None)] == [
-        "2 damaged images were kept, with wrong pixels in a part of the image; --on-damaged reject leaves them out"
+        "2 garbled images were kept, maybe with wrong pixels; --on-damaged reject leaves them out"
     ]
     with pytest.raises(Undecodable, match="garbled: "):
         decode(data, on_damaged="reject")

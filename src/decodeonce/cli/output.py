@@ -123,12 +123,12 @@ def store_facts(root: Path, manifest: Manifest, labels: NDArray[np.int64]) -> Js
 
 
 def _kind_of(reason: str, paired: Collection[str]) -> str:
-    """Return a reason without its details, such as "truncated", or "mask: truncated" for one of the `paired` images."""
+    """Return a reason without its details, such as "truncated"; the name of a `paired` image or a map stays."""
     name, _, rest = reason.partition(": ")
-    if name in paired:
+    if name in paired or re.fullmatch(r"[\w.]+:\w+", name):
         return f"{name}: {_kind_of(rest, ())}"
-    is_origin = rest and re.fullmatch(r"\S+\.(json|xml)|\S+:\w+", name)  # a file of boxes, or a map function
-    return re.split("[:;,] ", rest if is_origin else reason)[0]
+    kind = rest if name.lower().endswith((".json", ".xml")) else reason
+    return re.split("[:;] |, (?=which|run)", kind)[0]
 
 
 def built_facts(out: Path, manifest: Manifest, *, already_finished: bool, **more: object) -> Json:
@@ -192,7 +192,7 @@ def advice_on(kept: Mapping[str, int], levels: object) -> Iterator[str]:
             f"bits; --levels 0:{(1 << bits) - 1} scales all images equally, and --levels auto each image by itself"
         )
     if garbled := sum(count for reason, count in kept.items() if "garbled" in reason):
-        found = f"{counted(garbled, 'damaged image')} {_was(garbled)} kept, with wrong pixels in a part of the image"
+        found = f"{counted(garbled, 'garbled image')} {_was(garbled)} kept, maybe with wrong pixels"
         yield f"{found}; --on-damaged reject leaves {'it' if garbled == 1 else 'them'} out"
     if white := sum(count for reason, count in kept.items() if "above --levels" in reason):
         found = f"{counted(white, 'image')} {_was(white)} stored mostly white"

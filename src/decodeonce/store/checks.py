@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -34,18 +35,16 @@ def repair_advice(path: Path) -> str:
         return f"restore it from a copy of the store, or add its numbers again: `{add}`"
     if path.suffix == ".tsv" or path.stem in BOX_COLUMNS:
         return f"run `prep repair {store} --from COPY`, where COPY is a copy of the store"
-    manifest = path.with_name("store.json")
-    version = manifest.stat().st_mtime_ns if manifest.is_file() else 0
-    return f"run `prep repair {store} --from {_repair_source(manifest, version)}"
+    manifest, source = path.with_name("store.json"), "SRC`"
+    with suppress(StoreError, OSError):  # another error reports a damaged manifest
+        source = _repair_source(manifest, manifest.stat().st_mtime_ns)
+    return f"run `prep repair {store} --from {source}"
 
 
 @lru_cache(1)  # each missing shard of a store has a message
-def _repair_source(manifest: Path, version: int) -> str:
+def _repair_source(manifest: Path, mtime_ns: int) -> str:
     """Return the rest of a command after --from, and what its words stand for; SRC is that of the build."""
-    try:
-        found = read_manifest(manifest)
-    except (StoreError, OSError):  # another error reports it
-        return "SRC`"
+    found = read_manifest(manifest)
     kind = str(found.source.get("kind"))
     if kind == "store" or found.recipe.keys() & {"resized_from", "unpacked_from"}:
         return "STORE`, where STORE is another store with these rows"

@@ -105,7 +105,7 @@ def _unread(data: bytes) -> str:
         return f"{kind}, which is not supported: convert it to JPEG, for example with heif-convert"
     if data[128:132] == b"DICM":
         return "DICOM, which is not supported: convert it to PNG as docs/how-to/data/x-rays.md says"
-    if data[:99].lstrip().lower().startswith((b"<!doctype html", b"<html")):
+    if data[:99].removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith((b"<!doctype html", b"<html")):
         return "an HTML page instead of the image"
     return _by_start(data, UNREAD) or f"not an image: begins with {data[:8]!r}"
 

@@ -27,6 +27,7 @@ _HELD_OUT = re.compile(
     rf"(?<![a-z])({'|'.join(word for word in _WORDS if SPLITS[word] != 'train')})(?![a-z])", re.IGNORECASE
 )
 _PARTS = re.compile(r"(jpeg)?images?|imgs?|photos?|pictures?|masks?|labels?|annotations?|targets?|data", re.IGNORECASE)
+WNID = re.compile(r"n\d{8}")
 _IMAGE_NAME = re.compile(rb"\w(" + b"|".join(map(re.escape, SUFFIXES)) + rb")\b", re.IGNORECASE)
 SPLIT_COLUMN = "docs/how-to/data/csv.md#a-column-of-splits"
 _UNPACK = "unpack it, and pass the folder with its images"
@@ -132,8 +133,11 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
         yield f"classes have the names of parts of a dataset ({', '.join(names)}); to read only one, run: {first}"
     elif inner := _inner_folders(root, names, links):
         found = f"all class folders hold folders and no images ({', '.join(map(quoted, inner[:4]))})"
-        linked = f"mkdir ALL && ln -s {quoted(root.absolute())}/*/*/ ALL && prep build folder ALL OUT --follow-links"
-        yield f"{found}; if these are the classes, {'link them into one folder' if is_url(root) else f'run: {linked}'}"
+        advice = "write a list of all images, whose own folders are then the classes (docs/how-to/data/csv.md)"
+        if not is_url(root) and len({path.name for path in inner}) == len(inner):
+            linked = f"mkdir ALL && ln -s {quoted(root.absolute())}/*/[!@_]*/ ALL"
+            advice = f"run: {linked} && prep build folder ALL OUT --follow-links"
+        yield f"{found}; if these are the classes, {advice}"
     if len({re.sub("[0-9]+", "0", name) for name in names}) == 1:
         by_value = sorted(names, key=lambda name: [int(digits) for digits in re.findall("[0-9]+", name)])
         if label := next((label for label, name in enumerate(names) if name != by_value[label]), None):
@@ -144,23 +148,20 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
 def _inner_folders(root: Path, names: Sequence[str], links: Links) -> list[Path]:
     """Return the folders in class folders that are probably the classes.
 
-    There are none if a class folder has images or mainly files, or folders that tools made. Neither if names repeat, or
-    have digits, as those of patients and videos have, or are those of splits or parts of a dataset.
+    There are none if a class folder has images or mainly files. Neither if half of the names repeat, or have digits, as
+    those of patients and videos have, or are those of splits or parts of a dataset.
     """
     found = list[Path]()
     for name in names:
-        folders, *others = _inside(root / name, links)
-        files, left_out = ([other for other in some if not other.startswith(".")] for some in others)
-        odd = [
-            inner
-            for inner in folders
-            if re.search("[0-9]", inner) or _PARTS.fullmatch(inner) or _SPLIT.fullmatch(inner)
-        ]
-        images = [file for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
-        if odd or images or left_out or len(files) > len(folders):
+        inside = _inside(root / name, links)
+        images = [file for file in inside.files if file.lower().endswith(IMAGE_SUFFIXES)]
+        if images or len(inside.files) > max(len(inside.folders), 2):
             return []
-        found += [Path(name, inner) for inner in folders]
-    return found if len({path.name for path in found}) == len(found) else []
+        found += [Path(name, folder) for folder in inside.folders]
+    different = {path.name for path in found}
+    odd = (re.search("[0-9]", WNID.sub("", one)) or _PARTS.fullmatch(one) or _SPLIT.fullmatch(one) for one in different)
+    likely = len(different) - sum(map(bool, odd))
+    return found if 2 * likely > len(found) else []
 
 
 def unlike_train(root: Path, names: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -125,6 +125,7 @@ class ListSource(LabeledSource):
         """Return every sample, in the order of the list."""
         # The number of files by subfolder of the root, if some are missing in it; whether none of them is in two.
         self._notes, self._places, self._are_distinct = Notes(), Counter[str](), True
+        self._nearby: list[str] | None = None  # folders that may have missing files
         self._learn_classes()
         searches = iter(range(MOST_SEARCHES))
         found = map(partial(self._with_cause, searches), stat_entries(self.root, self._listed(), self.links))
@@ -174,7 +175,7 @@ class ListSource(LabeledSource):
             if not (self.root / name_text(name)).is_file():
                 advice = f"if this line is a header, pass --image-column {quoted(line.path)}"
                 advice += f" --label-column {quoted(line.label)}" if line.label else ""
-                advice = self._cause_of_missing(name_text(name), self._nearby_folders) or advice
+                advice = self._cause_of_missing(name_text(name), self._nearby_folders()) or advice
                 where = f"{self.file}: line {line.number}: {line.path!r}"
                 raise BuildError(f"{where}: no such file; {advice}; otherwise correct or remove the line")
 
@@ -221,7 +222,7 @@ class ListSource(LabeledSource):
         """Return the entry, with the likely cause if its file is missing. Each search of subfolders takes one item."""
         if entry.problem != MISSING:
             return entry
-        folders = [] if next(searches, None) is None else self._nearby_folders
+        folders = [] if next(searches, None) is None else self._nearby_folders()
         cause = self._cause_of_missing(name_text(entry.name), folders)
         below = [folder for folder in folders if not folder.startswith("..")]
         if not cause and len(below) == MOST_FOLDERS and b"/" not in entry.name:
@@ -256,14 +257,15 @@ class ListSource(LabeledSource):
             return ""
         advice = f"pass --root {quoted(self.root)}"
         if start != "/":
-            script = 's#(^|[,;\\t" ])' + SPECIAL.sub(r"\\\g<0>", start) + "#\\1#"
+            script = r's#(^|[,;\t" ])(\./|/)?' + SPECIAL.sub(r"\\\g<0>", start) + "#\\1#"
             command = f"sed -E {quoted(script)} {quoted(self.file)} > NEW"
             advice = f"if this is the file, run: {command}; then build NEW, and {advice}"
         return f"{name.removeprefix(start)} exists; {advice}"
 
-    @cached_property
     def _nearby_folders(self) -> list[str]:
-        return _folders_near(self.root)
+        if self._nearby is None:
+            self._nearby = _folders_near(self.root)
+        return self._nearby
 
     def _exists(self, folder: str, name: str) -> bool:
         return os.path.exists(os.path.join(os.fsencode(self.root / folder), name_bytes(name)))

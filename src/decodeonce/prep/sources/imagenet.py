@@ -20,10 +20,10 @@ from decodeonce.formatting import counted, quoted
 from decodeonce.prep.listing import Entry, Scan, Undecodable, name_bytes, name_text
 from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, sort_members
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.class_folders import list_top
+from decodeonce.prep.sources.class_folders import WNID, list_top
 from decodeonce.prep.sources.classes import check_classes
 from decodeonce.prep.sources.files import Links, expecting, is_file, is_folder, parallel_map, stem_of, system_of
-from decodeonce.prep.sources.folder import WNID, BySuffix, is_image_name
+from decodeonce.prep.sources.folder import BySuffix, is_image_name
 from decodeonce.prep.sources.holders import FileFacts, Member, SourceFile, SourceFiles, open_holder, source_file
 from decodeonce.prep.sources.imagenet_labels import MAPPING, NAMED, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
 from decodeonce.remote import source_path

@@ -31,7 +31,7 @@ NEGATIVE = "label {}, expected 0 or more"
 MISSING_LABELS = {"nan", "NaN", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A"}  # pandas reads these as NaN
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
-_WORD = re.compile(r"[^\s,;|]+")  # one of several labels of an image
+_WORD = re.compile(r"[^\s,;|/&+]+")  # one of several labels of an image
 _SEVERAL = re.compile(r"[;|]|^\d+(?:[\s,]+\d+)+$")  # names of classes rarely have these
 _PADDED = re.compile("0[0-9]")
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(?:\.0*)?")  # pandas writes 5.0 if another label of the table is missing
@@ -100,7 +100,8 @@ class LabeledSource(Source):
         if self._given is None and are_names and (train := train_next_to(self.top)):
             what = f"the classes are the {len(names)} labels that were found, so labels differ if {train} has others"
             warnings.append(f"{what}; pass the --classes of the build of train")
-        if self._given is None and not are_names and (padded := [one for one in self._numbers if _PADDED.match(one)]):
+        padded = [label for label in self._numbers if _PADDED.match(label)]
+        if padded and self.are_texts and self._given is None and not are_names:
             what = f"labels such as {padded[0]!r} are class numbers, here {self._numbers[padded[0]]}"
             warnings.append(f"{what}; if they are names, pass them all, with their zeros, as --classes FILE")
         if self._given is None and (missing := [name for name in names if name in MISSING_LABELS]):
@@ -238,7 +239,7 @@ def _several_labels(names: Sequence[str]) -> str:
     of the names of several words must have only words that others have, too, and a third of all words must be first
     here and later there: of the names "polar bear", "brown bear" and "brown dog", each word has its place.
     """
-    words_of = {name: _WORD.findall(name) for name in names}
+    words_of = {name: _WORD.findall(name) for name in names if name not in MISSING_LABELS}  # such as N/A
     several = {name: words for name, words in words_of.items() if len(words) > 1}
     times = Counter(chain.from_iterable(map(set, words_of.values())))
     movable = {words[0] for words in several.values()} & {word for words in several.values() for word in words[1:]}

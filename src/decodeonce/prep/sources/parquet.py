@@ -417,10 +417,11 @@ def find_columns(
     likely = [name for name in images if name.lower() in IMAGE_COLUMNS] if len(images) > 1 else list(images)
     labels = [field.name for field in schema if _is_label(field.type)]
     coded = [name for name in labels if class_names(schema, name) is not None]
-    named = [name for name in labels if name.lower() in LABEL_COLUMNS]
-    named = [name for name in named if name != "class_id"] or named  # next to the class itself
-    known = coded or named or list(filter(may_be_labels, labels))
+    known = coded or list(filter(may_be_labels, labels))
     known = [name for name in known if name not in numbers] or known
+    others = {name.lower() for name in schema.names if name not in numbers}
+    if others & {*LABEL_COLUMNS} - {"class_id"}:  # a number of the class is next to it
+        known = [name for name in known if name.lower() != "class_id"]
     if image:
         likely = [name for name, leaves in images.items() if image in (name, leaves[0])]
     if label:
