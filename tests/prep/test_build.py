@@ -110,7 +110,7 @@ def test_order_and_number_of_tasks_change_no_byte(tree: Path, reference: Bytes, 
     assert tree_bytes(out) == reference
 
 
-CALLS = ["checked_listing", "check_free_space", "write_plan", "read_plan"]
+CALLS = ["checked_listing", "check_free_space", "write_plan"]
 
 
 # The second look at OUT is after the look for a plan.

@@ -88,10 +88,10 @@ def _plan_for(paths: BuildPaths, source: Source, listing: Listing, content: Json
             advice = f"{missing_advice(paths.build)}remove {quoted(paths.root)} and build again"
             raise BuildError(f"{paths.plan}: missing, although this build has begun; {advice}")
         _check_space(Plan(paths, content))
-        write_plan(paths, listing, content)
-    plan = read_plan(paths)
-    check_matches_plan(plan, listing, content)  # also a new one: another process may have written it first
-    # A new plan has these; only that of an earlier call can differ.
+        if (written := write_plan(paths, listing, content)) is not None:
+            return written
+    plan = read_plan(paths)  # of an earlier call or another process
+    check_matches_plan(plan, listing, content)
     if all(plan.content["source"][key] == content["source"][key] for key in ("root", "arguments")):
         return plan
     return with_moved_source(plan, content)

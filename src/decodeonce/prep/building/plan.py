@@ -301,35 +301,37 @@ def read_plan(paths: BuildPaths) -> Plan:
     try:
         encoded = paths.plan.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        found = f"no plan here (no {paths.plan})" if paths.root.exists() else "no such folder"
-        advice = f"{missing_advice(paths.root)}run `prep plan` or `prep build` first"
-        raise BuildError(f"{paths.root}: {found}; {advice}") from None
-    if not encoded:  # `publish` without hard links
-        advice = f"run the same command again; if this is printed again, remove {paths.root} first"
-        raise Stopped(f"{paths.plan}: empty: another process is writing it, or was killed; {advice}")
+        raise _no_plan(paths) from None
     try:
         content = json.loads(encoded)
-        if content["digest"] == digest_of(content):
-            version = content["version"]
-            if version == PLAN_VERSION:
-                return Plan(paths, content)
-            found = f"plan version is {version!r}, expected {PLAN_VERSION}"
-            advice = f"finish with the decodeonce release that made it, or remove {paths.root} and build again"
-            raise BuildError(f"{paths.plan}: {found}; {advice}")
+        if content["digest"] == digest_of(content) and content["version"] == PLAN_VERSION:
+            return Plan(paths, content)
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
-        pass
-    raise BuildError(f"{paths.plan}: damaged; remove {paths.root} and build again")
+        content = None
+    raise _unreadable_plan(paths, encoded, content)
+
+
+def _no_plan(paths: BuildPaths) -> BuildError:
+    found = f"no plan here (no {paths.plan})" if paths.root.exists() else "no such folder"
+    return BuildError(f"{paths.root}: {found}; {missing_advice(paths.root)}run `prep plan` or `prep build` first")
+
+
+def _unreadable_plan(paths: BuildPaths, encoded: bytes, content: Json | None) -> BuildError | Stopped:
+    """Return the error for a plan.json. `content` is None if it is not that of a plan."""
+    if not encoded:  # `publish` without hard links
+        advice = f"run the same command again; if this is printed again, remove {paths.root} first"
+        return Stopped(f"{paths.plan}: empty: another process is writing it, or was killed; {advice}")
+    if content is None or content["digest"] != digest_of(content):
+        return BuildError(f"{paths.plan}: damaged; remove {paths.root} and build again")
+    found = f"plan version is {content['version']!r}, expected {PLAN_VERSION}"
+    advice = f"finish with the decodeonce release that made it, or remove {paths.root} and build again"
+    return BuildError(f"{paths.plan}: {found}; {advice}")
 
 
 def plan_content(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> Json:
     """Return the content of plan.json, without its digest and the folder of the other files."""
-    if taken := {c.name for c in (*listing.columns, *source.columns())} & {one.name for one in recipe.paired}:
-        raise BuildError(f"{source.root}: {min(taken)!r} is a column and a paired image; give one of them another name")
-    try:
-        for column in source.columns():
-            check_column(column, len(listing))
-    except ValueError as error:
-        raise BuildError(f"{source.root}: {error}") from None
+    if columns := [*listing.columns, *source.columns()]:
+        _check_columns(source, columns, len(listing), recipe)
     block_rows = source.block_rows(len(listing), recipe.row_bytes)
     blocks = Blocks.of(len(listing), recipe.row_bytes, recipe.shard_size, block_rows)
     return {
@@ -356,8 +358,18 @@ def plan_content(source: Source, listing: Listing, recipe: Recipe, decoders: dic
     }
 
 
-def write_plan(paths: BuildPaths, listing: Listing, content: Json) -> None:
-    """Write the files of a plan, plan.json last. If another process has written its own first, that is the plan."""
+def _check_columns(source: Source, columns: list[Column], count: int, recipe: Recipe) -> None:
+    if taken := {column.name for column in columns} & {one.name for one in recipe.paired}:
+        raise BuildError(f"{source.root}: {min(taken)!r} is a column and a paired image; give one of them another name")
+    try:
+        for column in columns:
+            check_column(column, count)
+    except ValueError as error:
+        raise BuildError(f"{source.root}: {error}") from None
+
+
+def write_plan(paths: BuildPaths, listing: Listing, content: Json) -> Plan | None:
+    """Write the files of a plan, plan.json last, and return it; None if another process has written its own first."""
     seed, by_unit = content["recipe"]["shuffle_seed"], bool(content["source"]["unit_name"])
     order = row_order(listing, seed, by_unit=by_unit)
     chunks = [order[first : first + CHUNK] for first in range(0, len(order), CHUNK)]
@@ -373,8 +385,11 @@ def write_plan(paths: BuildPaths, listing: Listing, content: Json) -> None:
         with suppress(OSError):  # report the first error
             remove_tree(folder)
         raise
-    if not publish(paths.plan, sign({**content, "folder": folder.name})):
-        remove_tree(folder)
+    encoded = sign({**content, "folder": folder.name})
+    if publish(paths.plan, encoded):
+        return Plan(paths, json.loads(encoded))
+    remove_tree(folder)
+    return None
 
 
 def with_moved_source(plan: Plan, content: Json) -> Plan:
