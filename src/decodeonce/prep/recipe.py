@@ -144,6 +144,10 @@ class Recipe:
             gray_range(self.levels)
         if self.map:
             self._check_map()
+        if self.paired:
+            self._check_paired()
+
+    def _check_paired(self) -> None:
         names = [one.name for one in self.paired]
         if wrong := [name for name in names if name in NOT_PAIRED or names.count(name) > 1]:
             expected = f"expected a unique name, not one of {', '.join(NOT_PAIRED)}"

@@ -130,7 +130,8 @@ class _Finisher:
         if not self._count:
             command = f"prep status {quoted(paths.root)}"
             raise BuildError(f"{paths.root}: every image was rejected or left out; list them with: {command}")
-        self._warn_of_palettes()
+        if self._colors:
+            self._warn_of_palettes()
         if holes := np.flatnonzero(self._row_from != np.arange(self._count)).tolist():
             self._fill_holes(holes)
         records = self._journals.records(range(len(plan.blocks)))

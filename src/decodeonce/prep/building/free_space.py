@@ -71,18 +71,17 @@ def check_free_space(out: Path, storage: Storage, need: Need) -> None:
     """Raise BuildError if the disk or a quota has less space or fewer files than needed."""
     limits: list[Storage | Quota] = [storage, *storage.quotas]
     for limit in limits:
-        free_bytes, free_files = limit.free_bytes, limit.free_files
-        where = f" within the quota of {limit.whose}" if isinstance(limit, Quota) else ""
-        if free_bytes is not None and need.bytes > free_bytes:
-            raise BuildError(
-                f"{out}: {size_text(free_bytes)} free{where}, {size_text(need.bytes)} needed "
-                f"for {counted(need.rows, 'row')}; make room, choose another OUT, or pass a smaller --size"
-            )
-        if free_files is not None and need.files > free_files:
-            raise BuildError(
-                f"{out}: {free_files} more files allowed{where}, {need.files} needed; remove some, choose "
-                "another OUT, or pass a larger --shard-size"
-            )
+        if limit.free_bytes is not None and need.bytes > limit.free_bytes:
+            found = f"{size_text(limit.free_bytes)} free{_quota_of(limit)}, {size_text(need.bytes)} needed"
+            advice = "make room, choose another OUT, or pass a smaller --size"
+            raise BuildError(f"{out}: {found} for {counted(need.rows, 'row')}; {advice}")
+        if limit.free_files is not None and need.files > limit.free_files:
+            found = f"{limit.free_files} more files allowed{_quota_of(limit)}, {need.files} needed"
+            raise BuildError(f"{out}: {found}; remove some, choose another OUT, or pass a larger --shard-size")
+
+
+def _quota_of(limit: Storage | Quota) -> str:
+    return f" within the quota of {limit.whose}" if isinstance(limit, Quota) else ""
 
 
 def describe_storage(storage: Storage) -> list[str]:

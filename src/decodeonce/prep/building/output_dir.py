@@ -124,12 +124,15 @@ def check_not_truncated(plan: Plan, index: int) -> None:
     path, size = planned_shard(plan, index)
     found = path.stat().st_size
     if found < size:
-        root = str(plan.paths.root)
-        raise BuildError(
-            f"{path}: {found} bytes, expected {size}: it was cut after decoding began, so rows are lost; remove {root} "
-            f"and build again, or rebuild only the lost rows: run `truncate -s {size} {quoted(path)}`, finish "
-            f"the build, then run `prep verify {quoted(plan.paths.root)}`, which names the command"
-        )
+        raise _truncated_error(plan.paths.root, path, found, size)
+
+
+def _truncated_error(root: Path, path: Path, found: int, size: int) -> BuildError:
+    return BuildError(
+        f"{path}: {found} bytes, expected {size}: it was cut after decoding began, so rows are lost; remove {root} "
+        f"and build again, or rebuild only the lost rows: run `truncate -s {size} {quoted(path)}`, finish "
+        f"the build, then run `prep verify {quoted(root)}`, which names the command"
+    )
 
 
 def reserve_shards(plan: Plan) -> None:
