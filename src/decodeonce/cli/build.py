@@ -453,8 +453,10 @@ def say_outcome(
     if any(facts["rejects"].values()):
         counts = f"{rejects_text(facts)}; see rejects.tsv"
         say(f"{out}: {counts}", err=facts["rejects"]["rejected"] > 0 and cli.quiet)
-    for line in advice_on(facts["kept"], facts["recipe"].get("levels")) if advise else ():
-        say(f"{out}: {line}", err=cli.quiet)
+    levels = facts["recipe"].get("levels")
+    if advise and (facts["kept"] or levels is not None):
+        for line in advice_on(facts["kept"], levels):
+            say(f"{out}: {line}", err=cli.quiet)
     say(f"{out}: {rows}, {size_text(facts['bytes'])}, written{speed}; next: prep info {quoted(out)}")
     print_result(facts)
 

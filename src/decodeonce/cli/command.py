@@ -141,13 +141,16 @@ class Command(_Summarized, TyperCommand):
                 self._refuse_repeated(ctx, args)
             return super().parse_args(ctx, args)
         except USAGE_ERROR as error:
-            error.ctx = error.ctx or ctx
-            if param := getattr(error, "param", None):
-                error.message = _expected_number(param) or error.message
-                if given and getattr(param, "nargs", 1) == -1:
-                    # `prep convert a.store`: click gives the only path to OUT, and reports that IN is missing.
-                    error.param = [param for param in self.params if param.param_type_name == "argument"][-1]
+            self._explain(error, ctx, given)
             raise
+
+    def _explain(self, error: Click, ctx: Click, given: bool) -> None:
+        error.ctx = error.ctx or ctx
+        if param := getattr(error, "param", None):
+            error.message = _expected_number(param) or error.message
+            if given and getattr(param, "nargs", 1) == -1:
+                # `prep convert a.store`: click gives the only path to OUT, and reports that IN is missing.
+                error.param = [param for param in self.params if param.param_type_name == "argument"][-1]
 
     def _refuse_repeated(self, ctx: Click, args: list[str]) -> None:
         """Raise a usage error if a flag that takes one value is repeated: click would use the last in silence."""

@@ -96,12 +96,11 @@ def store_facts(root: Path, manifest: Manifest, labels: NDArray[np.int64]) -> Js
     from decodeonce.store.table import read_rejects
 
     found = Counter((one.action, one.reason) for one in read_rejects(StorePaths(root).rejects))
-    listed = Counter({"rejected": 0, "left out": 0, "kept": 0})
-    for (action, _), count in found.items():
-        listed[action] += count
-    rejected, paired = Counter[str](), {one.name for one in manifest.paired}
+    listed, rejected = Counter({"rejected": 0, "left out": 0, "kept": 0}), Counter[str]()
     for (action, reason), count in found.items():
-        rejected[_kind_of(reason, paired)] += count * (action == "rejected")
+        listed[action] += count
+        if action == "rejected":
+            rejected[_kind_of(reason, [one.name for one in manifest.paired])] += count
     nbytes = sum(shard.bytes for shard in manifest.shards)
     return {
         "rows": manifest.count,
@@ -115,7 +114,7 @@ def store_facts(root: Path, manifest: Manifest, labels: NDArray[np.int64]) -> Js
         "classes": len(manifest.classes),
         "used_classes": int(np.count_nonzero(np.bincount(labels))),  # a class may have lost all its images
         "rejects": listed,
-        "rejected": {kind: count for kind, count in rejected.most_common() if count},
+        "rejected": dict(rejected.most_common()),
         "kept": {reason: count for (action, reason), count in found.items() if action == "kept"},
         "recipe": manifest.recipe,
         "digest": manifest.digest,

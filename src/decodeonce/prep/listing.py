@@ -270,10 +270,13 @@ class Listing:
         )
         labels = listing.records["label"]
         if not scan.late and len(wrong := np.flatnonzero((labels < 0) | (labels >= len(listing.classes)))):
-            entry = listing.entry(int(wrong[0]))
-            found = f"its label is {entry.label}, but `classes` of the scan has {len(listing.classes)}"
-            raise BuildError(f"{entry.text}: {found}; see docs/contribute/sources.md")
+            raise listing._wrong_label(int(wrong[0]))
         return scan.finish(listing)
+
+    def _wrong_label(self, row: int) -> BuildError:
+        entry = self.entry(row)
+        found = f"its label is {entry.label}, but `classes` of the scan has {len(self.classes)}"
+        return BuildError(f"{entry.text}: {found}; see docs/contribute/sources.md")
 
     def __len__(self) -> int:
         return len(self.records)

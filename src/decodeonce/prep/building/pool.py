@@ -174,7 +174,7 @@ def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], 
         warned = False
         by_unit = plan.content["source"]["unit_name"]
         queue: Queue = UnitQueue(todo, block_spans(plan, todo)) if by_unit else BlockQueue(todo)
-        pool = WorkerPool(message, how.workers or usable_cores(), queue, journal, plan.user_functions())
+        pool = WorkerPool(message, how.workers or usable_cores(), queue, journal, plan.user_functions)
         for done in pool.run():
             if done is not None:
                 rows, written, rejects = rows + done["rows"], written + done["bytes"], rejects + done["rejects"]
@@ -338,14 +338,19 @@ class WorkerPool:
         size: Maximum number of workers.
         queue: The blocks to decode.
         journal: Receives the line of each completed block.
-        runs: What the workers import, `module:function`, for messages.
+        runs: Returns what the workers import, `module:function`, for messages.
 
     Attributes:
         workers: The workers that are alive.
     """
 
     def __init__(
-        self, first_message: Mapping[str, object], size: int, queue: Queue, journal: Journal, runs: Sequence[str] = ()
+        self,
+        first_message: Mapping[str, object],
+        size: int,
+        queue: Queue,
+        journal: Journal,
+        runs: Callable[[], list[str]] = list,
     ) -> None:
         self.workers: set[WorkerHandle] = set()
         self._journal, self._runs = journal, runs
@@ -423,8 +428,8 @@ class WorkerPool:
         if row is None or (status in KILLED and not worker.limit_passed):
             self._idle_deaths += 1
             if self._idle_deaths > self._size + STRIKES:
-                if self._runs and status not in KILLED:
-                    raise user_death(self._runs, status)
+                if status not in KILLED and (functions := self._runs()):
+                    raise user_death(functions, status)
                 advice = "pass fewer --workers if memory is short" if status in KILLED else "see the messages above"
                 raise Stopped(f"workers keep dying (exit status {status}); {advice}, then run the same command again")
             return True
