@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodeonce.build import Recipe, finish
-from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, journal_line
+from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums, journal_line, summed_lines
 from decodeonce.prep.building.plan import Plan, checked_listing, plan_content, read_plan, write_plan
 from decodeonce.prep.listing import Scan
 from decodeonce.prep.paths import BuildPaths
-from decodeonce.prep.pixels.sums import PixelSums, summed_lines
 from decodeonce.sources import Entry, Source, open_imagenet
 from decodeonce.store import disk, open_store, verify_store
 from decodeonce.store.hashing import row_checksum

@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +18,16 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped
 from decodeonce.formatting import counted, quoted
-from decodeonce.prep.building.journal import FACTS, Journals, PaletteColors, add_color
+from decodeonce.prep.building.journal import FACTS, Journals, PaletteColors, add_color, summed_lines
 from decodeonce.prep.building.output_dir import check_not_truncated, clean_up, failure_of
 from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.prep.listing import name_bytes, name_text
 from decodeonce.prep.paths import BuildPaths
-from decodeonce.prep.pixels.sums import summed_lines
 from decodeonce.prep.sources.base import DecodedRows
 from decodeonce.store import Column, Manifest
 from decodeonce.store.files import ShardFile, page_aligned_buffer, sync_folder
 from decodeonce.store.hashing import row_checksum
-from decodeonce.store.manifest import read_manifest
+from decodeonce.store.manifest import SmallFile, read_manifest
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Reject, line, reject_line, sample_lines
 from decodeonce.store.writer import seal_store, write_array, write_small
 
@@ -140,16 +139,15 @@ class _Finisher:
         self._warn_of_lost_classes()
         self._columns = [*self._samples.columns, *self._source.columns()]
         scratch = paths.build  # files that a kill leaves there are removed with it
-        arrays: list[tuple[Path, tuple[int, ...], str, Iterator[np.ndarray]]] = [
-            (paths.labels, (), "<i8", self._labels()),
-            (paths.checksums, (), "<u8", iter([self._facts["checksum"]])),
-        ]
+        files = dict[str, SmallFile]()
+
+        def write(path: Path, dtype: str, parts: Iterable[np.ndarray], shape: tuple[int, ...] = ()) -> None:
+            files[path.name] = write_array(path, (self._count, *shape), np.dtype(dtype), parts, scratch=scratch)
+
+        write(paths.labels, "<i8", self._labels())
+        write(paths.checksums, "<u8", [self._facts["checksum"]])
         for column in self._columns:
-            arrays.append((paths.root / column.file, column.shape, column.dtype, self._column(column)))
-        files = {
-            path.name: write_array(path, (self._count, *shape), np.dtype(dtype), parts, scratch=scratch)
-            for path, shape, dtype, parts in arrays
-        }
+            write(paths.root / column.file, column.dtype, self._column(column), column.shape)
         for path, lines in ((paths.samples, self._sample_lines()), (paths.rejects, self._reject_lines())):
             files[path.name] = write_small(path, lines, scratch=scratch)
         draft, shard_rows, labels = self._draft(), plan.blocks.shard_rows, self._labels()

@@ -20,12 +20,11 @@ import numpy as np
 
 from decodeonce.errors import Stopped
 from decodeonce.host import limited_memory
-from decodeonce.prep.building.journal import FACTS, BlockRecord, PaletteColors, add_color, journal_line
+from decodeonce.prep.building.journal import FACTS, BlockRecord, PaletteColors, PixelSums, add_color, journal_line
 from decodeonce.prep.building.plan import Block, Plan, read_plan, reject_error
 from decodeonce.prep.listing import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.pixels.sums import PixelSums
 from decodeonce.prep.processes.child import Heartbeat, Parent
 from decodeonce.prep.sources.base import Source
 from decodeonce.remote import is_url, take_over
