@@ -152,8 +152,9 @@ def test_work_gets_task_from_job_array_and_launcher(
 def test_build_refuses_several_ranks(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "2")
-    for verb in ("build", "plan"):
-        result = prep(verb, "imagenet", tree, tmp_path / "out")
+    build = ["build", "imagenet", tree, tmp_path / "out"]
+    for words in (build, [*build, "--dry-run"], ["plan", *build[1:]], ["submit", "slurm", *build, "--cpus", 1, "--tasks", 2]):
+        result = prep(*words)
         assert_fails(result, 2, "this is rank 1 of 2 (PMI), but this command must run in one process")
     assert list(tmp_path.iterdir()) == []
 

@@ -91,7 +91,6 @@ class BuildRequest:
     out: Path
     recipe: Recipe
     how: WorkSettings
-    dry_run: bool
     expect: int | None
 
 
@@ -235,7 +234,7 @@ class BuildOptions:
             recipe = replace(recipe, shuffle_seed=None)
         with usage_errors():  # also in `with_paired`, but a conflict of flags is a usage error
             recipe = replace(recipe, paired=source.paired)
-        return BuildRequest(source, out, recipe, how, self.dry_run, self.expect)
+        return BuildRequest(source, out, recipe, how, self.expect)
 
     def _recipe(self) -> Recipe:
         from decodeonce.prep.pixels.user_map import find_map
@@ -324,7 +323,12 @@ def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Comm
     opener = find_opener(kind)
 
     def command(src: Src, out: Out, options: BuildOptions, **own: object) -> None:
-        run(options.request(src, out, partial(opener, **own)))
+        request = options.request(src, out, partial(opener, **own))
+        check_alone(ADVICE_FOR_RANKS)
+        if options.dry_run:
+            say_found(request)
+            return say_dry_run(request)
+        run(request)
 
     annotated = [parameter for parameter in parameters(opener) if get_origin(parameter.annotation) is Annotated]
     help_text = (inspect.getdoc(opener) or "").partition("\n\n")[0]
@@ -347,10 +351,7 @@ def run_build(request: BuildRequest) -> None:
     """Plan, decode and finish a build, and print a summary."""
     from decodeonce.prep.building.build import build
 
-    check_alone(ADVICE_FOR_RANKS)
     say_found(request)
-    if request.dry_run:
-        return say_dry_run(request)
     was_finished = BuildPaths(request.out).manifest.exists()
     start, decoded = time.monotonic(), 0
     with build_progress() as show:
@@ -371,10 +372,7 @@ def run_plan(request: BuildRequest) -> None:
     from decodeonce.prep.building.build import plan_unless_built
     from decodeonce.prep.building.plan import in_classes
 
-    check_alone(ADVICE_FOR_RANKS)
     say_found(request)
-    if request.dry_run:
-        return say_dry_run(request)
     say_storage(request.out)
     plan = plan_unless_built(request.source, request.out, request.recipe, request.expect)
     if plan is None:

@@ -71,7 +71,7 @@ def convert(
         )
         made_of, recipe = open_conversion(stores, out, conversion)
     if dry_run:
-        return say_dry_run(BuildRequest(made_of, out, recipe, WorkSettings(max_bad="0"), dry_run, expect=None))
+        return say_dry_run(BuildRequest(made_of, out, recipe, WorkSettings(max_bad="0"), expect=None))
     was_finished, start = BuildPaths(out).manifest.exists(), time.monotonic()
     with build_progress() as progress:
         manifest = convert_stores(stores, out, conversion, workers=workers, progress=progress)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decodeonce.cli import STOPPING, command, program
-from decodeonce.cli.build import BuildRequest, kinds_app, say_dry_run, say_found, say_storage
+from decodeonce.cli.build import BuildRequest, kinds_app, say_storage
 from decodeonce.cli.command import Command, Group, ResultCommand, option
 from decodeonce.cli.examples import examples
 from decodeonce.cli.output import print_result, say
@@ -160,9 +160,6 @@ def _memory(text: str | None) -> str | None:
 def _write(request: BuildRequest, words: Sequence[str], site: Site, chain: Chain, *, submit: bool) -> None:
     from decodeonce.prep.jobs.chain import write_scripts
 
-    if request.dry_run:
-        say_found(request)
-        return say_dry_run(request)
     script = write_scripts(request.out, site, chain, _commands(request, words, chain), Path.cwd())
     say_storage(request.out)
     for sentence in site.advice:
