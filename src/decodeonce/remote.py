@@ -148,13 +148,16 @@ def source_text(src: str | Path) -> str:
     """
     text = _WITHOUT_SLASH.sub(r"\1://", str(src)) if isinstance(src, Path) else src
     text = text.removeprefix("file://")
-    if scheme_of(text) in WEB:
-        text, _, query = text.partition("?")
-        check_url(text)
-        if query:
-            others = [line for line in os.environ.get(QUERY, "").splitlines() if line.partition(" ")[0] != text]
-            os.environ[QUERY] = "\n".join([*others, f"{text} {query}"])
-    return text
+    return _without_query(text) if scheme_of(text) in WEB else text
+
+
+def _without_query(url: str) -> str:
+    url, _, query = url.partition("?")
+    check_url(url)
+    if query:
+        others = [line for line in os.environ.get(QUERY, "").splitlines() if line.partition(" ")[0] != url]
+        os.environ[QUERY] = "\n".join([*others, f"{url} {query}"])
+    return url
 
 
 def absolute(path: Path) -> str:

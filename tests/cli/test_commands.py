@@ -153,7 +153,12 @@ def test_build_refuses_several_ranks(tree: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "2")
     build = ["build", "imagenet", tree, tmp_path / "out"]
-    for words in (build, [*build, "--dry-run"], ["plan", *build[1:]], ["submit", "slurm", *build, "--cpus", 1, "--tasks", 2]):
+    for words in (
+        build,
+        [*build, "--dry-run"],
+        ["plan", *build[1:]],
+        ["submit", "slurm", *build, "--cpus", 1, "--tasks", 2],
+    ):
         result = prep(*words)
         assert_fails(result, 2, "this is rank 1 of 2 (PMI), but this command must run in one process")
     assert list(tmp_path.iterdir()) == []

@@ -284,12 +284,12 @@ def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Com
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             """Return the command to run; import the package that adds it, unless the shell only completes a line."""
-            from decodeonce.prep.sources.plugins import plugin_errors
-
             found: Any = super().resolve_command(ctx, args)
             name, command, words = found
             if name in self.commands or command is None or ctx.resilient_parsing:
                 return found
+            from decodeonce.prep.sources.plugins import plugin_errors
+
             with plugin_errors(name):
                 self.commands[name] = _kind_command(name, run, cls)
             return name, self.commands[name], words

@@ -20,7 +20,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -137,10 +137,14 @@ def checked_listing(source: Source, expect: int | None = None) -> Listing:
     if expect is not None:
         check_expected(source, listing.candidates, len(listing.classes), expect)
     if not len(listing):
-        rejects = sorted(listing.rejects, key=lambda one: ";" not in one.reason)  # first those with a likely cause
-        tried = f"; all {listing.candidates} candidates are rejects, first {rejects[0]}" if rejects else ""
-        raise BuildError(f"{source.root}: no images found{tried}; read as {source.found}")
+        raise _no_images(source, listing.rejects)
     return listing
+
+
+def _no_images(source: Source, rejects: Sequence[Reject]) -> BuildError:
+    rejects = sorted(rejects, key=lambda one: ";" not in one.reason)  # first those with a likely cause
+    tried = f"; all {len(rejects)} candidates are rejects, first {rejects[0]}" if rejects else ""
+    return BuildError(f"{source.root}: no images found{tried}; read as {source.found}")
 
 
 def allowed_rejects(max_bad: str, candidates: int) -> int:

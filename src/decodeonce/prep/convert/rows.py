@@ -76,8 +76,6 @@ def converted(row: bytes, manifest: Manifest, recipe: Recipe) -> bytes:
         return row
     from PIL import Image  # here, so that a missing Pillow is reported like in a build
 
-    from decodeonce.prep.pixels.decode import FILTERS
-
     made, stored = bytearray(), np.frombuffer(row, np.uint8)
     packed, codec = CODECS[manifest.pixels], CODECS[recipe.pixels]
     if manifest.shape == recipe.shape and isinstance(packed, Yuv420) and isinstance(codec, Yuv420):
@@ -89,7 +87,7 @@ def converted(row: bytes, manifest: Manifest, recipe: Recipe) -> bytes:
     for name, array in arrays.items():
         image = Image.fromarray(array)
         if manifest.shape != recipe.shape:
-            filter_ = Image.Resampling.NEAREST if array.ndim == 2 else FILTERS[recipe.filter]
+            filter_ = Image.Resampling.NEAREST if array.ndim == 2 else Image.Resampling[recipe.filter.upper()]
             image = image.resize((recipe.width, recipe.height), filter_)
         made += codec.pack(image) if name == "images" else image.tobytes()
     return bytes(made)

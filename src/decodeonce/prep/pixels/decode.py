@@ -32,12 +32,6 @@ from decodeonce.store.layout import Paired
 
 MAX_RESIZED_PIXELS = 64 << 20  # if the resized image were larger, only the region that is kept is resized
 KEPT_BUFFER = 16 << 20  # larger images get a temporary buffer, so that a worker does not keep the memory of the largest
-FILTERS = {
-    "bilinear": Resampling.BILINEAR,
-    "bicubic": Resampling.BICUBIC,
-    "lanczos": Resampling.LANCZOS,
-    "box": Resampling.BOX,
-}
 JPEG_START, PNG_START = b"\xff\xd8\xff", b"\x89PNG"
 EXIF_IN_PNG = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")  # names before what may hold an orientation
 LabelOf = Callable[[Entry], int]
@@ -64,7 +58,7 @@ class Decoder:
     ) -> None:
         self._recipe = recipe
         self._row_size = (recipe.width, recipe.height)
-        self._filter = FILTERS[recipe.filter]
+        self._filter = Resampling[recipe.filter.upper()]
         self._pack = CODECS[recipe.pixels].pack
         self._buffer = np.empty(0, np.uint8)
         self._map = LoadedMap(recipe.map) if recipe.map else None

@@ -92,10 +92,9 @@ def decoder_versions(container: str) -> dict[str, str]:
     libjpeg = features.version("libjpeg_turbo") or features.version("jpg") or "none"
     pillow = _distribution(PIL.__version__)
     found = {"simplejpeg": simplejpeg, pillow: PIL.__version__, f"{pillow}'s libjpeg": libjpeg}
-    for library, feature in (("libwebp", "webp"), ("libtiff", "libtiff")):  # without them, such files are rejected
+    decoders = {"libwebp": "webp", "libtiff": "libtiff"}  # without them, such files are rejected
+    for library, feature in (decoders | {"libavif": "avif"} if reads_avif() else decoders).items():
         found[f"{pillow}'s {library}"] = features.version(feature) or "none"
-    if reads_avif():
-        found[f"{pillow}'s libavif"] = features.version("avif") or "none"
     if container == "hdf5":
         import h5py
 
