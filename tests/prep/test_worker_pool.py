@@ -54,7 +54,7 @@ def run_and_signal(pool: WorkerPool, row: int, signal_: int) -> int:
     signalled: set[int] = set()
     for _ in pool.run():
         for worker in pool.workers:
-            if worker.row == row and worker.child.process.pid not in signalled:
+            if worker.child.heartbeat.decoding == row and worker.child.process.pid not in signalled:
                 signalled.add(worker.child.process.pid)
                 os.kill(worker.child.process.pid, signal_)
     return len(signalled)
@@ -93,7 +93,7 @@ def test_decoder_without_processor_gets_longer(
     monkeypatch.setattr(pool_module, "IMAGE_SECONDS", 0.1)
     pool, slow = planned(slow_tree, tmp_path / "out")
     running = pool.run()
-    held = next(worker for _ in running for worker in pool.workers if worker.row == slow)
+    held = next(worker for _ in running for worker in pool.workers if worker.child.heartbeat.decoding == slow)
     os.kill(held.child.process.pid, signal.SIGSTOP)
     stopped = time.monotonic()
     while time.monotonic() < stopped + 0.5:

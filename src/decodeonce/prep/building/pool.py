@@ -306,14 +306,9 @@ class WorkerHandle:
         self._watched: tuple[int | None, float, float] = (None, 0.0, 0.0)
         self._looked = 0.0
 
-    @property
-    def row(self) -> int | None:
-        """The planned row whose image is being decoded, if any."""
-        return self.child.heartbeat.decoding
-
     def kill_if_stuck(self) -> None:
         """Kill the worker if repeated calls have seen it at the same image for longer than a limit."""
-        row, now = self.row, time.monotonic()
+        row, now = self.child.heartbeat.decoding, time.monotonic()
         unwatched = now - self._looked > 5 * TICK_SECONDS  # this process itself was stopped or got no processor time
         self._looked = now
         spent = processor_seconds(self.child.process.pid, unknown=now)
@@ -420,9 +415,10 @@ class WorkerPool:
         if worker.child.dismissed and not worker.blocks:  # how it exits depends on the user's code
             worker.child.end()
             return False
-        row, status = worker.row, worker.child.exit_status()
+        heartbeat = worker.child.heartbeat
+        row, status = heartbeat.decoding, worker.child.exit_status()
         if row is None and (status in READER_CRASHES or status >= 0):  # a dataset may end its process
-            row = worker.child.heartbeat.reading
+            row = heartbeat.reading
         worker.child.end()
         self._queue.put_back(worker, worker.blocks)
         if row is None or (status in KILLED and not worker.limit_passed):

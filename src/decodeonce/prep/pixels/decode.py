@@ -63,8 +63,7 @@ class Decoder:
         self._buffer = np.empty(0, np.uint8)
         self._map = LoadedMap(recipe.map) if recipe.map else None
         self._class_names, self._label_of = class_names, label_of
-        asks_for_more = recipe.exif == "apply" or recipe.scaled_decode or recipe.map or recipe.paired
-        self._is_plain = not asks_for_more
+        self._is_plain = not (recipe.exif == "apply" or recipe.scaled_decode or recipe.map or recipe.paired)
 
     def row(self, data: bytes, entry: Entry, *paired: bytes) -> Row:
         """Decode, cut out, map, resize, crop and pack one image, followed by what the recipe pairs with it.
