@@ -248,17 +248,8 @@ def count_bar(unit: str, total: int | None = None) -> Iterator[Callable[[int], N
 @contextmanager
 def build_progress() -> Iterator[Callable[[Progress], None]]:
     """Yield a callback for `work` that shows images/s, MB/s written, rejects and the time left."""
-    started = False
     with closing(_Meter("images")) as meter:
-
-        def update(progress: Progress) -> None:
-            nonlocal started
-            if not started and (done := progress.rows - progress.new_rows):
-                say(f"resuming: {done:,} of {progress.total_rows:,} rows are already done")
-            started = True
-            meter.show(progress.rows, progress.total_rows, progress.new_rows, progress.bytes, progress.rejects)
-
-        yield update
+        yield lambda now: meter.show(now.rows, now.total_rows, now.new_rows, now.bytes, now.rejects)
 
 
 class _Meter:
@@ -268,44 +259,51 @@ class _Meter:
         self._unit = unit
         self._bar: Bar = _bar(unit, total) if _has_columns(sys.stderr) and not cli.quiet else None
         self._started = self._printed = self._logged = time.monotonic()
-        self._facts: dict[str, object] = {}  # not logged yet
+        self._is_first = True
+        self._unlogged: Json = {}
 
     def show(
         self, rows: int, total: int | None, new_rows: int, nbytes: int | None = None, rejects: int | None = None
     ) -> None:
         """Show that `rows` of `total` are done, `new_rows` of them by this command; None means unknown."""
-        now = time.monotonic()
+        if self._is_first and rows > new_rows:
+            say(f"resuming: {rows - new_rows:,} of {total:,} rows are already done")
+        self._is_first, now = False, time.monotonic()
         seconds = max(now - self._started, 1e-3)
         rate = new_rows / seconds
         left = round((total - rows) / rate, 1) if total is not None and rate else None
         written = None if nbytes is None else round(nbytes / seconds)
         facts = {"rows": rows, "total_rows": total, "rows_per_s": round(rate, 1), "rejects": rejects}
-        self._facts = {**facts, "bytes_per_s": written, "seconds_left": left}
+        self._unlogged = facts = {**facts, "bytes_per_s": written, "seconds_left": left}
         if now - self._logged >= LOG_SECONDS:
             self._logged = now
             self._log()
-        rejected = counted(rejects, "reject") if rejects else ""
         if self._bar is not None:
-            self._move_bar(rows, total, new_rows, rejected)
+            self._move_bar(rows, total, new_rows, rejects)
         elif not cli.quiet and now - self._printed >= PROGRESS_SECONDS:
             self._printed = now
-            done = f"{rows:,} {self._unit}" if total is None else f"{rows:,} of {total:,} {self._unit}"
-            megabytes = "" if written is None else f"{written / 1e6:.0f} MB/s"
-            time_left = "" if left is None else f"{left:,.0f} s left"
-            parts = filter(None, [done, f"{rate:,.0f} {self._unit}/s", megabytes, rejected, time_left])
-            print(", ".join(parts), file=sys.stderr, flush=True)
+            self._print_line(facts)
 
     def _log(self) -> None:
-        if self._facts:
-            cli.events.info("progress", self._facts)
-            self._facts = {}
+        if self._unlogged:
+            cli.events.info("progress", self._unlogged)
+            self._unlogged = {}
 
-    def _move_bar(self, rows: int, total: int | None, new_rows: int, rejected: str) -> None:
+    def _print_line(self, facts: Json) -> None:
+        total, written, left = facts["total_rows"], facts["bytes_per_s"], facts["seconds_left"]
+        of_all = "" if total is None else f" of {total:,}"
+        parts = [f"{facts['rows']:,}{of_all} {self._unit}", f"{facts['rows_per_s']:,.0f} {self._unit}/s"]
+        parts += [] if written is None else [f"{written / 1e6:.0f} MB/s"]
+        parts += [counted(facts["rejects"], "reject")] if facts["rejects"] else []
+        parts += [] if left is None else [f"{left:,.0f} s left"]
+        print(", ".join(parts), file=sys.stderr, flush=True)
+
+    def _move_bar(self, rows: int, total: int | None, new_rows: int, rejects: int | None) -> None:
         if self._bar.total != total:
             self._bar.reset(total=total)
             self._bar.n = self._bar.initial = rows - new_rows  # rows of an earlier run do not count for the rate
         self._bar.bar_format = COUNT if total is None else BAR
-        self._bar.set_postfix_str(rejected, refresh=False)
+        self._bar.set_postfix_str(counted(rejects, "reject") if rejects else "", refresh=False)
         self._bar.update(rows - self._bar.n)
 
     def close(self) -> None:
