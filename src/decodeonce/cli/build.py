@@ -218,11 +218,10 @@ class BuildOptions:
             recipe = self._recipe()
             how = WorkSettings(workers=self.workers, max_bad=self.max_bad, on_bad=self.on_bad)
             names = read_class_list(self.classes) if self.classes else None
-            paired = parse_paired(self.paired) if self.paired else {}
-        if paired:
+        if self.paired:
             from decodeonce.prep.sources.paired import open_with_paired
 
-            opener = partial(open_with_paired, opener, paired=paired)
+            opener = partial(open_with_paired, opener, paired=parse_paired(self.paired))
         source = opener(src, classes=names, follow_links=self.follow_links)
         if self.boxes is not None and recipe.boxes is not None:
             from decodeonce.prep.sources.boxed import BoxedSource
