@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -297,7 +297,7 @@ def stop_after_blocks() -> None:
 class WorkerHandle:
     """One worker process, the blocks it is working on, and the image it is decoding."""
 
-    def __init__(self, first_message: Mapping[str, object]) -> None:
+    def __init__(self, first_message: Json) -> None:
         self.child = child_of(BLOCK_WORKER)
         self.child.send(first_message)
         self.blocks: list[int] = []
@@ -340,12 +340,7 @@ class WorkerPool:
     """
 
     def __init__(
-        self,
-        first_message: Mapping[str, object],
-        size: int,
-        queue: Queue,
-        journal: Journal,
-        runs: Callable[[], list[str]] = list,
+        self, first_message: Json, size: int, queue: Queue, journal: Journal, runs: Callable[[], list[str]] = list
     ) -> None:
         self.workers: set[WorkerHandle] = set()
         self._journal, self._runs = journal, runs

@@ -113,14 +113,10 @@ class Decoder:
             # An odd address on purpose. If lines begin at a multiple of 32 bytes, libjpeg-turbo's color conversion
             # writes past the cache (vmovntdq), and the resize then waits for memory. Saves 5% of decode plus resize.
             self._buffer = np.empty(nbytes + 1, np.uint8)[1:]
+        buffer = self._buffer if nbytes <= KEPT_BUFFER else None
         try:
             pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
-                data,
-                "RGBX",
-                min_width=least[0],
-                min_height=least[1],
-                buffer=self._buffer if nbytes <= KEPT_BUFFER else None,
-                strict=True,
+                data, "RGBX", min_width=least[0], min_height=least[1], buffer=buffer, strict=True
             )
         except ValueError as error:
             return str(error)
