@@ -12,11 +12,12 @@ import os
 import re
 import tempfile
 from pathlib import Path
+from typing import Any, Protocol
 
 from decodeonce.errors import StoreError
 from decodeonce.store.bc4 import Bc4
 from decodeonce.store.layout import PixelsName
-from decodeonce.store.pixels import Codec, Rgb, Yuv420
+from decodeonce.store.pixels import ALL, Pixels, Yuv420
 
 NPY_MAGIC = b"\x93NUMPY\x01\x00"
 
@@ -93,6 +94,35 @@ class Hdf5Container:
 
 Container = NpyContainer | Hdf5Container
 CONTAINERS: dict[str, Container] = {"npy": NpyContainer(), "hdf5": Hdf5Container()}
+
+
+class Codec(Protocol):
+    """Packs an image into the bytes of a row, and unpacks them."""
+
+    def pack(self, image: Any) -> bytes:
+        """Return the bytes of an image of Pillow in mode RGB or RGBX."""
+        ...
+
+    def unpack(self, rows: Pixels, shape: tuple[int, ...], lines: slice = ALL, out: Pixels | None = None) -> Pixels:
+        """Return `lines` of the images of `shape` (H, W, C) in `rows` (..., bytes), in `out` if it is given."""
+        ...
+
+
+class Rgb:
+    """The pixels line by line, each with its channels."""
+
+    def pack(self, image: Any) -> bytes:
+        """Return the bytes of an image, line by line."""
+        pixels: bytes = image.tobytes("raw", "RGB")
+        return pixels
+
+    def unpack(self, rows: Pixels, shape: tuple[int, ...], lines: slice = ALL, out: Pixels | None = None) -> Pixels:
+        """Return views, unless `out` is given."""
+        images = rows.reshape(*rows.shape[:-1], *shape)[..., lines, :, :]
+        if out is None:
+            return images
+        out[...] = images
+        return out
 
 
 CODECS: dict[PixelsName, Codec] = {"rgb": Rgb(), "yuv420": Yuv420(), "bc4": Bc4()}

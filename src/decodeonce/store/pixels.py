@@ -1,44 +1,15 @@
-"""How rows hold images: as RGB, or as planes of brightness and color. `bc4.py` holds these planes in half the bytes."""
+"""Rows that hold images as planes of brightness and color. `bc4.py` holds these planes in half the bytes."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]
 ALL = slice(None)
-
-
-class Codec(Protocol):
-    """Packs an image into the bytes of a row, and unpacks them."""
-
-    def pack(self, image: Any) -> bytes:
-        """Return the bytes of an image of Pillow in mode RGB or RGBX."""
-        ...
-
-    def unpack(self, rows: Pixels, shape: tuple[int, ...], lines: slice = ALL, out: Pixels | None = None) -> Pixels:
-        """Return `lines` of the images of `shape` (H, W, C) in `rows` (..., bytes), in `out` if it is given."""
-        ...
-
-
-class Rgb:
-    """The pixels line by line, each with its channels."""
-
-    def pack(self, image: Any) -> bytes:
-        """Return the bytes of an image, line by line."""
-        pixels: bytes = image.tobytes("raw", "RGB")
-        return pixels
-
-    def unpack(self, rows: Pixels, shape: tuple[int, ...], lines: slice = ALL, out: Pixels | None = None) -> Pixels:
-        """Return views, unless `out` is given."""
-        images = rows.reshape(*rows.shape[:-1], *shape)[..., lines, :, :]
-        if out is None:
-            return images
-        out[...] = images
-        return out
 
 
 class Yuv420:
