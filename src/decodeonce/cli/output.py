@@ -268,7 +268,8 @@ class _Meter:
         """Show that `rows` of `total` are done, `new_rows` of them by this command; None means unknown."""
         if self._is_first and rows > new_rows:
             say(f"resuming: {rows - new_rows:,} of {total:,} rows are already done")
-        self._is_first, now = False, time.monotonic()
+        self._is_first = False
+        now = time.monotonic()
         seconds = max(now - self._started, 1e-3)
         rate = new_rows / seconds
         left = round((total - rows) / rate, 1) if total is not None and rate else None

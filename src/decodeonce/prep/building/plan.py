@@ -23,7 +23,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 
@@ -159,7 +158,8 @@ def allowed_rejects(max_bad: str, candidates: int) -> int:
         raise ValueError(f"max-bad is {max_bad!r}, expected a number of images (25), a percentage (0.1%) or auto")
     if not max_bad.endswith("%"):
         return int(max_bad)
-    return int(candidates * Fraction(max_bad[:-1]) / 100)
+    whole, _, decimals = max_bad[:-1].partition(".")
+    return candidates * int(whole + decimals) // int(f"100{'0' * len(decimals)}")
 
 
 def enough_rejects(expected: int, candidates: int) -> int:
