@@ -34,13 +34,11 @@ from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from html import unescape
-from http.client import HTTPException
 from importlib import import_module
 from itertools import chain, islice, pairwise
 from pathlib import Path, PosixPath
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
-from urllib.request import Request, build_opener
 
 import xxhash
 
@@ -385,6 +383,8 @@ def _matches(folder: str, parts: Sequence[str]) -> Iterator[str]:
 
 def _links(url: str) -> list[tuple[str, bool]]:
     """Return what the links on the page of a folder name in it, and whether each is a folder."""
+    from urllib.request import Request, build_opener  # only for a web server: it imports ssl and http, 10 ms
+
     deadline = time.monotonic() + SECONDS
     _opened(url)  # which refuses a malformed address
     request = Request(quote(f"{url}/{_query(url)}", SAFE))
@@ -433,7 +433,7 @@ def attempt(url: str, function: Callable[[], Result]) -> Result:
 
 def known_errors() -> tuple[type[BaseException], ...]:
     """Return the classes of errors that obstore and the other libraries raise."""
-    return (OSError, ValueError, HTTPException, *_loaded(PASSING), *_loaded(LASTING))
+    return (OSError, ValueError, *_loaded({"http.client": "HTTPException"}), *_loaded(PASSING), *_loaded(LASTING))
 
 
 class ChangedObject(BuildError):

@@ -13,7 +13,6 @@ import base64
 import json
 import os
 import re
-import secrets
 import socket
 import time
 from collections.abc import Callable, Container, Iterator
@@ -169,7 +168,7 @@ class Journal:
     """The journal that this process appends to."""
 
     def __init__(self, folder: Path, task: int, tasks: int) -> None:
-        self.path = folder / f"{task}of{tasks}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.log"
+        self.path = folder / f"{task}of{tasks}-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}.log"
         self._fd = disk.open_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         sync_folder(folder)
 
