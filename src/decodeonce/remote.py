@@ -33,7 +33,6 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
-from html import unescape
 from importlib import import_module
 from itertools import chain, islice, pairwise
 from pathlib import Path, PosixPath
@@ -383,7 +382,8 @@ def _matches(folder: str, parts: Sequence[str]) -> Iterator[str]:
 
 def _links(url: str) -> list[tuple[str, bool]]:
     """Return what the links on the page of a folder name in it, and whether each is a folder."""
-    from urllib.request import Request, build_opener  # only for a web server: it imports ssl and http, 10 ms
+    from html import unescape
+    from urllib.request import Request, build_opener  # this imports ssl and http, which takes 10 ms
 
     deadline = time.monotonic() + SECONDS
     _opened(url)  # which refuses a malformed address

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,6 +58,8 @@ class Hdf5Container:
         libver "earliest" puts superblock, group and dataset header (1,090 bytes) before the data. A metadata block of
         `size` bytes and the alignment make the data begin at byte `size`. The code checks that no metadata follows it.
         """
+        import tempfile
+
         import h5py
 
         handle, name = tempfile.mkstemp(suffix=".h5", dir=scratch)
