@@ -126,7 +126,7 @@ def test_distorting_sizes_and_conflicting_settings_are_refused() -> None:
         with pytest.raises(ValueError, match=message):
             smaller_size((256, 192, 3), size)
     settings: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"sort": "size"}, "sort is 'size', expected one of class, source"),
+        ({"sort": "size"}, "sort is 'size', expected one of 'class', 'source'"),
         ({"sort": "class", "shuffle_seed": 0}, "cannot be both sorted .by class. and shuffled"),
         ({"filter": "box"}, "filter box has no effect without a size"),
     )

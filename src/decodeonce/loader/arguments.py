@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
-from typing import Any, ParamSpec, get_args
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -78,12 +78,6 @@ def check_probability(p: float) -> None:
     """Raise ValueError unless `p` is a probability."""
     if not 0 <= p <= 1:
         raise ValueError(f"p is {p!r}, expected a probability, 0 to 1")
-
-
-def check_choice(name: str, value: object, choices: object) -> None:
-    """Raise ValueError unless `value` is one of the values of the `Literal` `choices`."""
-    if value not in get_args(choices):
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(choices)))}")
 
 
 def whole(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> int:

@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset
 
+from decodeonce.errors import check_choice
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, distributed_rank, find_rank
-from decodeonce.loader.arguments import DATA_LOADER_WORDS, StoreLike, as_store, check_choice, refuse_arguments, whole
+from decodeonce.loader.arguments import DATA_LOADER_WORDS, StoreLike, as_store, refuse_arguments, whole
 from decodeonce.loader.augment import fused
 from decodeonce.loader.augment.augment import Augment
 from decodeonce.loader.augment.views import Views

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Literal
 
+from decodeonce.errors import check_choice
 from decodeonce.store.layout import NOT_PAIRED, ContainerName, Json, Paired, PixelsName, image_bytes
 
 Fit = Literal["crop", "stretch", "pad"]
@@ -22,12 +23,6 @@ BoxOrigin = Literal["0", "1", "edge"]
 Sort = Literal["class", "source"]
 MOST_BOXES = 1000
 MOST_GRAY = 65535
-
-
-def check_choice(name: str, value: object, choices: object) -> None:
-    """Raise ValueError unless `value` is one of the values of the `Literal` `choices`."""
-    if value not in get_args(choices):
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(get_args(choices))}")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decodeonce.loader.arguments import check_choice
+from decodeonce.errors import check_choice
 from decodeonce.loader.augment.augment import Draws, Step
 from decodeonce.loader.augment.rows import fill_rows, share_rows
 from decodeonce.loader.augment.seeded import Seeded

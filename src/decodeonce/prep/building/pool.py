@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decodeonce.errors import BuildError, Stopped
+from decodeonce.errors import BuildError, Stopped, check_choice
 from decodeonce.host import usable_cores
 from decodeonce.prep.building.journal import Journal, Journals
 from decodeonce.prep.building.output_dir import failure_of
@@ -25,7 +25,7 @@ from decodeonce.prep.building.plan import Plan, allowed_rejects, read_plan, reje
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import BLOCK_WORKER, KILLED, child_of, user_death, wait_for
-from decodeonce.prep.recipe import OnBad, check_choice, differences
+from decodeonce.prep.recipe import OnBad, differences
 from decodeonce.remote import QUERY
 from decodeonce.store.files import sync_folder
 from decodeonce.store.layout import Json
@@ -333,17 +333,22 @@ class WorkerPool:
         size: Maximum number of workers.
         queue: The blocks to decode.
         journal: Receives the line of each completed block.
-        runs: Returns what the workers import, `module:function`, for messages.
+        user_functions: Returns what the workers import, `module:function`, for messages; by default, nothing.
 
     Attributes:
         workers: The workers that are alive.
     """
 
     def __init__(
-        self, first_message: Json, size: int, queue: Queue, journal: Journal, runs: Callable[[], list[str]] = list
+        self,
+        first_message: Json,
+        size: int,
+        queue: Queue,
+        journal: Journal,
+        user_functions: Callable[[], list[str]] = list,
     ) -> None:
         self.workers: set[WorkerHandle] = set()
-        self._journal, self._runs = journal, runs
+        self._journal, self._user_functions = journal, user_functions
         self._first_message, self._size, self._queue = first_message, size, queue
         self._strikes: Counter[int] = Counter()
         self._poison: dict[int, str] = {}
@@ -419,7 +424,7 @@ class WorkerPool:
         if row is None or (status in KILLED and not worker.limit_passed):
             self._idle_deaths += 1
             if self._idle_deaths > self._size + STRIKES:
-                if status not in KILLED and (functions := self._runs()):
+                if status not in KILLED and (functions := self._user_functions()):
                     raise user_death(functions, status)
                 advice = "pass fewer --workers if memory is short" if status in KILLED else "see the messages above"
                 raise Stopped(f"workers keep dying (exit status {status}); {advice}, then run the same command again")

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, check_choice
 from decodeonce.prep.building.build import build
 from decodeonce.prep.building.pool import Progress, WorkSettings
 from decodeonce.prep.convert.rows import shape_text
 from decodeonce.prep.convert.source import StoreSource, with_container
-from decodeonce.prep.recipe import Filter, Recipe, Sort, check_choice, differences
+from decodeonce.prep.recipe import Filter, Recipe, Sort, differences
 from decodeonce.store import Manifest, Store, open_store
 from decodeonce.store.layout import FORMS, ContainerName, Json, PixelsName
 from decodeonce.store.select import Selection, labels_of

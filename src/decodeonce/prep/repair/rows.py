@@ -16,13 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from decodeonce.errors import BuildError, StoreError
+from decodeonce.errors import BuildError, StoreError, check_choice
 from decodeonce.host import usable_cores
 from decodeonce.prep import user_code
 from decodeonce.prep.convert.rows import StoreRows, converted, shape_text
 from decodeonce.prep.listing import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.recipe import Filter, Recipe, check_choice
+from decodeonce.prep.recipe import Filter, Recipe
 from decodeonce.prep.sources import SOURCES, find_opener, find_registered
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import is_file
