@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -99,9 +100,9 @@ def test_lent_slots_free_memory_if_closed_or_surplus() -> None:
 
 def join_dropped() -> None:
     """Wait for the threads of dropped epochs, which end after their current batch."""
-    for thread in threading.enumerate():
-        if isinstance(thread, LoaderThread):
-            thread.join(60)
+    while threads := [thread for thread in threading.enumerate() if isinstance(thread, LoaderThread)]:
+        with suppress(RuntimeError):  # the thread is listed, but not started yet
+            threads[0].join(60)
 
 
 @pytest.mark.parametrize("reader", ["mmap", "pread"])

@@ -323,7 +323,6 @@ def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Comm
 
     def command(src: Src, out: Out, options: BuildOptions, **own: object) -> None:
         request = options.request(src, out, partial(opener, **own))
-        check_alone(ADVICE_FOR_RANKS)
         if options.dry_run:
             say_found(request)
             return say_dry_run(request)
@@ -350,6 +349,7 @@ def run_build(request: BuildRequest) -> None:
     """Plan, decode and finish a build, and print a summary."""
     from decodeonce.prep.building.build import build
 
+    check_alone(ADVICE_FOR_RANKS)
     say_found(request)
     was_finished = BuildPaths(request.out).manifest.exists()
     start, decoded = time.monotonic(), 0
@@ -371,6 +371,7 @@ def run_plan(request: BuildRequest) -> None:
     from decodeonce.prep.building.build import plan_unless_built
     from decodeonce.prep.building.plan import in_classes
 
+    check_alone(ADVICE_FOR_RANKS)
     say_found(request)
     say_storage(request.out)
     plan = plan_unless_built(request.source, request.out, request.recipe, request.expect)
@@ -406,7 +407,8 @@ def say_found(request: BuildRequest) -> None:
 
 def check_alone(advice: str = "") -> None:
     """Raise a usage error, which ends with `advice`, if a launcher started several ranks."""
-    rank = find_rank()
+    with usage_errors():
+        rank = find_rank()
     if rank.world_size > 1:
         raise typer.BadParameter(f"this is {rank}, but this command must run in one process{advice}")
 

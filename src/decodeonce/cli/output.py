@@ -114,7 +114,7 @@ def store_facts(root: Path, manifest: Manifest, labels: NDArray[np.int64]) -> Js
         "classes": len(manifest.classes),
         "used_classes": int(np.count_nonzero(np.bincount(labels))),  # a class may have lost all its images
         "rejects": listed,
-        "rejected": dict(rejected.most_common()),
+        "rejected": dict(sorted(rejected.items(), key=lambda item: (-item[1], item[0]))),
         "kept": {reason: count for (action, reason), count in found.items() if action == "kept"},
         "recipe": manifest.recipe,
         "digest": manifest.digest,
@@ -265,7 +265,10 @@ class _Meter:
     def show(
         self, rows: int, total: int | None, new_rows: int, nbytes: int | None = None, rejects: int | None = None
     ) -> None:
-        """Show that `rows` of `total` are done, `new_rows` of them by this command; None means unknown."""
+        """Show that `rows` of `total` are done, `new_rows` of them by this command; None means unknown.
+
+        If there are more rows than new ones, of an earlier run of a build, `total` must be known.
+        """
         if self._is_first and rows > new_rows:
             say(f"resuming: {rows - new_rows:,} of {total:,} rows are already done")
         self._is_first = False
@@ -283,17 +286,17 @@ class _Meter:
             self._move_bar(rows, total, new_rows, rejects)
         elif not cli.quiet and now - self._printed >= PROGRESS_SECONDS:
             self._printed = now
-            self._print_line(facts)
+            self._print_line(facts, rate)
 
     def _log(self) -> None:
         if self._unlogged:
             cli.events.info("progress", self._unlogged)
             self._unlogged = {}
 
-    def _print_line(self, facts: Json) -> None:
+    def _print_line(self, facts: Json, rate: float) -> None:
         total, written, left = facts["total_rows"], facts["bytes_per_s"], facts["seconds_left"]
         of_all = "" if total is None else f" of {total:,}"
-        parts = [f"{facts['rows']:,}{of_all} {self._unit}", f"{facts['rows_per_s']:,.0f} {self._unit}/s"]
+        parts = [f"{facts['rows']:,}{of_all} {self._unit}", f"{rate:,.0f} {self._unit}/s"]
         parts += [] if written is None else [f"{written / 1e6:.0f} MB/s"]
         parts += [counted(facts["rejects"], "reject")] if facts["rejects"] else []
         parts += [] if left is None else [f"{left:,.0f} s left"]

@@ -1,4 +1,4 @@
-"""Rows that hold images as planes of brightness and color. `bc4.py` holds these planes in half the bytes."""
+"""How rows hold images as planes of brightness and color. `bc4.py` holds them in half the bytes, format.py has RGB."""
 
 from __future__ import annotations
 

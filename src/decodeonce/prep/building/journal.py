@@ -5,6 +5,8 @@ the block. The digest is the xxh3_64 of everything before it; a line with a wron
 
 Each process writes its own journal, because appending is not atomic on NFS. A journal's name begins with its task,
 such as `3of16-`, so that a task reads only the journals that can hold blocks of its own share.
+
+The record of a block also has the sums of its pixels, from which the mean and the standard deviation are computed.
 """
 
 from __future__ import annotations

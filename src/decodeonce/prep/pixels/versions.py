@@ -93,7 +93,9 @@ def decoder_versions(container: str) -> dict[str, str]:
     pillow = _distribution(PIL.__version__)
     found = {"simplejpeg": simplejpeg, pillow: PIL.__version__, f"{pillow}'s libjpeg": libjpeg}
     decoders = {"libwebp": "webp", "libtiff": "libtiff"}  # without them, such files are rejected
-    for library, feature in (decoders | {"libavif": "avif"} if reads_avif() else decoders).items():
+    if reads_avif():
+        decoders["libavif"] = "avif"
+    for library, feature in decoders.items():
         found[f"{pillow}'s {library}"] = features.version(feature) or "none"
     if container == "hdf5":
         import h5py
