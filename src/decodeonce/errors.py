@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import get_args
 
 # Errors of a network file system whose server or connection is down.
 SERVER_DOWN_ERRORS = {errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.ESHUTDOWN}
@@ -120,9 +119,3 @@ def raise_file_system_failure(error: OSError, at: object) -> None:
     """
     if error.errno in TRANSIENT_ERRORS | UNWRITABLE_ERRORS:
         raise failure_from(error, at) from None
-
-
-def check_choice(name: str, value: object, choices: object) -> None:
-    """Raise ValueError unless `value` is one of the values of the `Literal` `choices`."""
-    if value not in get_args(choices):
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(choices)))}")

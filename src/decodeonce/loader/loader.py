@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset
 
-from decodeonce.errors import check_choice
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, distributed_rank, find_rank
 from decodeonce.loader.arguments import DATA_LOADER_WORDS, StoreLike, as_store, refuse_arguments, whole
@@ -43,6 +42,7 @@ from decodeonce.loader.partition import (
 from decodeonce.loader.readers import Reader, ReaderName, choose_reader, make_reader
 from decodeonce.store import Store
 from decodeonce.store.hashing import hexdigest
+from decodeonce.store.layout import check_choice
 from decodeonce.store.manifest import Manifest
 
 # ArrayLike would fill three lines of help(Loader).

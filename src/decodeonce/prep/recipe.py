@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from decodeonce.errors import check_choice
-from decodeonce.store.layout import NOT_PAIRED, ContainerName, Json, Paired, PixelsName, image_bytes
+from decodeonce.store.layout import NOT_PAIRED, ContainerName, Json, Paired, PixelsName, check_choice, image_bytes
 
 Fit = Literal["crop", "stretch", "pad"]
 Filter = Literal["bilinear", "bicubic", "lanczos", "box"]

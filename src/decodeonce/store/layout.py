@@ -1,4 +1,4 @@
-"""Names and paths of all files of a store."""
+"""Names and paths of all files of a store, and the choices of how it holds them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from decodeonce.errors import StoreError
 from decodeonce.formatting import quoted, without_secrets
@@ -48,6 +48,12 @@ PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|.+\.jobs", re.DOTALL)
 INSIDE_PRIVATE = re.compile(r"journals|plan-[0-9a-f]{8}")
 # The arrays that a build writes; other .npy files are columns of the user's own.
 BUILT_ARRAY = re.compile(r"(images-\d+|labels|checksums|boxes|box_count|box_labels)\.npy")
+
+
+def check_choice(name: str, value: object, choices: object) -> None:
+    """Raise ValueError unless `value` is one of the values of the `Literal` `choices`."""
+    if value not in get_args(choices):
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(choices)))}")
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decodeonce.errors import check_choice
 from decodeonce.loader.augment.augment import Draws, Step
 from decodeonce.loader.augment.rows import fill_rows, share_rows
 from decodeonce.loader.augment.seeded import Seeded
 from decodeonce.loader.buffers import recycled
 from decodeonce.loader.delivery import name_of
+from decodeonce.store.layout import check_choice
 
 Takes = Literal["tensor", "float", "pil", "numpy"]
 

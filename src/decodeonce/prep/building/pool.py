@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decodeonce.errors import BuildError, Stopped, check_choice
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.host import usable_cores
 from decodeonce.prep.building.journal import Journal, Journals
 from decodeonce.prep.building.output_dir import failure_of
@@ -28,7 +28,7 @@ from decodeonce.prep.processes.child import BLOCK_WORKER, KILLED, child_of, user
 from decodeonce.prep.recipe import OnBad, differences
 from decodeonce.remote import QUERY
 from decodeonce.store.files import sync_folder
-from decodeonce.store.layout import Json
+from decodeonce.store.layout import Json, check_choice
 from decodeonce.store.manifest import overlap
 from decodeonce.store.reader import runs
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from decodeonce.errors import BuildError, check_choice
+from decodeonce.errors import BuildError
 from decodeonce.prep.building.build import build
 from decodeonce.prep.building.pool import Progress, WorkSettings
 from decodeonce.prep.convert.rows import shape_text
 from decodeonce.prep.convert.source import StoreSource, with_container
 from decodeonce.prep.recipe import Filter, Recipe, Sort, differences
 from decodeonce.store import Manifest, Store, open_store
-from decodeonce.store.layout import FORMS, ContainerName, Json, PixelsName
+from decodeonce.store.layout import FORMS, ContainerName, Json, PixelsName, check_choice
 from decodeonce.store.select import Selection, labels_of
 
 FIXED = ("labels.npy", "checksums.npy")  # every store has these files, so no column can use them

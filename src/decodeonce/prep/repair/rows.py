@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from decodeonce.errors import BuildError, StoreError, check_choice
+from decodeonce.errors import BuildError, StoreError
 from decodeonce.host import usable_cores
 from decodeonce.prep import user_code
 from decodeonce.prep.convert.rows import StoreRows, converted, shape_text
@@ -30,7 +30,7 @@ from decodeonce.prep.sources.paired import open_with_paired
 from decodeonce.prep.sources.plugins import plugins
 from decodeonce.remote import as_path, scheme_of, source_text
 from decodeonce.store.hashing import hexdigest
-from decodeonce.store.layout import Paired
+from decodeonce.store.layout import Paired, check_choice
 from decodeonce.store.manifest import REBUILD, WITH_BOXES, WITH_PAIRED, Manifest, read_manifest
 from decodeonce.store.table import Sample
 from decodeonce.store.verify import ranges_text, row_ranges
