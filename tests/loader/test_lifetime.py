@@ -24,8 +24,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from decodeonce import Batch, Loader, StoreError, open_store
 from decodeonce.loader.buffers import Slots, page_aligned_slot
-from decodeonce.loader.delivery import make_delivery
 from decodeonce.loader.epoch import Epoch, Filler, LoaderThread, timed
+from decodeonce.loader.loader import make_delivery
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.partition import Progress, StepRows, make_partition
 from decodeonce.loader.readers import Call, MmapReader, Reader, ReaderName

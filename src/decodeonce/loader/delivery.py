@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from decodeonce.loader.blocks import Blocks
-from decodeonce.loader.buffers import Event, Pool, Slot, Slots, page_aligned_slot, recycle_from
+from decodeonce.loader.buffers import Event, Pool, Slot, Slots, recycle_from
 from decodeonce.loader.order import Rows
 from decodeonce.loader.partition import StepRows
 from decodeonce.loader.planes import Planes
@@ -304,16 +303,6 @@ def split_rows(manifest: Manifest, unpack: bool, rows: Tensor) -> tuple[Arrays, 
     if planes and unpack:
         return {**arrays, "images": planes.unpack(arrays["images"])}, None
     return arrays, planes
-
-
-def make_delivery(device: torch.device, shape: Shape, prefetch: int, cached: range | Rows | None = None) -> Delivery:
-    """Create the delivery to a device, with slots of `shape`. `cached`: rows to keep in device memory, or None."""
-    if device.type == "cpu" and cached is None:
-        # Up to `prefetch` batches are ready or in progress. The user holds one batch while the next is received.
-        return Delivery(Slots(partial(page_aligned_slot, shape), prefetch + 2))
-    from decodeonce.loader.streams import make_stream_delivery  # batches on a host do not need it
-
-    return make_stream_delivery(device, shape, prefetch, cached)
 
 
 def find_device(device: str | torch.device) -> torch.device:

@@ -21,9 +21,9 @@ from decodeonce.loader.arguments import DATA_LOADER_WORDS, StoreLike, as_store, 
 from decodeonce.loader.augment import fused
 from decodeonce.loader.augment.augment import Augment
 from decodeonce.loader.augment.views import Views
-from decodeonce.loader.buffers import refuse_to_copy
+from decodeonce.loader.buffers import Slots, page_aligned_slot, refuse_to_copy
 from decodeonce.loader.dataset import StoreDataset
-from decodeonce.loader.delivery import Batch, Split, Transform, find_device, make_delivery, split_rows
+from decodeonce.loader.delivery import Batch, Delivery, Shape, Split, Transform, find_device, split_rows
 from decodeonce.loader.epoch import Epoch, Filler
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.order import Rows, Shuffle, derive_key, make_order
@@ -565,6 +565,19 @@ def _check_transform(transform: object, manifest: Manifest) -> None:
     except TypeError:
         expected = "expected a function with one parameter, a Batch; wrap steps in Augment(...)"
         raise TypeError(f"transform is {transform!r}, {expected}") from None
+
+
+def make_delivery(device: torch.device, shape: Shape, prefetch: int, cached: range | Rows | None = None) -> Delivery:
+    """Create the delivery to a device, with slots of `shape`. `cached`: rows to keep in device memory, or None."""
+    if device.type == "cpu" and cached is None:
+        # Up to `prefetch` batches are ready or in progress. The user holds one batch while the next is received.
+        return Delivery(Slots(partial(page_aligned_slot, shape), prefetch + 2))
+    from decodeonce.loader import streams  # batches on a host do not need it
+
+    target = streams.HostDevice(device) if device.type == "cpu" else streams.Device(device)
+    if cached is None:
+        return streams.StreamDelivery(shape, target, prefetch)
+    return streams.CachedDelivery(shape, target, prefetch, cached)
 
 
 def _describe_slots(

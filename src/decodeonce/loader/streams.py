@@ -248,13 +248,3 @@ class CachedDelivery(StreamDelivery):
     def _places(self, rows: Rows) -> Rows:
         """The positions of these rows in the cache."""
         return rows - self._rows.start if isinstance(self._rows, range) else self._rows.searchsorted(rows)
-
-
-def make_stream_delivery(
-    device: torch.device, shape: Shape, prefetch: int, cached: range | Rows | None
-) -> StreamDelivery:
-    """Continue `make_delivery` for a device, or for a cache."""
-    target = (HostDevice if device.type == "cpu" else Device)(device)
-    if cached is None:
-        return StreamDelivery(shape, target, prefetch)
-    return CachedDelivery(shape, target, prefetch, cached)
