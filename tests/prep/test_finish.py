@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decodeonce.build import Recipe, finish
+from decodeonce.build import Progress, Recipe, build, finish
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums, journal_line, summed_lines
 from decodeonce.prep.building.plan import Plan, checked_listing, plan_content, read_plan, write_plan
 from decodeonce.prep.listing import Scan
@@ -105,6 +106,19 @@ def test_finish_does_not_read_files_replaced_by_another_finish(tmp_path: Path, m
 
 
 # ---- The sums behind a store's mean and standard deviation: they are exact and depend only on the rows
+
+
+def test_build_whose_plan_disappears_asks_to_be_run_again(tmp_path: Path) -> None:
+    source, out = open_imagenet(make_tree(tmp_path / "src", classes=1)), tmp_path / "out"
+
+    def remove_plan(progress: Progress) -> None:
+        if progress.rows == progress.total_rows:  # as if another node had finished, which this one does not see yet
+            (out / ".build/plan.json").unlink(missing_ok=True)
+
+    with pytest.raises(Stopped, match=r"plan\.json: another process has removed or finished .*; run the same command"):
+        build(source, out, Recipe(height=8, width=8), progress=remove_plan)
+    with pytest.raises(BuildError, match="no plan here"):
+        finish(out)
 
 
 @pytest.mark.parametrize("height", [1, 31, 32, 63, 64, 95, 256, 1000])

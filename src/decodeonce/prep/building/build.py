@@ -14,6 +14,7 @@ from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.free_space import check_free_space, find_storage, space_needed
 from decodeonce.prep.building.output_dir import check_output_dir, failure_of, is_built, reserve_shards, with_paired
 from decodeonce.prep.building.plan import (
+    NoPlanError,
     Plan,
     check_expected,
     check_matches_plan,
@@ -194,4 +195,7 @@ def build(
     if (plan := plan_unless_built(source, out, recipe, expect)) is not None:
         work(out, how, progress, plan)
         del plan  # on NFS, its mapped files would keep a name in .build
-    return finish(out, how.max_bad)
+    try:
+        return finish(out, how.max_bad)
+    except NoPlanError as error:  # of another process, whose store.json this node does not see yet
+        raise failure_of(error, BuildPaths(out), planned=False) from None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped, failure_from
 from decodeonce.formatting import counted, quoted
-from decodeonce.prep.building.plan import Plan, checked_listing
+from decodeonce.prep.building.plan import NoPlanError, Plan, checked_listing
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe, differences
@@ -169,7 +169,12 @@ def _check_unfinished(paths: BuildPaths) -> None:
 def failure_of(
     error: BuildError | Stopped | OSError, paths: BuildPaths, *, planned: bool = True
 ) -> BuildError | Stopped:
-    """Return the error to raise: for an OSError, Stopped if a `planned` build is gone, or a file of it on a network."""
+    """Return the error to raise: for an OSError, Stopped if a `planned` build is gone, or a file of it on a network.
+
+    A command that makes the plan itself, so that nothing is `planned` before, is Stopped if the plan is gone.
+    """
+    if isinstance(error, NoPlanError) and not planned:
+        return Stopped(f"{paths.plan}: another process has removed or finished this build; run the same command again")
     if not isinstance(error, OSError):
         return error
     hidden, name = missing_advice(paths.root), os.fsdecode(error.filename or paths.root)

@@ -300,6 +300,10 @@ class Plan:
         return [of_map.function, *found] if of_map else found
 
 
+class NoPlanError(BuildError):
+    """There is no plan."""
+
+
 def read_plan(paths: BuildPaths) -> Plan:
     """Read the plan in OUT/.build; raise BuildError if it is missing or damaged, and Stopped if it is empty."""
     try:
@@ -315,9 +319,9 @@ def read_plan(paths: BuildPaths) -> Plan:
     raise _unreadable_plan(paths, encoded, content)
 
 
-def _no_plan(paths: BuildPaths) -> BuildError:
+def _no_plan(paths: BuildPaths) -> NoPlanError:
     found = f"no plan here (no {paths.plan})" if paths.root.exists() else "no such folder"
-    return BuildError(f"{paths.root}: {found}; {missing_advice(paths.root)}run `prep plan` or `prep build` first")
+    return NoPlanError(f"{paths.root}: {found}; {missing_advice(paths.root)}run `prep plan` or `prep build` first")
 
 
 def _unreadable_plan(paths: BuildPaths, encoded: bytes, content: Json | None) -> BuildError | Stopped:
