@@ -64,14 +64,17 @@ def _cgroup_numbers(
 
 
 def _cgroup_folders(controller: str, root: Path, own: Path) -> list[Path]:
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
     folders = []
-    with suppress(OSError):
-        for entry in own.read_text().splitlines():
-            _, controllers, path = entry.split(":", 2)
-            if controllers == "" or controller in controllers.split(","):
-                top = root if controllers == "" else root / controller
-                here = top / path.lstrip("/")
-                folders += [folder for folder in (here, *here.parents) if folder.is_relative_to(top)]
+    for entry in lines:
+        _, controllers, path = entry.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):
+            top = root if controllers == "" else root / controller
+            here = top / path.lstrip("/")
+            folders += [folder for folder in (here, *here.parents) if folder.is_relative_to(top)]
     return folders
 
 
@@ -80,11 +83,12 @@ def available_memory() -> int | None:
 
     None if the system reports neither.
     """
-    with suppress(OSError):
+    try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-        return min((value for value in (available, cgroup_room()) if value is not None), default=None)
-    return None
+    except OSError:
+        return None
+    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    return min((value for value in (available, cgroup_room()) if value is not None), default=None)
 
 
 # Limits on the memory that one image or table may take, so that none can use up the machine's memory.

@@ -61,11 +61,17 @@ def main() -> None:
         sys.stderr.flush()
     except OSError:  # nobody reads it, or its disk is full; Python would fail again when it exits, with code 120
         drop_output(sys.stderr)
+    _set_outcome(code or 0)
     if outcome is not None:
-        outcome[:2] = bytes((True, code or 0))  # tells the parent that the command has completed
         _limit_exit_time(code or 0)
     gc.freeze()  # otherwise Python scans all imported objects again before it exits: 50 ms
     sys.exit(code)
+
+
+def _set_outcome(code: int) -> None:
+    """Tell the parent of a child that runs user code that the command has completed with this exit code."""
+    if outcome is not None:
+        outcome[:2] = bytes((True, code))
 
 
 def _limit_exit_time(code: int) -> None:
@@ -178,8 +184,7 @@ def stop(number: int, frame: FrameType | None) -> NoReturn:
     message = f"prep: stopped: {name}; run the same command again; builds and staging then resume"
     log_outcome(EXIT_STOPPED, message)
     write_error(f"{chr(10) if os.isatty(2) else ''}{message}")
-    if outcome is not None:
-        outcome[:2] = bytes((True, EXIT_STOPPED))
+    _set_outcome(EXIT_STOPPED)
     os._exit(EXIT_STOPPED)
 
 

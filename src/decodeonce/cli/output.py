@@ -97,10 +97,11 @@ def store_facts(root: Path, manifest: Manifest, labels: NDArray[np.int64]) -> Js
 
     found = Counter((one.action, one.reason) for one in read_rejects(StorePaths(root).rejects))
     listed, rejected = Counter({"rejected": 0, "left out": 0, "kept": 0}), Counter[str]()
+    paired = [one.name for one in manifest.paired]
     for (action, reason), count in found.items():
         listed[action] += count
         if action == "rejected":
-            rejected[_kind_of(reason, [one.name for one in manifest.paired])] += count
+            rejected[_kind_of(reason, paired)] += count
     nbytes = sum(shard.bytes for shard in manifest.shards)
     return {
         "rows": manifest.count,

@@ -89,7 +89,7 @@ class Reader:
         self.manifest, self.row_bytes, self.threads = store.manifest, store.manifest.row_bytes, threads
         self._root, shards = store.paths.root, self.manifest.shards
         self.paths = [self._root / shard.file for shard in shards]
-        self._origins = np.array([s.data_offset - s.first_row * self.row_bytes for s in shards], np.int64)
+        self._origins = np.array([shard.offset(0) for shard in shards], np.int64)
         self._fds: dict[int, int] = {}
         self.close = weakref.finalize(self, close_all, self._fds)  # a second call does nothing
         self._hints, self._cold = 0, False
@@ -159,9 +159,10 @@ class Reader:
 
     def _any_cold(self, rows: Rows) -> bool:
         self.open(rows)
+        byte = bytearray(1)
         try:
             for span in self.spans(rows):
-                os.preadv(self._fds[span.shard], [bytearray(1)], span.offset, os.RWF_NOWAIT)
+                os.preadv(self._fds[span.shard], [byte], span.offset, os.RWF_NOWAIT)
         except BlockingIOError:
             return True
         except OSError:  # this file system does not support RWF_NOWAIT

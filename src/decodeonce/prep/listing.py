@@ -375,10 +375,10 @@ class NumberColumn:
         found = "nothing" if value is None else f"{value!r:.80}"
         rules = "numbers must be finite, and whole numbers must fit int64; for text, store token ids"
         if isinstance(value, str):
+            codes = f"df[{self.name!r}].astype('category').cat.codes"
             advice = (
-                f"for labels, write numbers: in pandas df[{self.name!r}].astype('category').cat.codes; for several "
+                f"for labels, write numbers: in pandas {codes}; for several labels of each image, see {MULTI_LABEL}"
             )
-            advice += f"labels of each image, see {MULTI_LABEL}"
             if value[:1].isdigit():  # such as "24,5", "24 years" or "0 1 1"
                 advice = "write it as 24.5 or as [0, 1, 1]"
             rules = f"{advice}; {rules}"
