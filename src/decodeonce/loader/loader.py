@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -273,6 +274,8 @@ class Loader:
         if self._reader is None:
             raise RuntimeError("this Loader is closed; create a new one")
         self._check_rank()
+        if self._progress.now != self._progress.next and self._shuffle != "none" and self.rank == 0:
+            self._warn_of_skipped_rows()
         # Until this epoch yields a batch, it is also the next one: Lightning creates two iterators in a row and takes
         # batches from the second.
         filler = self._begin_epoch(self._reader)
@@ -326,6 +329,17 @@ class Loader:
         self._check_between_epochs("set weights between two epochs")
         self._table = make_table(weights, as_store(self._root), self._chosen, self._shuffle, self._partition_kind)
         self.__dict__.pop("_identity", None)  # it contains the digest of the weights
+
+    def _warn_of_skipped_rows(self) -> None:
+        """Log a warning if a second epoch was left after as many steps as another. One can be a look at batches."""
+        steps, left = len(self) - self.steps_left, self._meter.epochs_left
+        left[steps] += 1
+        if left[steps] == 2:
+            logging.getLogger("decodeonce").warning(
+                "%s: a second epoch was left after %d of %d steps; it trained on other rows than the first. For the"
+                ' same rows in each epoch, pass shuffle="none"; for short epochs that skip no rows, pass steps=%d',
+                *(self._root, steps, len(self), steps),
+            )
 
     def _begin_epoch(self, reader: Reader) -> Filler:
         """Move to the start of the next epoch, and return a filler for its steps that has not been started."""
