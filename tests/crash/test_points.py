@@ -15,9 +15,9 @@ from tests.disks import small_disk
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = (
-    *("npy:faults:14", "npy:power:5", "npy:again:1", "hdf5:faults:3", "boxes:faults:2"),
-    *("convert:faults:3", "stage:faults:8", "repair:faults:12"),
-    *("stage:again:1", "column:faults:4"),
+    *("npy:faults:9", "npy:power:3", "npy:again:1", "hdf5:faults:2", "boxes:faults:2"),
+    *("convert:faults:2", "stage:faults:5", "repair:faults:7"),
+    *("stage:again:1", "column:faults:3"),
 )
 # One process per line, the longest first.
 ALL = (
@@ -45,7 +45,7 @@ def crash(*what: str) -> dict[str, Any]:
 def test_sample_of_all_points() -> None:
     result = crash(*SAMPLE)
     assert result["failures"] == []
-    assert sum(result["tried"].values()) > 50
+    assert sum(result["tried"].values()) > 30
 
 
 @pytest.mark.release

@@ -93,7 +93,7 @@ PER_BATCH: dict[str, Callable[[], PerBatch]] = {
 @pytest.fixture(autouse=True)
 def several_threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(4)
+    torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
 
@@ -113,7 +113,7 @@ def epochs(store: Path, step: Any, count: int = 2, **settings: Any) -> list[Rows
 def test_image_is_independent_of_batch_world_size_and_threads(store: Path, kind: str) -> None:
     expected = epochs(store, PER_IMAGE[kind](), batch_size=COUNT)
     assert not same(*expected)
-    for threads, world_size, batch_size in [(1, 3, 20), (4, 2, 7)]:
+    for threads, world_size, batch_size in [(1, 3, 20), (2, 2, 7)]:
         torch.set_num_threads(threads)
         found: list[Rows] = [{}, {}]
         settings: dict[str, Any] = {"batch_size": batch_size, "tail": "keep", "world_size": world_size}
@@ -253,7 +253,7 @@ def test_images_are_transformed_with_one_core_per_thread() -> None:
     cores.clear()
     augment(batch_of(noise(9)))
     assert cores == [1] * 9
-    assert torch.get_num_threads() == 4
+    assert torch.get_num_threads() == 2
 
 
 def test_two_loaders_can_share_an_augment(store: Path) -> None:

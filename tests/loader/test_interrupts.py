@@ -59,7 +59,7 @@ print(caught, threads() - before)
 """
 
 
-@pytest.mark.parametrize("rounds", ["30", pytest.param("300", marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", ["15", pytest.param("300", marks=pytest.mark.long)])
 def test_ctrl_c_at_random_moments_arrives_and_leaves_no_threads(
     run_forked: RunForked, store: Path, rounds: str
 ) -> None:
