@@ -278,7 +278,7 @@ def test_build_whose_output_nobody_reads_is_not_called_complete(tmp_path: Path, 
     assert prep(*words, "--size", "8").returncode == 0
 
 
-def test_warning_is_printed_once_and_never_stops_a_build(tmp_path: Path, closed_pipe: int) -> None:
+def test_warnings_are_printed_once_and_never_stop_a_build(tmp_path: Path, closed_pipe: int) -> None:
     (tmp_path / "mine.py").write_text(
         "import logging, numpy\n"
         "logging.basicConfig()  # of a user, whose handler would print the warning again\n"
@@ -290,7 +290,11 @@ def test_warning_is_printed_once_and_never_stops_a_build(tmp_path: Path, closed_
     command = [sys.executable, "-m", "decodeonce.cli", "build", "dataset", "mine:Numbers"]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     shown = subprocess.run([*command, tmp_path / "a"], env=environ, capture_output=True, text=True, check=True).stderr
-    assert shown == "mine:Numbers: 1 of 3 classes have no images (first 2, 'unused')\n"
+    assert shown == (
+        "mine:Numbers: 1 of 3 classes have no images (first 2, 'unused')\n"
+        f"{tmp_path}/a: 6 of 6 images have less than half of 256x256 (the first has 8x8); "
+        "a smaller --size stores the same pixels in fewer bytes\n"
+    )
     subprocess.run([*command, tmp_path / "b"], env=environ, stderr=closed_pipe, stdout=subprocess.DEVNULL, check=True)
     assert tree_bytes(tmp_path / "b") == tree_bytes(tmp_path / "a")
 

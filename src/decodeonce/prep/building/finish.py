@@ -137,6 +137,7 @@ class _Finisher:
         late = (facts for record in records for facts in record.late)
         self._samples = self._source.with_late_facts(plan.samples, late)
         self._warn_of_lost_classes()
+        self._warn_of_small_images()
         self._columns = [*self._samples.columns, *self._source.columns()]
         scratch = paths.build  # files that a kill leaves there are removed with it
         files = dict[str, SmallFile]()
@@ -173,6 +174,18 @@ class _Finisher:
             found = f"{len(lost)} of {counted(len(classes), 'class', 'classes')} have no rows"
             first = f"first {lost[0]}, {classes[lost[0]].name!r}"
             logging.getLogger("decodeonce").warning("%s: %s (%s); see rejects.tsv", self._paths.root, found, first)
+
+    def _warn_of_small_images(self) -> None:
+        """Warn if most images were enlarged to more than twice their sides, as those of CIFAR by the default size."""
+        recipe, facts = self._plan.recipe, self._facts
+        small = np.count_nonzero((2 * facts["width"] < recipe.width) & (2 * facts["height"] < recipe.height))
+        if 2 * small > self._count and not self._boxes:
+            some, size = f"{small:,} of {counted(self._count, 'image')}", f"{recipe.height}x{recipe.width}"
+            first = f"the first has {facts['height'][0]}x{facts['width'][0]}"
+            advice = "a smaller --size stores the same pixels in fewer bytes"
+            logging.getLogger("decodeonce").warning(
+                "%s: %s have less than half of %s (%s); %s", self._paths.root, some, size, first, advice
+            )
 
     def _fill_holes(self, holes: list[int]) -> None:
         """Copy the planned row of each hole into it, and check its checksum."""
