@@ -368,6 +368,9 @@ def test_labels_of_any_kind_can_be_ignored(write: Write, tmp_path: Path) -> None
     source = source_of(write, items, no_labels=True, column=[])
     store = open_store(build_in_process(source, tmp_path / "out", IN_ORDER))
     assert (store.labels.tolist(), [cls.name for cls in store.classes]) == ([0] * 5, ["unlabeled"])
+    assert source.found == "5 samples without labels"
+    detection = source_of(write, "[(gray(1), {'mask': gray(2)})]", no_labels=True)
+    assert detection.found == "1 sample without its dict; (image, None, dict) would keep it"
 
 
 @pytest.mark.parametrize("more", ["'age': 7", "'mask': gray(1)"])

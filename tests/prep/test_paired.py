@@ -1,5 +1,6 @@
 """Masks and second images are stored with their images, with the same geometry, from every kind of source."""
 
+import itertools
 import json
 import re
 import shutil
@@ -434,6 +435,41 @@ def write_shards(tree: Path, root: Path, suffix: str) -> Path:
             files += parts if int(key) % 2 else parts[::-1]
         write_tar(root / f"a-{shard}{suffix}", files, "w:gz" if suffix.endswith("gz") else "w")
     return root
+
+
+@pytest.mark.parametrize("kind", ["folder", "webdataset", "dataset"])
+def test_each_mask_has_its_own_values_in_any_order_of_the_names(tmp_path: Path, kind: str) -> None:
+    least, members = {"image": 0, "z": 10, "m": 100, "a": 200}, []  # each image has one value
+    for number, (name, value) in itertools.product(range(3), least.items()):
+        mode = "RGB" if name in ("image", "m") else "L"
+        data = encoded(Image.new(mode, (9, 9), (value + number,) * len(mode)), "PNG")
+        members.append((f"{number}.{name}.png", data))
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / f"{number}.png").write_bytes(data)
+    write_tar(tmp_path / "a.tar", members)
+    (tmp_path / "own.py").write_text(
+        "from PIL import Image\n"
+        "class Own:\n"
+        "    def __len__(self): return 3\n"
+        "    def __getitem__(self, index):\n"
+        f"        image, *others = [Image.open(f'{tmp_path}/{{name}}/{{index}}.png') for name in {[*least]}]\n"
+        "        return image, None, dict(zip('zma', others))\n"
+    )
+    arguments = {
+        "folder": ("image", *(f"--paired={name}={tmp_path}/{name[0]}" for name in ("z", "m:rgb", "a"))),
+        "webdataset": ("a.tar", "--image-suffix=image.png", *(f"--paired={n}={n[0]}.png" for n in ("z", "m:rgb", "a"))),
+        "dataset": ("own:Own",),
+    }
+    source, *flags = arguments[kind]
+    printed("build", kind, tmp_path / source, tmp_path / "out", "--size", 9, "--no-labels", *flags)
+    store = open_store(tmp_path / "out")
+    for image, *others in zip(store.images, *(store.paired[name] for name in "zma"), strict=True):
+        values = [value + int(image[0, 0, 0]) for value in (10, 100, 200)]
+        assert [set(one.flat) for one in others] == [{value} for value in values]
+    before = tree_bytes(store.paths.root)
+    flip_row(store.paths.root, 1, 9 * 9 * 3)
+    printed("repair", store.paths.root, "--from", tmp_path / source, *(flag for flag in flags if kind == "folder"))
+    assert tree_bytes(store.paths.root) == before
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tgz"])

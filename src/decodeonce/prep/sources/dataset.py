@@ -93,6 +93,8 @@ class IndexedDataset:
             found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
             raise Undecodable(f"found a {found}, {EXPECTED_SAMPLE}")
         image, label, others = (*item, {})[:3]
+        if self.no_labels and isinstance(label, Mapping):
+            self.description = f"{counted(len(self), 'sample')} without its dict; (image, None, dict) would keep it"
         if not isinstance(others, Mapping):
             raise Undecodable(f"third value is a {type(others).__name__}, expected {{'column': numbers}}")
         others = {str(name): value for name, value in others.items() if wanted is None or str(name) in wanted}

@@ -28,7 +28,7 @@ class PairedSource(SourceWrapper):
     """A source whose images have masks or second images, which are files in other folders.
 
     The second image of `a/b.jpg` is `a/b` in its folder, with the suffix of any image format. An image without a second
-    image, or with several, is rejected.
+    image, or with several, is rejected. Rows hold second images in the order of their names.
 
     Args:
         source: The source of the images.
@@ -50,7 +50,7 @@ class PairedSource(SourceWrapper):
         super().__init__(source, WITH_PAIRED)
         if not folders:
             raise BuildError(f"{self.root}: `folders` is empty, expected a mapping such as {{'mask': Path()}}")
-        self._own = list(map(Paired.parse, folders))
+        self._own = list(map(Paired.parse, sorted(folders)))  # in the order in which the JSON of a plan holds them
         self.paired = (*source.paired, *self._own)
         paths = {one.name: source_path(folders[one.text]) for one in self._own}
         for path in filter(is_url, paths.values()):

@@ -99,7 +99,7 @@ class WebdatasetSource(LabeledSource):
         super().__init__(root, classes, column, no_labels=no_labels)
         label = _member_suffix(label_suffix)
         self._keeps_labels = not set(LABEL_KEYS).isdisjoint(self.column_names)
-        self._suffixes = dict(paired or {})
+        self._suffixes = dict(sorted((paired or {}).items()))  # in the order in which the JSON of a plan holds them
         chosen = {"image_suffix": image_suffix, "label_suffix": label_suffix, "last_dot": last_dot}
         self._chosen = {name: value for name, value in chosen.items() if value}
         members = list(map(_member_suffix, filter(None, (*self._suffixes.values(), image_suffix, label_suffix))))
