@@ -155,8 +155,8 @@ class Source(ABC):
         """Return the keyword arguments that make this source again from its class and root.
 
         Called after a scan, so the result may include what the listing found, such as file sizes. It must be
-        JSON-serializable. `cls(root, **arguments)` must not access any file, because every worker of every task calls
-        it.
+        JSON-serializable; dicts come back sorted by their keys. `cls(root, **arguments)` must not access any file,
+        because every worker of every task calls it.
         """
 
     def fingerprint(self) -> object:
