@@ -11,7 +11,7 @@ import pytest
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
-from tests.command import prep
+from tests.command import prep, printed, run
 from tests.images import jpeg
 from tests.prep.test_patterns import folders
 
@@ -35,17 +35,54 @@ def test_splits_with_other_names_are_refused_with_a_command_for_each(tmp_path: P
             (["seg_train/a/1.jpg", "seg_test/a/1.jpg", "seg_pred/1.jpg"], "(seg_test, seg_train): seg_train contains"),
             (
                 ["train_part1/a/1.jpg", "train_part2/b/1.jpg", "test/1.jpg"],
-                "for test, run: prep build folder {}/test OUT --no",
+                "for test, pass {}/test as SRC and --no-labels;",
             ),
             (
                 ["train2017/a/1.jpg", "val2017/a/1.jpg", "extra/1.jpg"],
-                "for val, run: prep build folder {}/val2017 OUT;",
+                "for val, pass {}/val2017 as SRC;",
             ),
         )
     ):
         root = folders(tmp_path / str(number), *images)
         with pytest.raises(BuildError, match=re.escape(expected.format(root))):
             FolderSource(root)
+
+
+def follow(advice: str, cwd: Path) -> list[str]:
+    """Run the command in a piece of advice on SRC, and return SRC and the flags that it names."""
+    found = re.fullmatch(r"(?:run: (.*), then )?pass (.*) as SRC(?: and (.*))?", advice)
+    assert found is not None, advice
+    command, src, flags = found.groups("")
+    run("bash", "-c", command, cwd=cwd)
+    return shlex.split(f"{src} {flags}")
+
+
+@pytest.mark.parametrize("src", ["./-it's a/", "."])
+def test_advice_on_splits_is_followed_with_the_flags_of_the_user(tmp_path: Path, src: str) -> None:
+    cwd = tmp_path / "cwd"
+    (root := cwd / src).mkdir(parents=True)
+    for name in ("train_1/cat", "train_2/dog", "val/cat", "val/dog"):
+        write_file(root / name / "1.dat", jpeg(20, 20))
+    write_file(root / "test" / "1.dat", jpeg(20, 20))
+    flags = ["--suffix", ".dat", "--size", 8]
+    text = prep("build", "folder", src, "../x", *flags, cwd=cwd).stderr
+    train, val, test = re.findall(r"for (?:train|val|test), (.*?)(?=; )", text)
+    expected = {train: ["cat", "dog"], val: ["cat", "dog"], test: ["unlabeled"]}
+    for number, (advice, names) in enumerate(expected.items()):
+        printed("build", "folder", *follow(advice, cwd), f"../{number}", *flags, cwd=cwd)
+        assert [one.name for one in open_store(tmp_path / str(number)).classes] == names
+    write_file(root / "train_2/cat/2.dat", jpeg(20, 20))
+    again = prep("build", "folder", src, "../x", *flags, cwd=cwd).stderr
+    assert "for train, write a list of all images, whose own folders are then the classes (docs" in again
+
+
+def test_advice_on_parts_of_a_dataset_is_followed(tmp_path: Path) -> None:
+    for name in ("images/1.jpg", "masks/1.png"):
+        write_file(tmp_path / "src" / name, jpeg(20, 20))
+    text = prep("build", "folder", "src", "both", "--size", 8, cwd=tmp_path).stderr
+    src = follow(text.strip().rpartition("to read only one, ")[2], tmp_path)
+    printed("build", "folder", *src, "one", "--size", 8, cwd=tmp_path)
+    assert [sample.source for sample in open_store(tmp_path / "one").samples] == ["1.jpg"]
 
 
 def test_vehicles_are_classes(tmp_path: Path) -> None:
@@ -71,7 +108,7 @@ def test_names_that_are_probably_no_classes_cause_a_warning(tmp_path: Path) -> N
     for number, (images, expected) in enumerate(
         (
             (["images/1.jpg"], "the only class is images, so all labels are 0; to ignore it, pass --no-labels"),
-            (["flowers/a/1.jpg"], "if its subfolders are the classes, run: prep build folder {}/flowers OUT"),
+            (["flowers/a/1.jpg"], "if its subfolders are the classes, pass {}/flowers as SRC"),
             (["images/1.jpg", "masks/1.png"], "classes have the names of parts of a dataset (images, masks); to read"),
             (
                 ["train/1.jpg", "val/1.jpg"],
@@ -98,8 +135,8 @@ def test_classes_of_classes_cause_a_warning_with_the_command_that_joins_them(tmp
     warning = warned(root)[-1]
     found = "all class folders hold folders and no images (animals/cat, animals/dog, plants/rose)"
     assert warning.startswith(f"{found}; if these are the classes, run: mkdir ALL && ")
-    command, _, build = warning.partition("run: ")[2].rpartition(" && ")
-    assert build == "prep build folder ALL OUT --follow-links"
+    command, _, then = warning.partition("run: ")[2].partition(", then ")
+    assert then == "pass ALL as SRC and --follow-links"
     subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
     joined = FolderSource(tmp_path / "ALL", follow_links=True)
     assert ([cls.name for cls in joined.listing().classes], joined.listing().warnings) == (["cat", "dog", "rose"], [])
@@ -123,7 +160,7 @@ def test_classes_of_classes_cause_a_warning_with_the_command_that_joins_them(tmp
         tmp_path / "wnids", "dogs/n02085620-Chihuahua/1.jpg", "dogs/@eaDir/1.jpg", "cats/n02123045-tabby/1.jpg"
     )
     folders(dogs, "cats/@eaDir/1.jpg")
-    command = warned(dogs)[-1].partition("run: ")[2].rpartition(" && ")[0]
+    command = warned(dogs)[-1].partition("run: ")[2].partition(", then ")[0]
     subprocess.run(["bash", "-c", command], cwd=dogs, check=True)
     assert sorted(path.name for path in (dogs / "ALL").iterdir()) == ["n02085620-Chihuahua", "n02123045-tabby"]
 
@@ -169,22 +206,24 @@ def test_file_of_labels_is_named_with_the_command_that_reads_it(tmp_path: Path) 
     for number in range(2):
         write_file(images / f"val_{number}.JPEG", jpeg(20, 20))
     [warning, _] = warned(tiny)
-    command = warning.partition("`")[2].partition("`")[0]
-    cut, _, build = command.partition(" && ")
+    found = re.search("run `(.*)`, then `prep (.*)` instead, with (.*) as SRC and (.*)", warning)
+    assert found is not None
+    cut, build, src, flags = found.groups()
     subprocess.run(["bash", "-c", cut], cwd=tmp_path, check=True)
-    assert prep(*shlex.split(build)[1:], "--size", 8, cwd=tmp_path).returncode == 0
+    printed(*shlex.split(f"{build} {src} OUT {flags}"), "--size", 8, cwd=tmp_path)
     assert [cls.name for cls in open_store(tmp_path / "OUT").classes] == ["n01", "n02"]
     write_file(images / "metadata.jsonl", b'{"file_name": "val_0.JPEG", "label": 1}\n')
     (tiny / "val_annotations.txt").write_text("See https://example.com for the license.")
     warning = next(text for text in warned(tiny) if "metadata.jsonl is not read" in text)
     assert "convert it to a CSV table (docs/how-to/data/csv.md)" in warning
     table = write_file(images / "labels.csv", b"path,label\nval_0.JPEG,1\n")
-    assert any(f"run `prep build list {table} OUT` instead" in text for text in warned(tiny))
+    advice = f"run `prep build list` instead, with {table} as SRC"
+    assert any(text.endswith(advice) for text in warned(tiny))
     with pytest.raises(
         BuildError, match=re.escape(f"contains no class folders; expected {images}/<class>/<image>, ")
     ) as raised:
         FolderSource(images)
-    assert f"run `prep build list {table} OUT` instead" in str(raised.value)
+    assert str(raised.value).endswith(advice)
 
 
 def test_archives_in_place_of_folders_are_named_with_what_to_do(tmp_path: Path) -> None:

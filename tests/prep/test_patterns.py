@@ -116,8 +116,8 @@ def test_class_folders_that_look_like_splits_are_refused(tmp_path: Path) -> None
             (
                 ["train/cat/1.jpg", "train/dog/2.jpg", "train/README", "val/cat/1.jpg"],
                 "contains splits instead of classes (train, val): train contains 2 folders (first cat); for train, "
-                f"run: prep build folder '{tmp_path}/a 0/train' OUT; for val, run: prep build folder "
-                f"'{tmp_path}/a 0/val' OUT; if these are classes, pass --splits-as-classes",
+                f"pass '{tmp_path}/a 0/train' as SRC; for val, pass '{tmp_path}/a 0/val' as SRC; if these are classes, "
+                "pass --splits-as-classes",
             ),
             (["Test/1.jpg", "Validation/cat/1.jpg"], "splits instead of classes (Test, Validation): Validation"),
             (["train/cat/1.jpg"], "contains splits instead of classes (train): "),
@@ -153,7 +153,7 @@ def test_link_that_leads_out_is_not_checked_for_splits(tmp_path: Path) -> None:
 def test_plan_dry_run_and_build_refuse_splits_unless_flag_says_so(tmp_path: Path) -> None:
     make_tree(tmp_path / "inet", per_class=1)
     make_tree(tmp_path / "inet", per_class=1, split="val")
-    meant = f"train contains 3 folders (first n00000000); for train, run: prep build folder {tmp_path}/inet/train OUT"
+    meant = f"train contains 3 folders (first n00000000); for train, pass {tmp_path}/inet/train as SRC;"
     for verb, *flags in (["build", "--dry-run"], ["plan"], ["build"]):
         command = (verb, "folder", tmp_path / "inet", tmp_path / "out", "--size", 8, *flags)
         assert_fails(prep(*command), 1, f"{tmp_path}/inet: contains splits", meant)

@@ -94,20 +94,29 @@ def _warning_of_splits(root: Path, splits: Mapping[str, Sequence[str]], found: s
     """Raise BuildError if the first split contains folders; otherwise return a warning if there are several splits."""
     held = {split: _inside(root / parts[0], links).folders for split, parts in splits.items()}
     order = sorted(splits, key=list(SPLITS.values()).index)
-    commands = "; ".join(f"for {split}, run: {_build_command(root, splits[split], held[split])}" for split in order)
+    advice = "; ".join(f"for {split}, {_pass_as_src(root, splits[split], links)}" for split in order)
     if first := held[order[0]]:
         contents = f"{splits[order[0]][0]} contains {counted(len(first), 'folder')} (first {quoted(first[0])})"
         error = f"{root}: contains splits instead of classes ({found}): {contents}"
-        raise BuildError(f"{error}; {commands}; if these are classes, pass --splits-as-classes")
-    return f"classes have the names of splits ({found}); if they are splits, {commands}" if len(splits) > 1 else ""
+        raise BuildError(f"{error}; {advice}; if these are classes, pass --splits-as-classes")
+    return f"classes have the names of splits ({found}); if they are splits, {advice}" if len(splits) > 1 else ""
 
 
-def _build_command(root: Path, parts: Sequence[str], held: Sequence[str]) -> str:
-    if not parts[1:]:
-        return f"prep build folder {quoted(root / parts[0])} OUT{'' if held else ' --no-labels'}"
+def _pass_as_src(root: Path, parts: Sequence[str], links: Links) -> str:
+    """Return how to read some of the folders in `root`, which hold class folders, or images."""
+    tops = [_inside(root / part, links) for part in parts]
+    held = [name for top in tops for name in top.folders]
     # Each of Kaggle's four folders train.X1 to train.X4 of ImageNet-100 has a quarter of the classes.
     linked = " ".join(f"{quoted(root.absolute() / name)}/*" for name in parts)
-    return f"mkdir ALL && ln -s {linked} ALL && prep build folder ALL OUT --follow-links"
+    advice = _join(root, held, linked) if parts[1:] else f"pass {quoted(root / parts[0])} as SRC"
+    return f"{advice} and --no-labels" if any(top.files for top in tops) and not held else advice
+
+
+def _join(root: Path, names: Sequence[str], linked: str) -> str:
+    """Return how to make one folder of class folders with these names, whose paths the shell expands from `linked`."""
+    if is_url(root) or len({*names}) < len(names):
+        return "write a list of all images, whose own folders are then the classes (docs/how-to/data/csv.md)"
+    return f"run: mkdir ALL && ln -s {linked} ALL, then pass ALL as SRC and --follow-links"
 
 
 def _inside(folder: Path, links: Links) -> Top:
@@ -124,19 +133,18 @@ def several_splits(column: str, values: Iterable[str]) -> list[str]:
 
 def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
     """Yield a warning for each thing in the names of class folders, and of the folders around, that may be wrong."""
-    first = f"prep build folder {quoted(root / names[0])} OUT"
     if len(names) == 1:
         held = _inside(root / names[0], links).folders
-        advice = f"if its subfolders are the classes, run: {first}" if held else "to ignore it, pass --no-labels"
+        advice = "to ignore it, pass --no-labels"
+        if held:
+            advice = f"if its subfolders are the classes, {_pass_as_src(root, names, links)}"
         yield f"the only class is {quoted(names[0])}, so all labels are 0; {advice}"
     elif all(map(_PARTS.fullmatch, names)):
-        yield f"classes have the names of parts of a dataset ({', '.join(names)}); to read only one, run: {first}"
+        found = f"classes have the names of parts of a dataset ({', '.join(names)})"
+        yield f"{found}; to read only one, {_pass_as_src(root, names[:1], links)}"
     elif inner := _inner_folders(root, names, links):
         found = f"all class folders hold folders and no images ({', '.join(map(quoted, inner[:4]))})"
-        advice = "write a list of all images, whose own folders are then the classes (docs/how-to/data/csv.md)"
-        if not is_url(root) and len({path.name for path in inner}) == len(inner):
-            linked = f"mkdir ALL && ln -s {quoted(root.absolute())}/*/[!@_]*/ ALL"
-            advice = f"run: {linked} && prep build folder ALL OUT --follow-links"
+        advice = _join(root, [path.name for path in inner], f"{quoted(root.absolute())}/*/[!@_]*/")
         yield f"{found}; if these are the classes, {advice}"
     if len({re.sub("[0-9]+", "0", name) for name in names}) == 1:
         by_value = sorted(names, key=lambda name: [int(digits) for digits in re.findall("[0-9]+", name)])
@@ -244,8 +252,8 @@ def _advice_on_table(table: Path, images: Path) -> str:
         return ""
     if suffix.startswith(".json"):
         return "convert it to a CSV table (docs/how-to/data/csv.md) and run `prep build list` instead"
-    at = f" --root {quoted(images)}"
+    read, at = "`prep build list` instead, with {} as SRC{}", f" and --root {quoted(images)}"
     if suffix == ".txt" and begin.partition(b"\n")[0].count(b"\t") > 1:  # Tiny ImageNet's val_annotations.txt has boxes
-        return f"run `cut -f 1,2 {quoted(table)} > labels.tsv && prep build list labels.tsv OUT{at}` instead"
+        return f"run `cut -f 1,2 {quoted(table)} > labels.tsv`, then {read.format('labels.tsv', at)}"
     has_folder = images == table.parent or name_bytes(images.name) + b"/" in begin
-    return f"run `prep build list {quoted(table)} OUT{'' if has_folder else at}` instead"
+    return f"run {read.format(quoted(table), '' if has_folder else at)}"
