@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -69,27 +70,36 @@ def test_missing_file_is_named(shards: Path) -> None:
             find_files(f"{shards}/{pattern}", (".tar", ".tgz"))
 
 
-SPLITS: dict[str, tuple[list[str], str]] = {  # pattern: files, a pattern for one of their splits
-    "d": (["data/test-00000-of-00001-7f.tar", "data/train-00000-of-00002-9a.tar"], "d/data/train-*"),
-    "d/": (["default/train/0000.tar", "default/validation/0000.tar"], "d/default/validation"),
-    "d/*": (["train.tar", "more.tar"], "d/train*"),
-    "d/*.tar": (["Train2017-0.tar", "Val2017-0.tar"], "d/Val*"),
-    "d/net-*.tar": (["net-train-0000.tar", "net-train-0001.tar", "net-validation-00.tar"], "d/net-validation*"),
+SPLITS: dict[str, list[str]] = {  # pattern: files below "d" or "-it's [d]"; those of the advised split are last
+    "d": ["data/test-00000-of-00001-7f.tar", "data/train-00000-of-00002-9a.tar", "data/train-00001-of-00002-9a.tar"],
+    "d/": ["default/train/0000.tar", "default/validation/0000.tar", "default/validation/0001.tar"],
+    "d/*": ["more.tar", "zebra.tar", "train.tar", "train2.tar"],
+    "d/*.tar": ["Train2017-0.tar", "Val2017-0.tar", "Val2017-1.tar"],
+    "d/net-*.tar": ["net-train-0000.tar", "net-validation-00.tar", "net-validation-01.tar"],
+    "./-it's [d]": ["test-00000-of-00001.tar", "train-00000-of-00002.tar", "train-00001-of-00002.tar"],
+    "d/.": ["en/train-0.tar", "fr/train-0.tar", "fr/test-0.tar", "fr/test-1.tar"],
 }
 
 
 @pytest.mark.parametrize("pattern", SPLITS)
-def test_several_splits_of_a_folder_or_wildcard_are_an_error(
+def test_several_splits_of_a_folder_or_wildcard_are_an_error_with_a_pattern_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    files, one = SPLITS[pattern]
-    for file in files:
-        (tmp_path / "d" / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "d" / file).touch()
-    with pytest.raises(BuildError, match=rf"^{re.escape(pattern)}: contains several splits \(.*as .?{re.escape(one)}"):
+    files, top = SPLITS[pattern], "-it's [d]" if "[" in pattern else "d"
+    folders(tmp_path / top, *files)
+    with pytest.raises(BuildError, match=rf"^{re.escape(pattern)}: contains several splits \(") as error:
         find_files(pattern, (".tar",), deep=True)
-    assert len(find_files("d/{" + ",".join(files) + "}", (".tar",))[1]) == len(files)
+    [one] = shlex.split(str(error.value).partition("such as ")[2].removesuffix(", or all in braces, {A,B}"))
+    root, names = find_files(one, (".tar",), deep=True)
+    assert [str((root / name).relative_to(tmp_path / top)) for name in names] == files[-2:]
+    assert len(find_files(f"{top}/{{{','.join(files)}}}", (".tar",))[1]) == len(files)
+
+
+def test_no_pattern_is_advised_for_splits_in_several_folders(tmp_path: Path) -> None:
+    folders(tmp_path, "en/train-0.tar", "fr/train-0.tar", "other.tar")
+    with pytest.raises(BuildError, match=r"splits \(train, others\); pass the files of one, or all in braces, {A,B}$"):
+        find_files(tmp_path, (".tar",), deep=True)
 
 
 def test_folders_without_names_of_splits_are_accepted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Sequence
@@ -75,18 +76,20 @@ def find_files(
 
 def _check_one_split(part: str, files: Sequence[str]) -> None:
     """Raise BuildError if a folder or wildcard has the files of several splits: train-00000-of-00008, test/0000, ..."""
-    top, splits = os.path.dirname(re.split(r"[*?[]", f"{part}/", maxsplit=1)[0]), dict[str, str]()
+    top, splits = os.path.dirname(re.split(r"[*?[]", f"{part}/", maxsplit=1)[0]), dict[str, set[str]]()
     for file in files:
         folder, name = os.path.split(file)
         below = file.removeprefix(f"{top}/")
         shard, word = _SHARD.fullmatch(name), _SPLIT.search(below)
+        split, its_files = word[1] if word else "", folder
         if shard:
-            splits.setdefault(shard[1], os.path.join(folder, f"{shard[1]}-*"))
+            split, its_files = shard[1], f"{glob.escape(os.path.join(folder, shard[1]))}-*"
         elif word and word.end() > len(below) - len(name):  # in the name of the file
-            splits.setdefault(word[1], os.path.join(folder, f"{name[: word.end() - len(below)]}*"))
-        else:
-            splits.setdefault(word[1] if word else "", folder)
+            its_files = f"{glob.escape(os.path.join(folder, name[: word.end() - len(below)]))}*"
+        splits.setdefault(split, set()).add(its_files)
     if len(splits) > 1:
-        found, one = ", ".join(split or "others" for split in splits), list(splits.values())[-1]
-        advice = f"pass the files of one, such as {quoted(one)}, or all in braces, {{A,B}}"
+        found = ", ".join(split or "others" for split in splits)
+        whole = [one for split, [one, *others] in splits.items() if split and not others]
+        such = f", such as {quoted(as_path(whole[-1]))}" if whole else ""
+        advice = f"pass the files of one{such}, or all in braces, {{A,B}}"
         raise BuildError(f"{part}: contains several splits ({found}); {advice}")
