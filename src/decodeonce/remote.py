@@ -42,7 +42,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 import xxhash
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.formatting import without_secrets
+from decodeonce.formatting import quoted, without_secrets
 
 # Seconds between attempts; each is made up to 50% longer at random. The first two are short, because the decoder would
 # wait for them: at most 128 images are read ahead, which take 0.15 s to decode.
@@ -447,7 +447,7 @@ def changed(url: str) -> ChangedObject:
 
 def _failure(url: str, error: BaseException) -> BuildError | Stopped:
     status, again, debug = _status(error), "run the same command again", str(error)
-    check = CHECKS.get(scheme_of(url), "curl -I {}").format(url)
+    check = CHECKS.get(scheme_of(url), "curl -I {}").format(quoted(url))
     if status == 404:
         return MissingObject(f"{url}: no such object or bucket; look for it with `{check}`, then {again}")
     if status in (401, 403):

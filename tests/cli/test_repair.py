@@ -134,6 +134,14 @@ def test_following_the_advice_repairs_a_store(kind: str, tmp_path: Path) -> None
         assert tree_bytes(store) == before
 
 
+def test_advice_for_a_store_with_an_odd_name_can_be_pasted(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    printed("build", "folder", "images", "./-it's a", "--no-labels", "--size", 16, cwd=tmp_path)
+    damage_rows(tmp_path / "-it's a", 2)
+    [command] = re.findall("`prep (repair .*)`", prep("verify", "./-it's a", cwd=tmp_path).stderr)
+    printed(*shlex.split(command.replace("SRC", "images")), cwd=tmp_path)
+
+
 @pytest.mark.parametrize("flags", [("--size", 8), ("--sort", "source")])
 def test_following_the_advice_repairs_a_converted_store(flags: tuple[str, object], tmp_path: Path) -> None:
     write_images(tmp_path)

@@ -238,6 +238,14 @@ def test_archives_in_place_of_folders_are_named_with_what_to_do(tmp_path: Path) 
             FolderSource(src)
 
 
+def test_command_that_unpacks_an_archive_can_be_pasted(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "-it's a.zip", "w") as archive:
+        archive.writestr("a/1.jpg", jpeg(20, 20))
+    text = prep("build", "folder", "./-it's a.zip", "x", "--size", 8, cwd=tmp_path).stderr
+    run("bash", "-c", text.partition("unpack it first: ")[2], cwd=tmp_path)
+    assert "1 row in 1 class" in printed("build", "folder", "NEW", "x", "--size", 8, cwd=tmp_path)
+
+
 def test_folders_that_only_look_like_those_of_tools_or_splits_are_classes(tmp_path: Path) -> None:
     source = FolderSource(folders(tmp_path, "recycle/1.jpg", "Recycler/1.jpg", "$RECYCLE.BIN/1.jpg", "RECYCLER/1.jpg"))
     assert [one.name for one in source.listing().classes] == ["Recycler", "recycle"]

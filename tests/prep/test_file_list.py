@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import unicodedata
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,10 @@ from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.classes import ClassList, read_class_list
 from decodeonce.prep.sources.file_list import CARRIAGE_RETURN, ListSource, find_layout, open_list
 from decodeonce.prep.sources.folder import FolderSource
+from decodeonce.store import open_store
+from tests.command import prep, printed
 from tests.forms.listed import write_list
+from tests.images import jpeg
 
 NAMES = [b"cat/1.jpg", b"dog/2.jpg", b"cat/3, 4.jpg"]
 
@@ -159,7 +164,7 @@ def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
         (unicodedata.normalize("NFC", decomposed), "; a file of this name in another Unicode form (NFD) exists"),
         ("cat/1", "; a file of this name with the suffix .jpg exists; pass --suffix .jpg"),
         ("cat/1.JPG", "; a file of this name with the suffix .jpg exists"),
-        ("cat/1jpg", "; a file of this name with the suffix .jpg exists; pass --suffix .jpg"),
+        ("cat/1jpg", "; a file of this name with the suffix .jpg exists"),
         ("1.jpg", f"; cat/1.jpg exists; pass --root {root}/cat"),
         ("cat/1.0", f"; {of_floats}"),
         ("cat/1.0.jpg", f"; {of_floats}"),
@@ -172,6 +177,20 @@ def test_missing_file_has_its_likely_cause_as_reason(root: Path) -> None:
     ):
         (entry,) = listed(root, f"{path}\tpug\n").scan().entries
         assert entry.problem == f"No such file or directory{cause}"
+
+
+@pytest.mark.parametrize("flags", ["--suffix _s", "--root im --suffix _s", "--root im --suffix _sjpg", "--root im"])
+def test_advised_suffix_replaces_that_of_the_user(flags: str, tmp_path: Path) -> None:
+    end = "" if flags == "--root im" else "_s"
+    (tmp_path / "im").mkdir()
+    for number in range(3):
+        (tmp_path / f"im/{number}{end}.jpg").write_bytes(jpeg(20, 20))
+    write_list(tmp_path / "l.csv", "path,label\n0,a\n1,b\n2,c\n")
+    text = prep("build", "list", "l.csv", "x", "--size", 8, *flags.split(), cwd=tmp_path).stderr
+    advised = shlex.split(text.partition("exists; pass ")[2].partition(";")[0])
+    given = dict(zip(*[iter([*flags.split(), *advised])] * 2, strict=True))  # a later value replaces an earlier one
+    printed("build", "list", "l.csv", "x", "--size", 8, *chain.from_iterable(given.items()), cwd=tmp_path)
+    assert len(open_store(tmp_path / "x")) == 3
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import gzip
 import os
 import random
 import re
+import shlex
 import tarfile
 from itertools import chain
 from pathlib import Path
@@ -16,8 +17,9 @@ from decodeonce.prep.listing import Entry
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources.files import LOCAL_FILES, STAT_THREADS
 from decodeonce.prep.sources.webdataset import WebdatasetSource, open_webdataset
+from decodeonce.store import open_store
 from decodeonce.store.manifest import DATA_OFFSET
-from tests.command import prep
+from tests.command import prep, printed
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
 from tests.store.signing import flip
@@ -90,6 +92,18 @@ def test_sample_is_a_row_or_has_a_reason(tmp_path: Path) -> None:
     ):
         (entry,) = open_webdataset(shard(tmp_path, files)).scan().entries
         assert (entry.name, entry.problem) == (b"a-0.tar/" + name, problem)
+
+
+def test_advised_suffixes_can_be_pasted(tmp_path: Path) -> None:
+    for number in range(2):
+        files = [(f"{number}.it's a.jpg", jpeg(20, 20, seed=number)), (f"{number}.it's a.cls", b"%d" % number)]
+        write_tar(tmp_path / f"{number}.tar", files)
+    command = ["build", "webdataset", "{0..1}.tar", "x", "--size", 8]
+    for _ in range(2):
+        text = prep(*command, cwd=tmp_path).stderr
+        command += shlex.split(text.partition("first 0.tar/")[2].partition("pass ")[2].partition(";")[0])
+    printed(*command, cwd=tmp_path)
+    assert open_store(tmp_path / "x").labels.tolist() == [0, 1]
 
 
 def test_label_that_is_a_link_is_named(tmp_path: Path) -> None:

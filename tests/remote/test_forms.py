@@ -150,6 +150,7 @@ def test_image_of_a_tree_that_changes_is_noticed(tmp_path: Path, s3: Any) -> Non
         ("folder", "s3://nowhere/set", "s3://nowhere/set: no such object or bucket; look for it with `aws s3 ls"),
         ("imagenet", "s3://nowhere/set", "s3://nowhere/set: no such object or bucket; look for it with `aws s3 ls"),
         ("list", "s3://images/a.txt", "s3://images/a.txt: no such object or bucket; look for it with `aws s3 ls"),
+        ("list", "s3://images/a b.txt", "look for it with `aws s3 ls 's3://images/a b.txt'`, then run the same"),
         ("folder", "https://me:hush@host/set", "https://host/set: the URL also has a password or a query"),
         ("webdataset", "s3://images/none*.tar", "s3://images/none*.tar: no such file; expected *.tar or"),
         ("webdataset", "s3://", "s3://: names no host or bucket; expected a URL such as s3://NAME/..."),

@@ -27,7 +27,7 @@ def unreadable_shard_error(path: Path, error: OSError) -> StoreError | Stopped:
 
 def repair_advice(path: Path) -> str:
     """The next step for a damaged file of a store or staged part. `prep repair` cannot rebuild an added column."""
-    store = quoted(str(path.parent))
+    store = quoted(path.parent)
     if "://" in store:
         return UPLOAD
     if path.suffix == ".npy" and not BUILT_ARRAY.fullmatch(path.name):

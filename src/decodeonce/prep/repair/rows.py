@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from decodeonce.errors import BuildError, StoreError
+from decodeonce.formatting import quoted
 from decodeonce.host import usable_cores
 from decodeonce.prep import user_code
 from decodeonce.prep.convert.rows import StoreRows, converted, shape_text
@@ -63,7 +64,7 @@ def open_rows(manifest: Manifest, source: str, paired: Mapping[str, str]) -> Fro
     path = as_path(source)
     if is_file(path / "store.json"):
         if scheme_of(source):
-            raise BuildError(f"{source}: a remote store; run `prep stage {source} COPY`, then pass --from COPY")
+            raise BuildError(f"{source}: a remote store; run `prep stage {quoted(source)} COPY`, then pass --from COPY")
         return FromStore(manifest, path)
     return FromImages(manifest, source, paired)
 

@@ -233,11 +233,13 @@ class ListSource(LabeledSource):
         """Return why there is probably no file of this name, also in these subfolders; "" if that is unknown."""
         if odd := _oddity(name):
             return odd
-        suffixes = _with_suffix(name)
+        listed, suffixed = name.removesuffix(self._suffix), _with_suffix(name)
         for other, cause in _names_alike(name).items():
             if self._exists("", other):
-                return f"a file of this name {cause}"
-        for other in (name, *suffixes):
+                is_flag = other in suffixed and other.startswith(listed)
+                flag = f"; pass --suffix {quoted(other.removeprefix(listed))}" if is_flag else ""
+                return f"a file of this name {cause}{flag}"
+        for other in (name, *suffixed):
             found = [folder for folder in folders if self._exists(folder, other)]
             if below := [folder for folder in found if not folder.startswith("..")]:
                 found = below
@@ -245,7 +247,7 @@ class ListSource(LabeledSource):
                 advice = "write the right folder into each path of the list"
                 return f"{found[0]}/{other} and {found[1]}/{other} exist; {advice}"
             if found:
-                suffix = suffixes[other] if other in suffixes and other != name else ""
+                suffix = other.removeprefix(listed) if other.startswith(listed) else self._suffix
                 return f"{found[0]}/{other} exists; {self._advice_on_root(found[0], folders, suffix)}"
         return self._cause_in_start(name)
 
@@ -274,13 +276,14 @@ class ListSource(LabeledSource):
         """Return how to read the files that are in a subfolder; some may be in others, or not in any."""
         if not self._places:
             step = 1 + sum(1 for _ in self._lines()) // MOST_LOOKED_UP
-            names = [name_text(name) + suffix for _, name in islice(self._lines(), 0, None, step)]
+            paths = (name_text(name) for _, name in islice(self._lines(), 0, None, step))
+            names = [path.removesuffix(self._suffix) + suffix for path in paths]
             for name in names:
                 self._places.update(islice((place for place in ("", *folders) if self._exists(place, name)), 1))
             self._places[folder] += folder not in self._places  # the lines that were looked up may lack it
             held = (sum(self._exists(place, name) for place in self._places) for name in names)
             self._are_distinct = max(held, default=0) < 2
-        more = f" --suffix {suffix}" if suffix else ""
+        more = f" --suffix {quoted(suffix)}" if suffix != self._suffix else ""
         if len(self._places) < 2:
             return f"pass --root {quoted(self._place(folder))}{more}"
         places = [self._place(place) for place in self._places]
@@ -341,7 +344,7 @@ def _with_suffix(name: str) -> dict[str, str]:
 
 def _names_alike(name: str) -> dict[str, str]:
     """Return other names that a file may have, and what to say if there is a file of that name."""
-    others = {other: f"with the suffix {end} exists; pass --suffix {end}" for other, end in _with_suffix(name).items()}
+    others = {other: f"with the suffix {end} exists" for other, end in _with_suffix(name).items()}
     forms = {unicodedata.normalize(form, name): form for form in ("NFC", "NFD")}
     others |= {other: f"in another Unicode form ({form}) exists" for other, form in forms.items()}
     stem, end = os.path.splitext(name)

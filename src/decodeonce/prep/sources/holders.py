@@ -251,7 +251,7 @@ def refuse_stand_ins(holder: Holder, *, may_be_zip: bool = False) -> None:
 
 
 def _name_in_command(holder: Holder) -> str:
-    return quoted(holder.path) if os.path.isfile(holder.path) else "FILE"  # it may be in a tar
+    return quoted(Path(holder.path)) if os.path.isfile(holder.path) else "FILE"  # it may be in a tar
 
 
 class ObjectHolder(Holder):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.formatting import counted
+from decodeonce.formatting import counted, quoted
 from decodeonce.host import usable_cores
 from decodeonce.prep.listing import Entry, NumberColumn, Scan, Value, name_bytes, name_text
 from decodeonce.prep.sources import SOURCES
@@ -443,7 +443,7 @@ class Naming(NamedTuple):
             advice = f"expected {name_text(self.images[0])}"
         else:
             advice = f"a sample's files are equal up to the {'last' if self.last_dot else 'first'} dot"
-            advice += f"; to read {longer[0]}, pass --image-suffix {longer[0]}" if len(longer) == 1 else ""
+            advice += f"; to read {longer[0]}, pass --image-suffix {quoted(longer[0])}" if len(longer) == 1 else ""
         dots = "; if the names of samples contain dots, pass --last-dot" if len(longer) > 1 else ""
         return f"{problem}; {advice}{dots}"
 
@@ -462,7 +462,7 @@ class Naming(NamedTuple):
         if label.problem:
             return f"no label: {label.found_in}: {label.problem}"
         other = next((name_text(suffix) for suffix in suffixes if _ends_like(suffix, LABELS)), "")
-        return f"no label; to read {other}, pass --label-suffix {other}" if other else "no label"
+        return f"no label; to read {other}, pass --label-suffix {quoted(other)}" if other else "no label"
 
 
 def _ends_like(suffix: bytes, known: Sequence[bytes]) -> bool:
