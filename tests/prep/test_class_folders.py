@@ -110,6 +110,12 @@ def test_names_that_are_probably_no_classes_cause_a_warning(tmp_path: Path) -> N
             (["images/1.jpg"], "the only class is images, so all labels are 0; to ignore it, pass --no-labels"),
             (["flowers/a/1.jpg"], "if its subfolders are the classes, pass {}/flowers as SRC"),
             (["images/1.jpg", "masks/1.png"], "classes have the names of parts of a dataset (images, masks); to read"),
+            (["images_png/1.jpg", "masks_png/1.png"], "parts of a dataset (images_png, masks_png); to read only one"),
+            (["train/1.jpg", "train_masks/1.png"], "classes have the names of parts of a dataset"),
+            (["leftImg8bit/1.jpg", "gtFine/1.png"], "classes have the names of parts of a dataset"),
+            (["SegmentationClass/1.png", "SegmentationObject/1.png"], "classes have the names of parts of a dataset"),
+            (["HAM_part_1/1.png", "HAM_part_2/1.png"], "classes have the names of parts of a dataset"),
+            (["patient1/s/1.png", "patient2/s/1.png"], "each class is a subject or a film (patient1, patient2, ...); "),
             (
                 ["train/1.jpg", "val/1.jpg"],
                 "classes have the names of splits (train, val); if they are splits, for train,",
@@ -125,8 +131,41 @@ def test_names_that_are_probably_no_classes_cause_a_warning(tmp_path: Path) -> N
         [warning] = warned(root)
         assert expected.format(root) in warning
         assert FolderSource(root, classes=FolderSource(root).arguments()["classes"]).listing().warnings == []
-    for names in (["00", "01", "10"], ["0", "1", "2"], ["10 a", "2 b"]):
+    for names in (
+        *(["00", "01", "10"], ["0", "1", "2"], ["10 a", "2 b"], ["GTI", "Golf"], ["with_mask", "without_mask"]),
+        *(["part_1", "part_2"], ["clip art", "photo"]),
+    ):
         assert warned(folders(tmp_path / names[1], *(f"{name}/1.jpg" for name in names))) == []
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        (["a/1.jpg", "a/1_mask.png", "b/1.jpg"], "1 of 3 images may be masks of others (first 'a/1_mask.png')"),
+        (["a/b (1).png", "a/b (1)_mask.png", "a/b (1)_mask_1.png", "b/1.png"], "2 of 4 images may be masks of others"),
+        (["a/1.jpg", "a/1.png", "b/2.jpg", "b/2.png"], "2 of 4 images may be masks of others (first 'a/1.png')"),
+    ],
+)
+def test_masks_among_images_cause_a_warning(tmp_path: Path, images: list[str], expected: str) -> None:
+    folders(tmp_path, *images)
+    for source in (FolderSource(tmp_path), FolderSource(tmp_path, no_labels=True)):
+        [warning] = source.listing().warnings
+        assert warning.startswith(expected)
+    assert warned(folders(tmp_path / "plain", "a/1.jpg", "a/10.jpg", "a/1_crop.jpg", "c/with-mask-2.jpg")) == []
+
+
+def test_classes_without_images_and_empty_files_hide_no_warning(tmp_path: Path) -> None:
+    root = folders(tmp_path, "small.store/1.jpg")
+    write_file(root / "train2017/1.jpg", jpeg(9, 9))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "train2017/1.txt").touch()
+    assert [text.partition(",")[0] for text in warned(root)] == [
+        "1 of 2 classes have no images (first 0",
+        "1 file left out",
+        "1 folder left out",
+        "the only class is train2017",
+    ]
+    assert FolderSource(root).listing().rejects == []
 
 
 def test_classes_of_classes_cause_a_warning_with_the_command_that_joins_them(tmp_path: Path) -> None:

@@ -27,6 +27,14 @@ _HELD_OUT = re.compile(
     rf"(?<![a-z])({'|'.join(word for word in _WORDS if SPLITS[word] != 'train')})(?![a-z])", re.IGNORECASE
 )
 _PARTS = re.compile(r"(jpeg)?images?|imgs?|photos?|pictures?|masks?|labels?|annotations?|targets?|data", re.IGNORECASE)
+# Names that only a part of a dataset has, such as masks_png, gtFine, SegmentationClass, images_part_1 and images_001.
+_SURE_PARTS = re.compile(
+    r".*(?<![a-z])(masks|annotations|segmentations|trimaps|ground.?truths?)(?![a-z]).*|train.?masks?"
+    r"|(?-i:gt([A-Z_].*)?)|Segmentation(Class|Object).*|.+[ _-]part.?\d+|images?.?\d+",
+    re.IGNORECASE,
+)
+# Patients, films and the like, numbered.
+_SUBJECTS = re.compile(r"(patient|subject|person|case|study|video|clip|scene|sequence)s?.?\d+", re.IGNORECASE)
 WNID = re.compile(r"n\d{8}")
 _IMAGE_NAME = re.compile(rb"\w(" + b"|".join(map(re.escape, SUFFIXES)) + rb")\b", re.IGNORECASE)
 SPLIT_COLUMN = "docs/how-to/data/csv.md#a-column-of-splits"
@@ -139,9 +147,12 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
         if held:
             advice = f"if its subfolders are the classes, {_pass_as_src(root, names, links)}"
         yield f"the only class is {quoted(names[0])}, so all labels are 0; {advice}"
-    elif all(map(_PARTS.fullmatch, names)):
+    elif all(map(_PARTS.fullmatch, names)) or any(map(_SURE_PARTS.fullmatch, names)):
         found = f"classes have the names of parts of a dataset ({', '.join(names)})"
         yield f"{found}; to read only one, {_pass_as_src(root, names[:1], links)}"
+    elif all(map(_SUBJECTS.fullmatch, names)):
+        found = f"each class is a subject or a film ({', '.join(map(quoted, names[:2]))}, ...)"
+        yield f"{found}; for other labels, write a list of all images (docs/how-to/data/csv.md)"
     elif inner := _inner_folders(root, names, links):
         found = f"all class folders hold folders and no images ({', '.join(map(quoted, inner[:4]))})"
         advice = _join(root, [path.name for path in inner], f"{quoted(root.absolute())}/*/[!@_]*/")

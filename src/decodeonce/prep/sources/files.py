@@ -31,12 +31,13 @@ from decodeonce.store.layout import missing_advice
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif")
 SUFFIXES = tuple(map(str.encode, IMAGE_SUFFIXES))
-# Folders of systems and tools. In them are deleted images, thumbnails and copies, but no samples.
+# Folders of systems and tools, and stores. In them are deleted images, thumbnails and copies, but no samples.
 NO_SAMPLES = re.compile(
     rb"\..*|__MACOSX|__pycache__|lost\+found|System Volume Information|\$RECYCLE\.BIN|(?-i:RECYCLER)|@eaDir|@Recycle"
-    rb"|@__thumb|@Recently-Snapshot|#recycle|#snapshot|~snapshot",
+    rb"|@__thumb|@Recently-Snapshot|#recycle|#snapshot|~snapshot|.+\.store",
     re.IGNORECASE | re.DOTALL,
 )
+EMPTY = "empty file"
 MAX_FILE_BYTES = 1 << 30  # an image is read whole; a larger file is probably an archive or a film
 MAX_DEPTH = 64  # levels below a class folder; a folder deeper than this is rejected
 # A stat takes 0.2 to 1 ms on a network file system. At 0.5 ms each, 50,000 files took 35 to 78 s one by one and 4 to
@@ -476,7 +477,7 @@ def size_problem(size: int) -> str:
         ('empty file', '')
     """
     if size == 0:
-        return "empty file"
+        return EMPTY
     return f"{size} bytes, more than any image has" if size > MAX_FILE_BYTES else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -14,13 +15,17 @@ from decodeonce.formatting import counted
 from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
 from decodeonce.prep.sources.class_folders import Top, check_no_splits, list_top, odd_files, odd_names, unlike_train
 from decodeonce.prep.sources.classes import alike_classes, check_classes, unused_classes
-from decodeonce.prep.sources.files import SUFFIXES, Links, system_of
+from decodeonce.prep.sources.files import EMPTY, SUFFIXES, Links, system_of
 from decodeonce.prep.sources.labels import LabeledSource, NoLabels
 from decodeonce.remote import source_path
 from decodeonce.store.layout import Json
 
 # Suffixes of images that are read, or that are rejected by name.
 READ_SUFFIXES = frozenset((*SUFFIXES, b".jpe", b".jfif", b".apng", b".pnm", b".pfm"))
+# What follows the name of an image in that of its mask, such as "_mask_1", or nothing if only the suffixes differ.
+OF_MASK = re.compile(
+    rb"([ _.-](masks?|gt|seg|segmentation|labels?|annotation|manual|depth)([ _.-]?\d+)?)?\Z", re.IGNORECASE
+)
 READ_SUFFIXES |= {b".heic", b".heif", b".jp2", b".jxl", b".psd", b".svg"}
 
 
@@ -105,33 +110,51 @@ class FolderSource(LabeledSource):
     def _warnings(self, samples: int) -> list[str]:
         others = self._by_suffix.warnings("; --suffix reads those that are images")
         outside = [] if self.no_labels else odd_files(self.root, self._listed, self.links)
-        odd = [*self._odd, *odd_names(self.root, self._names, self.links)] if self._is_guess else []
+        used = [self._names[label] for label in self._used]
+        names = used if len(used) == 1 else self._names
+        odd = [*self._odd, *odd_names(self.root, names, self.links)] if self._is_guess else []
         odd += [] if self.no_labels else [*alike_classes(self._names), *unlike_train(self.root, self._names)]
         return [*unused_classes(self._names, self._used), *others, *self._listed.warnings(), *outside, *odd]
 
 
 class BySuffix:
-    """Leaves out files whose suffix shows that they are not images, such as Thumbs.db or notes.txt, and counts them."""
+    """Leaves out files whose suffix shows that they are not images, such as Thumbs.db or notes.txt, and counts them.
+
+    It also counts images whose names say that they are masks of the image before them.
+    """
 
     def __init__(self, more: Sequence[str] = ()) -> None:
         self._suffixes = READ_SUFFIXES | {name_bytes(suffix.lower()) for suffix in more}
         self._others = Counter[bytes]()
+        self._images = self._masks = 0
+        self._mask = ""  # the first one
 
     def images(self, entries: Iterable[Entry]) -> Iterator[Entry]:
         """Yield the entries of images, and those of what is no file."""
-        self._others = Counter()
+        self._others, self._images, self._masks, self._mask = Counter(), 0, 0, ""
+        before = b"/"  # no name of an image begins like this
         for entry in entries:
-            suffix = os.path.splitext(entry.name)[1].lower()
-            if suffix in self._suffixes or entry.problem:
-                yield entry
-            else:
+            stem, suffix = os.path.splitext(entry.name)
+            if (suffix := suffix.lower()) not in self._suffixes and entry.problem in ("", EMPTY):
                 self._others[suffix] += 1
+                continue
+            self._images += 1
+            if stem.startswith(before) and OF_MASK.match(stem, len(before)):
+                self._masks += 1
+                self._mask = self._mask or entry.text
+            else:
+                before = stem
+            yield entry
 
     def warnings(self, advice: str = "") -> list[str]:
-        """Return a warning that counts the files that the last listing left out."""
+        """Return warnings that count the files that the last listing left out, and images that may be masks."""
         kinds = [f"{name_text(suffix) or 'no suffix'}: {count}" for suffix, count in self._others.most_common(4)]
         found = counted(self._others.total(), "file")
-        return [f"{found} left out, because no image has such a suffix ({', '.join(kinds)}){advice}"] if kinds else []
+        left = [f"{found} left out, because no image has such a suffix ({', '.join(kinds)}){advice}"] if kinds else []
+        if 4 * self._masks > self._images:
+            found = f"{self._masks} of {counted(self._images, 'image')} may be masks of others (first {self._mask!r})"
+            left.append(f"{found}; to store them as such, see docs/how-to/segmentation.md")
+        return left
 
 
 def open_folder(
