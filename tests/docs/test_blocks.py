@@ -201,13 +201,24 @@ def test_masks_with_other_names_move_to_the_names_of_their_images(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name = "docs/how-to/segmentation.md"
-    [block] = [block for block in PYTHON[name] if "mask_*" in block.text]
+    [block] = [block for block in PYTHON[name] if "with_name" in block.text]
     for file in ("photos/img_001.tif", "photos/mask_001.png", "photos/a/img_2.tif", "photos/a/mask_2.png"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     run_block(block, PAGES[name], {})
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
     assert files == {"photos/img_001.tif", "masks/img_001.png", "photos/a/img_2.tif", "masks/a/img_2.png"}
+
+
+def test_depth_of_16_bits_is_scaled_and_unknown_stays_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "docs/how-to/segmentation.md"
+    [block] = [block for block in PYTHON[name] if "depth16" in block.text]
+    (tmp_path / "depth16/a").mkdir(parents=True)
+    depth = np.array([[0, 1, 256], [10240, 20480, 65535]], np.uint16)
+    Image.fromarray(depth).save(tmp_path / "depth16/a/1.png")
+    run_block(block, PAGES[name], {})
+    assert np.asarray(Image.open(tmp_path / "depth/a/1.png")).tolist() == [[0, 1, 3], [128, 255, 255]]
 
 
 def test_languages_of_blocks_are_known() -> None:

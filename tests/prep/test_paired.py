@@ -181,7 +181,7 @@ def test_image_without_a_usable_mask_is_rejected_by_name(copied: Path) -> None:
     reasons = {reject.source: reject.reason for reject in rejected(out)}
     assert len(reasons) == 5
     assert reasons["n00000000/0.x.JPEG"] == "no mask: its folder has no image with this name and any suffix"
-    assert reasons["n00000001/1.x.JPEG"] == "mask: 10x10 pixels, but its image has 33x90"
+    assert reasons["n00000001/1.x.JPEG"] == "mask: 10x10 pixels, but its image has 33x90; expected equal sizes"
     expected = "mask: RGB pixels, expected one channel of 8 bits or a palette; if its colors are classes, replace"
     assert reasons["n00000000/2.x.JPEG"].startswith(expected)
     assert reasons["n00000001/3.x.JPEG"].startswith("mask: ")
@@ -196,6 +196,24 @@ def test_image_with_several_masks_is_rejected(copied: Path, other: str, *, rejec
     expected = [("n00000000/4.x.JPEG", problem)] if rejects else []
     assert [(entry.text, entry.problem) for entry in source.scan().entries if entry.problem] == expected
     assert [entry.problem for entry in source.find([b"n00000000/4.x.JPEG"])] == [problem if rejects else ""]
+
+
+def test_masks_with_other_names_or_formats_are_named(tmp_path: Path) -> None:
+    for name in ("1", "1 (2)", "car", "a"):
+        file = tmp_path / f"images/{name}.png"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(encoded(make_image(9, 9), "PNG"))
+    (tmp_path / "masks").mkdir()
+    for name in ("1.pfm", "10.png", "1 (2)_mask.png", "car_01_mask.gif"):
+        (tmp_path / "masks" / name).touch()
+    source = PairedSource(FolderSource(tmp_path / "images", no_labels=True), {"mask": tmp_path / "masks"})
+    rename = "instead; give masks the names of their images, as docs/how-to/segmentation.md#masks-with-other-names says"
+    assert {entry.text: entry.problem.partition("its folder has ")[2] for entry in source.scan().entries} == {
+        "1.png": "'1.pfm' instead; save it as a PNG of 8 bits",
+        "1 (2).png": f"'1 (2)_mask.png' {rename}",
+        "car.png": f"'car_01_mask.gif' {rename}",
+        "a.png": "no image with this name and any suffix",
+    }
 
 
 def test_documented_script_replaces_colors_by_numbers(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -675,7 +693,7 @@ def test_sample_of_a_dataset_without_a_mask_is_rejected(tmp_path: Path, module: 
     out = build_in_process(open_dataset(module("Missing")), tmp_path / "out", RECIPE)
     rejects = rejected(out)
     assert [(reject.source, reject.reason.partition(" (")[0]) for reject in rejects] == [
-        ("2", "mask: 64x63 pixels, but its image has 64x64"),
+        ("2", "mask: 64x63 pixels, but its image has 64x64; expected equal sizes"),
         ("3", "mask is missing, or is not an image as in the first sample"),
         ("4", "mask is uint16"),
         ("5", "mask is float32"),

@@ -197,6 +197,8 @@ def advice_on(kept: Mapping[str, int], levels: object) -> Iterator[str]:
     if white := sum(count for reason, count in kept.items() if "above --levels" in reason):
         found = f"{counted(white, 'image')} {_was(white)} stored mostly white"
         yield f"{found}, because most of the values are above --levels {levels}"
+    if lossy := sum(count for reason, count in kept.items() if "JPEG, which changes values" in reason):
+        yield f"{counted(lossy, 'mask')} {_was(lossy)} JPEG, so that edges have other values; save masks as PNG"
     if paged := sum(count for reason, count in kept.items() if "several pages" in reason):
         yield f"{counted(paged, 'TIFF')} {_was(paged)} stored as the first of several pages"
     if levels is not None and not any(re.search(r"\b1[26] bit", reason) for reason in kept):

@@ -281,7 +281,7 @@ class Decoder:
             other = self.decode(data, box, turn=decoded.turn, mask=one.channels == 1)
             if (other.width, other.height) != (decoded.width, decoded.height):
                 sizes = f"{other.width}x{other.height} pixels, but its image has {decoded.width}x{decoded.height}"
-                raise Undecodable(sizes)
+                raise Undecodable(f"{sizes}; expected equal sizes")
         except Undecodable as problem:
             raise Undecodable(f"{one.name}: {problem}") from None
         note = f"{one.name}: EXIF orientation ignored" if is_other else ""

@@ -305,6 +305,8 @@ def _values(image: Image.Image) -> DecodedImage:
     if image.mode not in ("1", "L", "P"):
         classes = "if its colors are classes, replace them by numbers first (docs/how-to/segmentation.md)"
         advice = f"{classes}; otherwise name it NAME:rgb to keep three channels, which are interpolated"
+        if image.mode[0] in "IF":
+            advice = "scale its values to 8 bits first (docs/how-to/segmentation.md#depth-of-16-bits)"
         raise Undecodable(f"{image.mode} pixels, expected one channel of 8 bits or a palette; {advice}")
     if SCALED_GRAY.search(str(getattr(image, "tile", ""))):
         advice = "save it with 8 bits per pixel or as a palette"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,14 +14,16 @@ from threading import Lock
 from typing import Any
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.listing import Entry, Scan
+from decodeonce.prep.listing import Entry, Scan, name_text
 from decodeonce.prep.sources.base import Source, SourceWrapper
 from decodeonce.prep.sources.files import SUFFIXES, Links, expecting, file_entry, mode_of, parallel_map, read_file
 from decodeonce.remote import is_url, source_path
 from decodeonce.store.layout import Json, Paired
 from decodeonce.store.manifest import WITH_PAIRED
 
-# In the order in which they are tried. An index into this list is in plans.
+PAGE = "docs/how-to/segmentation.md#masks-with-other-names"
+MOST_LISTED = 64  # folders whose names are kept
+# An index into this list is in plans.
 ENDINGS = tuple(sorted((*SUFFIXES, *map(bytes.upper, SUFFIXES)), key=lambda suffix: suffix != b".png"))
 
 
@@ -98,40 +101,63 @@ class PairedSource(SourceWrapper):
                 advice = "move the masks into a folder of their own"
                 raise BuildError(f"--paired {name}={folder}: this is the folder of the images; {advice}")
 
-    def _with_files(self, listed: dict[bytes, dict[bytes, int]], lock: Lock, entry: Entry) -> Entry:
+    def _with_files(self, listed: dict[bytes, list[bytes]], lock: Lock, entry: Entry) -> Entry:
         """Return the entry with the ending, size and time of each file, or with the problem of a missing one.
 
-        `listed` keeps the names of several images, by folder. Only one thread at a time lists a folder.
+        `listed` keeps the sorted names in some folders. Only one thread at a time lists a folder.
         """
         own: dict[str, list[float]] = {}
         for name, folder in () if entry.problem else self._folders.items():
             stem = os.path.splitext(entry.name)[0]
-            paths = (os.path.join(os.fsencode(folder), stem + ending) for ending in ENDINGS)
-            inside = b"\0" not in stem and not os.path.normpath(stem).startswith((b"/", b"../"))
-            ending = next((number for number, path in enumerate(paths) if inside and mode_of(path)), None)
-            if ending is None:
-                return replace(entry, problem=f"no {name}: its folder has no image with this name and any suffix")
             place, base_name = os.path.split(os.path.join(os.fsencode(folder), stem))
+            inside = b"\0" not in stem and not os.path.normpath(stem).startswith((b"/", b"../"))
             with lock:
                 if place not in listed:
-                    listed[place] = _ambiguous_names(place)
-            if files := listed[place].get(base_name):
-                return replace(entry, problem=f"{name}: {files} images in its folder have this name; keep only one")
-            file = file_entry(folder, stem + ENDINGS[ending], 0, self._links[name])
+                    if len(listed) == MOST_LISTED:
+                        listed.clear()
+                    listed[place] = _names_in(place) if inside else []
+                names = listed[place]
+            found = [one for one in _beginning_with(names, base_name + b".") if _is_image_of(one, base_name)]
+            if len(found) > 1:  # folders may have such names
+                found = [one for one in found if mode_of(os.path.join(place, one))]
+            if len(found) > 1:
+                problem = f"{name}: {len(found)} images in its folder have this name; keep only one"
+                return replace(entry, problem=problem)
+            if not found:
+                return replace(entry, problem=f"no {name}: its folder has {_like(names, base_name)}")
+            ending = os.path.splitext(found[0])[1]
+            file = file_entry(folder, stem + ending, 0, self._links[name])
             if file.problem:
                 return replace(entry, problem=f"{name}: {file.problem}")
-            own[_key(name)] = [ending, file.size, file.version]
+            own[_key(name)] = [ENDINGS.index(ending), file.size, file.version]
         sizes = (str(int(numbers[1])) for numbers in own.values())
         return replace(entry, numbers={**entry.numbers, **own}, digested=(*entry.digested, *sizes))
 
 
-def _ambiguous_names(folder: bytes) -> dict[bytes, int]:
-    """Return the names without suffix that several images in a folder have, and how many."""
+def _names_in(folder: bytes) -> list[bytes]:
+    """Return the sorted names in a folder; none if there is no such folder."""
     with expecting(folder, "expected a folder that can be listed"):
-        found = [parts for name in os.listdir(folder) if (parts := os.path.splitext(name))[1] in ENDINGS]
-    several = {name for name, count in Counter(name for name, _ in found).items() if count > 1}
-    files = Counter(name for name, end in found if name in several and mode_of(os.path.join(folder, name + end)))
-    return {name: count for name, count in files.items() if count > 1}
+        return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def _beginning_with(names: Sequence[bytes], start: bytes) -> Iterator[bytes]:
+    """Yield the names that begin with `start` from a sorted list."""
+    places = range(bisect_left(names, start), len(names))
+    return itertools.takewhile(lambda name: name.startswith(start), map(names.__getitem__, places))
+
+
+def _is_image_of(name: bytes, base_name: bytes) -> bool:
+    stem, ending = os.path.splitext(name)
+    return stem == base_name and ending in ENDINGS
+
+
+def _like(names: Sequence[bytes], base_name: bytes) -> str:
+    """Return what a folder has instead of the image of this name."""
+    if name := next(_beginning_with(names, base_name + b"."), b""):
+        return f"{name_text(name)!r} instead; save it as a PNG of 8 bits"
+    if name := next(itertools.chain(*(_beginning_with(names, base_name + mark) for mark in (b"_", b"-", b" "))), b""):
+        return f"{name_text(name)!r} instead; give masks the names of their images, as {PAGE} says"
+    return "no image with this name and any suffix"
 
 
 def _key(name: str) -> str:
