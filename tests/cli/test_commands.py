@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -116,6 +117,34 @@ def test_few_damaged_images_do_not_fail_and_higher_max_bad_resumes_if_more_do(tm
     assert json.loads(prep("status", out, "--json").stdout)["rejects"][0]["action"] == "rejected"
     assert_fails(prep(*command[:-1], 9), 1, "--size is 9, the plan says ")
     assert prep(*command, "--max-bad", 3).returncode == 0
+
+
+def test_printed_commands_keep_the_flags_of_the_user_and_finish_a_build(tmp_path: Path) -> None:
+    (images := tmp_path / "images").mkdir()
+    for number in range(10):
+        (images / f"{number}.jpg").write_bytes(jpeg(20, 20, seed=number) if number > 2 else b"no image")
+
+    def plan(out: str, *flags: object) -> str:
+        words = ["folder", "images", f"./{out}", "--no-labels", "--size", 8, "--max-bad", "30%", *flags]
+        return printed("plan", *words, cwd=tmp_path).rpartition("; next: ")[2].strip()
+
+    def follow(commands: str) -> str:
+        shown = ""
+        for command in commands.strip().split(" && "):
+            shown = printed(*shlex.split(command)[1:], cwd=tmp_path)
+        return shown
+
+    assert plan("x", "--on-bad", "fail") == "prep work x --on-bad fail --max-bad 30%"
+    assert plan("-it's a", "--workers", 1) == "prep work './-it'\"'\"'s a' --workers 1 --max-bad 30%"
+    text = prep("finish", "./-it's a", "--max-bad", "30%", cwd=tmp_path).stderr
+    assert "7 rows in 1 class" in follow(text.partition("run: ")[2])
+    after_work = follow(plan("y", "--workers", 1))
+    assert "7 rows in 1 class" in follow(after_work.rpartition("run: ")[2])
+    plan("z")
+    [status] = re.findall("run `(.*)`, which says", prep("info", "z", cwd=tmp_path).stderr)
+    with pytest.raises(AssertionError, match="to continue, run the same command with --max-bad 3"):
+        follow(re.search("next +(.*)", follow(status))[1])  # type: ignore[index]
+    assert "7 rows" in follow(re.search("next +(.*), if", follow(status))[1])  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,10 @@ def test_missing_kind_is_named(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     kinds = {"pics": "folder", "all images": "folder", "t": "parquet", "s": "webdataset", "im": "imagenet"}
     for src, kind in {**kinds, "a.csv": "list", "a.tar": "webdataset"}.items():
-        command = f"prep build {kind} {shlex.quote(src)} x.store --size 8"
-        expected = f"KIND is missing; for {src}, it is probably {kind}; run: {command} (see prep build --help)"
+        expected = f"KIND is missing; for {src}, it is probably {kind}; write {kind} before it (see prep build --help)"
         assert_fails(prep("build", src, "x.store", "--size", "8", cwd=tmp_path), 2, expected)
+        submit = prep("submit", "slurm", "build", src, "x.store", "--tasks", 2, "--cpus", 4, cwd=tmp_path)
+        assert_fails(submit, 2, f"it is probably {kind}; write {kind} before it (see prep build --help)")
 
 
 def test_help_has_headings_and_arguments_without_types() -> None:

@@ -295,8 +295,7 @@ def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Com
 
         def unknown_text(self, ctx: Click, args: list[str]) -> str:
             if kind := likely_kind(Path(args[0])):
-                command = f"{ctx.command_path} {kind} {' '.join(map(quoted, args))}"
-                return f"KIND is missing; for {args[0]}, it is probably {kind}; run: {command}"
+                return f"KIND is missing; for {args[0]}, it is probably {kind}; write {kind} before it"
             return super().unknown_text(ctx, args).replace("command", "KIND", 1)
 
     app = new_app(cls=Kinds, help=help_text, subcommand_metavar="KIND SRC OUT [FLAGS]")
@@ -369,7 +368,7 @@ def run_build(request: BuildRequest) -> None:
 def run_plan(request: BuildRequest) -> None:
     """Write the plan, reserve the space and print the next command."""
     from decodeonce.prep.building.build import plan_unless_built
-    from decodeonce.prep.building.plan import in_classes
+    from decodeonce.prep.building.plan import in_classes, max_bad_flag
 
     check_alone(ADVICE_FOR_RANKS)
     say_found(request)
@@ -380,7 +379,10 @@ def run_plan(request: BuildRequest) -> None:
     images, classes, rows, blocks = plan.candidates, len(plan.classes), plan.count, len(plan.blocks)
     found = f"{counted(images, 'image')} found{in_classes(classes)}"
     planned = f"{counted(rows, 'row')} in {counted(blocks, 'block')}"
-    say(f"{request.out}: {found}, {planned} planned; next: prep work {quoted(request.out)}")
+    how = request.how
+    flags = f"{f' --workers {how.workers}' if how.workers else ''}{' --on-bad fail' if how.on_bad == 'fail' else ''}"
+    work = f"prep work {quoted(request.out)}{flags}{max_bad_flag(how.max_bad)}"
+    say(f"{request.out}: {found}, {planned} planned; next: {work}")
     facts = {"images": images, "classes": classes, "rows": rows, "blocks": blocks}
     print_result({"out": str(request.out), "already_finished": False, **facts})
 
@@ -479,6 +481,7 @@ def work(
     blocks and exits with code 75.
     """
     from decodeonce.prep.building import pool
+    from decodeonce.prep.building.plan import max_bad_flag
 
     share = _share(task, tasks)
     with usage_errors():
@@ -493,8 +496,8 @@ def work(
         pool.work(out, how, progress)
     if BuildPaths(out).manifest.exists():
         return say_built(out)
-    more = "" if max_bad == DEFAULT_MAX_BAD else f" --max-bad {max_bad}"
-    say(f"{out}: task {share.task} of {share.tasks} is done; after all tasks, run: prep finish {quoted(out)}{more}")
+    finish = f"prep finish {quoted(out)}{max_bad_flag(max_bad)}"
+    say(f"{out}: task {share.task} of {share.tasks} is done; after all tasks, run: {finish}")
 
 
 def _share(task: int | None, tasks: int | None) -> Task:
@@ -504,7 +507,7 @@ def _share(task: int | None, tasks: int | None) -> Task:
         except ValueError as error:
             raise typer.BadParameter(f"{error} (--task I --tasks N)") from None
     if tasks is None:
-        raise typer.BadParameter(f"--task requires --tasks; run: prep work OUT --task {task} --tasks N")
+        raise typer.BadParameter("--task requires --tasks N")
     return Task(task, tasks, "from --task")
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
+from decodeonce.formatting import quoted
 from decodeonce.store.files import PAGE, read_regular
 from decodeonce.store.format import CODECS, npy_header
 from decodeonce.store.hashing import MAX_SIGNED_BYTES, parse_signed, sign
@@ -337,9 +338,10 @@ def _no_manifest(path: Path) -> StoreError:
     if not folder.is_dir():
         found = "a file" if folder.exists() else "no such folder"
         return StoreError(f"{folder}: {found}; expected a store (the folder that `prep build` creates)")
-    for private, kind, command in ((".build", "store", "prep build"), (".stage", "part", "prep stage")):
+    how_to_finish = f"run `prep status {quoted(folder)}`, which says how to finish it"
+    resume = "run the same `prep stage` again to resume it"
+    for private, kind, advice in ((".build", "store", how_to_finish), (".stage", "part", resume)):
         if (folder / private).exists():
-            advice = f"run the same `{command}` again to resume it"
             return StoreError(f"{folder}: an unfinished {kind} (no {path.name}); {advice}")
     advice = f"pass the folder that `prep build` created, or restore {path.name} from a copy of the store"
     return StoreError(f"{folder}: not a store: it has no {path.name}; {missing_advice(folder)}{advice}")

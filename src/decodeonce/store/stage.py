@@ -219,7 +219,7 @@ def _is_claimed(source: Origin, paths: StorePaths, rows: range) -> bool:
         raise StageError(f"{paths.root}: {what}; {USE_OTHER_FOLDER}") from None
     if found is not None and found != rows:
         what = f"an unfinished part, {rows_text(found)}, expected {rows_text(rows)}"
-        raise StageError(f"{paths.root}: {what}; stage {rows_text(found)} to finish it, or {USE_OTHER_FOLDER}")
+        raise StageError(f"{paths.root}: {what}; finish it with the command that began it, or {USE_OTHER_FOLDER}")
     foreign = sorted(set(os.listdir(paths.root)) - {paths.staging.name})
     if found is None and foreign:
         raise StageError(f"{paths.root}: contains {foreign[0]!r}, expected a new or empty folder")

@@ -20,7 +20,7 @@ from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.journal import FACTS, Journals, PaletteColors, add_color, summed_lines
 from decodeonce.prep.building.output_dir import check_not_truncated, clean_up, failure_of
-from decodeonce.prep.building.plan import Plan, read_plan
+from decodeonce.prep.building.plan import Plan, max_bad_flag, read_plan
 from decodeonce.prep.listing import name_bytes, name_text
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.sources.base import DecodedRows
@@ -78,14 +78,16 @@ def _finish_planned(paths: BuildPaths, max_bad: str) -> Manifest:
     plan, journals = read_plan(paths), Journals(paths.journals)
     missing = [block for block in range(len(plan.blocks)) if block not in journals.lines]
     if missing:
-        raise _not_done(paths, f"{len(missing)} of {len(plan.blocks)} blocks are not done (first {missing[0]})")
+        raise _not_done(
+            paths, f"{len(missing)} of {len(plan.blocks)} blocks are not done (first {missing[0]})", max_bad
+        )
     for index in range(plan.blocks.shards):
         check_not_truncated(plan, index)
     return _Finisher(plan, journals).finish(max_bad)
 
 
-def _not_done(paths: BuildPaths, what: str) -> BuildError:
-    out = quoted(paths.root)
+def _not_done(paths: BuildPaths, what: str, max_bad: str) -> BuildError:
+    out = f"{quoted(paths.root)}{max_bad_flag(max_bad)}"
     command = f"bash {quoted(paths.submit)}" if paths.submit.exists() else f"prep work {out} && prep finish {out}"
     return BuildError(f"{paths.root}: {what}; run: {command}")
 

@@ -162,6 +162,11 @@ def allowed_rejects(max_bad: str, candidates: int) -> int:
     return candidates * int(whole + decimals) // int(f"100{'0' * len(decimals)}")
 
 
+def max_bad_flag(max_bad: str) -> str:
+    """Return the flag that sets `max_bad`, to append to a command; "" for the default."""
+    return "" if max_bad == "auto" else f" --max-bad {max_bad}"
+
+
 def enough_rejects(expected: int, candidates: int) -> int:
     """Return how many rejects to allow if about `expected` of `candidates` images will be rejects: twice as many."""
     return min(2 * expected, candidates)
