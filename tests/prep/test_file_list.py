@@ -1,5 +1,6 @@
 """Lists of images: their formats, and the errors for invalid ones."""
 
+import gzip
 import json
 import os
 import re
@@ -111,7 +112,7 @@ def test_label_that_may_stand_for_a_missing_one_is_named(root: Path, label: str)
     text = f"path,label\ncat/1.jpg,cat\ncat/1.jpg,cat\ndog/2.jpg,{label}\n"
     path = write_list(root / "list.csv", text)
     what = f"{label!r} is a class, and may stand for a missing label"
-    advice = "to drop such rows of a table in pandas: df = df.dropna(subset=['label'])"
+    advice = "if so, leave the label empty, which rejects the image, or remove the image"
     assert f"{what}; {advice}" in open_list(path).listing().warnings
     assert not [line for line in open_list(path, classes=["cat", label]).listing().warnings if "missing" in line]
 
@@ -333,12 +334,38 @@ def test_folders_of_another_machine_can_be_removed_with_the_advice(root: Path, s
     except BuildError as error:
         advice = str(error)
     found = re.search(
-        r"cat/1\.jpg exists; if this is the file, run: (.*); then build NEW, and pass --root (.*)$", advice
+        r"cat/1\.jpg exists; if this is the file, run: (.*); then build NEW-list.csv, and pass --root (.*)$", advice
     )
     assert found is not None
     subprocess.run(["bash", "-c", found[1]], cwd=root, check=True)
-    assert labels(open_list(root / "NEW", root=Path(found[2]))) == [(name, "pug") for name in NAMES[:2]]
-    assert (root / "NEW").read_text() == "".join(f"{name.decode()},pug\n" for name in NAMES[:2])
+    assert labels(open_list(root / "NEW-list.csv", root=Path(found[2]))) == [(name, "pug") for name in NAMES[:2]]
+    assert (root / "NEW-list.csv").read_text() == "".join(f"{name.decode()},pug\n" for name in NAMES[:2])
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("it's a.csv.gz", gzip.compress(b"path,label\ncat/1.jpg,pug\ndog/2.jpg,pug\n")),
+        ("it's a.csv", "path,label\ncat/1.jpg,pug\ndog/2.jpg,pug\n".encode("utf-16")),
+        ("a.csv", b'path\n/other/cat/1.jpg\n"/other/cat/3, 4.jpg"\n'),
+    ],
+)
+def test_advised_copy_of_a_list_can_be_built_elsewhere(root: Path, name: str, data: bytes) -> None:
+    for image in NAMES:
+        (root / os.fsdecode(image)).write_bytes(jpeg(20, 20))
+    (root / "lists").mkdir()
+    (root / "lists" / name).write_bytes(data)
+    (root / name).symlink_to(f"lists/{name}")
+    (elsewhere := root / "far/away").mkdir(parents=True)
+    flags = ["x", "--size", 8]
+    text = prep("build", "list", f"../../{name}", *flags, cwd=elsewhere).stderr
+    found = re.search(
+        r"(?:run|first): (.*); then build (.*), and pass (--root .*?)(?: unless you pass another)?\n", text
+    )
+    assert found is not None, text
+    subprocess.run(["bash", "-c", found[1]], cwd=elsewhere, check=True)
+    printed("build", "list", *shlex.split(f"{found[2]} {found[3]}"), *flags, cwd=elsewhere)
+    assert len(open_store(elsewhere / "x")) == 2
 
 
 def test_paths_may_begin_with_a_slash_if_the_root_is_given(root: Path) -> None:

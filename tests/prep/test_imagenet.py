@@ -206,7 +206,13 @@ UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
         {"in-train-00.tar": tar_bytes({"0.jpg": b"x", "0.cls": b"7"})},
         "",
         "auto",
-        r"WebDataset, because it contains '0\.cls'; run: prep build webdataset {root}/in-train-00\.tar OUT",
+        r"WebDataset, because it contains '0\.cls'; run `prep build webdataset` instead, with {root}/in-train-00.tar",
+    ),
+    (
+        {f"in-train-0{k}.tar": tar_bytes({f"{k}.jpg": b"x", f"{k}.cls": b"7"}) for k in range(2)},
+        "",
+        "auto",
+        r"WebDataset, because it contains '0\.cls'; run `prep build webdataset` instead, with {root} as SRC$",
     ),
     (
         {"x.tar": tar_bytes({"cat/1.JPEG": b"x", "dog/2.JPEG": b"x"})},
@@ -476,7 +482,19 @@ def test_command_that_unpacks_a_tar_works(mode: str, tmp_path: Path) -> None:
             listed(tmp_path / name)
         command = str(error.value).partition("unpack it first: ")[2]
         subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
-        assert (tmp_path / "NEW").read_bytes() == plain
+        assert (tmp_path / "NEW-a b.tar").read_bytes() == plain
+
+
+def test_unpacked_val_is_val(tmp_path: Path) -> None:
+    members = {f"{wnid}/{wnid}_1.JPEG": b"a" for wnid in ("n01440764", "n01443537")}
+    (tmp_path / "val.tar.gz").write_bytes(tar_bytes(members, "w:gz"))
+    with pytest.raises(BuildError, match="compressed with gzip, ") as error:
+        open_imagenet(tmp_path, split="val")
+    command = str(error.value).partition("unpack it first: ")[2]
+    (tmp_path / "cwd").mkdir()
+    subprocess.run(["bash", "-c", command], cwd=tmp_path / "cwd", check=True)
+    for split in ("auto", "val"):
+        assert open_imagenet(tmp_path / "cwd/NEW-val.tar", split=split).split == "val"
 
 
 def test_truncated_or_invalid_tar_is_an_error(tmp_path: Path) -> None:

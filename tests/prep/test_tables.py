@@ -94,9 +94,10 @@ def test_unknown_name_of_the_column_of_paths_is_named(root: Path) -> None:
 
 def test_numbers_to_predict_are_a_column(root: Path) -> None:
     table = "path,target\n0000.jpg,0.5\n0001.jpg,2.25\n0002.jpg,-1\n"
-    assert (
-        "label 0.5 is not a whole number; to predict such numbers, pass --no-labels" in build_list(root, table).stderr
-    )
+    found = "label 0.5 is not a whole number; to predict such numbers, "
+    advice = "pass --no-labels and keep them with --column NAME, in a column of numbers that is not called labels; to"
+    assert f"{found}{advice}" in build_list(root, table.replace("target", "labels")).stderr
+    assert f"{found}{advice}" in build_list(root, table).stderr
     done = build_list(root, table, "--column", "target", "--no-labels")
     assert (done.returncode, "CSV, without labels" in done.stdout) == (0, True)
     store = open_store(root / "out")

@@ -360,7 +360,9 @@ def test_other_files_and_stores_are_not_touched(whole: Path, part: Path, tmp_pat
 
 
 def test_unfinished_part_of_other_rows_is_refused(large: Path, unfinished: Path, whole: Path) -> None:
-    with pytest.raises(StageError, match=r"an unfinished part, rows 3\.\.22, expected rows 3\.\.23; finish it with the command that began"):
+    with pytest.raises(
+        StageError, match=r"an unfinished part, rows 3\.\.22, expected rows 3\.\.23; finish it with the"
+    ):
         stage_store(open_store(large), unfinished, rows=range(3, 24))
     with pytest.raises(StageError, match="an unfinished part, not of this store"):
         stage_store(open_store(whole), unfinished, rows=HELD)

@@ -25,7 +25,7 @@ from decodeonce.prep.listing import Entry, Scan, hash_of, name_bytes, name_text
 from decodeonce.prep.sources.base import Notes
 from decodeonce.prep.sources.class_folders import SPLITS, several_splits
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, Links, expecting, stat_entries
-from decodeonce.prep.sources.holders import CHUNK, HolderFile, open_holder, refuse_stand_ins
+from decodeonce.prep.sources.holders import CHUNK, HolderFile, new_name, open_holder, refuse_stand_ins
 from decodeonce.prep.sources.labels import (
     LABEL_COLUMNS,
     KeptColumns,
@@ -260,8 +260,9 @@ class ListSource(LabeledSource):
         advice = f"pass --root {quoted(self.root)}"
         if start != "/":
             script = r's#(^|[,;\t" ])(\./|/)?' + SPECIAL.sub(r"\\\g<0>", start) + "#\\1#"
-            command = f"sed -E {quoted(script)} {quoted(self.file)} > NEW"
-            advice = f"if this is the file, run: {command}; then build NEW, and {advice}"
+            new = new_name(self.file)
+            command = f"sed -E {quoted(script)} {quoted(self.file)} > {new}"
+            advice = f"if this is the file, run: {command}; then build {new}, and {advice}"
         return f"{name.removeprefix(start)} exists; {advice}"
 
     def _nearby_folders(self) -> list[str]:
@@ -606,10 +607,11 @@ def _separator(file: Path, line: str) -> str:
 def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and fields of each line that is not blank."""
     with expecting(file, EXPECTED), open_holder(file) as holder:
-        begin = holder.read_at(0, LOOKED_AT)
-        refuse_stand_ins(holder)
+        begin, new = holder.read_at(0, LOOKED_AT), new_name(file)
+        then = f"; then build {new}, and pass --root {quoted(file.parent)} unless you pass another"
+        refuse_stand_ins(holder, then=then)
         if b"\0" in begin:  # an image, an archive, or a list that Excel wrote
-            advice = f"if it is a text, run: iconv -f UTF-16 -t UTF-8 {quoted(file)} > NEW"
+            advice = f"if it is a text, run: iconv -f UTF-16 -t UTF-8 {quoted(file)} > {new}{then}"
             raise BuildError(f"{file}: binary or UTF-16; expected UTF-8 text; {advice}")
         raw = io.BufferedReader(HolderFile(holder), CHUNK)
         # Only \n, or \r on old Macs, ends a line: paths may contain the other line ends of Python.

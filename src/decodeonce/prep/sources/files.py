@@ -51,7 +51,7 @@ Result = TypeVar("Result")
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 MAX_TEXT_BYTES = 1 << 26  # limit for a file that is read whole; ImageNet's largest, LOC_val_solution.csv, has 2.3 MB
 KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-OUTSIDE = "a link that leads out of SRC: build with --follow-links, or let SRC be a folder that holds both"
+OUTSIDE = "a link that leads out of SRC: build with --follow-links"
 LFS_POINTER, IS_LFS_POINTER = b"version https://git-lfs", "a Git LFS pointer instead of the file; run: git lfs pull"
 KEPT_FOLDERS = 1 << 14  # cached answers for folders: more than ImageNet has classes, a few MB
 

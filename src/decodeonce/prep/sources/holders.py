@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import stat
 import sys
 import time
@@ -230,16 +231,20 @@ class Holder:
         disk.close(self._fd)
 
 
-def refuse_stand_ins(holder: Holder, *, may_be_zip: bool = False) -> None:
-    """Raise BuildError if a holder is compressed, an archive, or the pointer that Git LFS leaves in place of it."""
+def refuse_stand_ins(holder: Holder, *, may_be_zip: bool = False, then: str = "") -> None:
+    """Raise BuildError if a holder is compressed, an archive, or the pointer that Git LFS leaves in place of it.
+
+    `then`: what to do after a compressed one is unpacked.
+    """
     begin = holder.read_at(0, len(LFS_POINTER))
     if begin == LFS_POINTER:
         raise BuildError(f"{holder.path}: {IS_LFS_POINTER}")
     for magic, name in COMPRESSED.items():
         if begin.startswith(magic) and (name != "bzip2" or begin[4:10] == BZIP2_BLOCK):
-            command = f"{name} -dc {_name_in_command(holder)} > NEW"  # gunzip refuses a name without its suffix
+            old = _name_in_command(holder)
+            command = f"{name} -dc {old} > {new_name(holder.path)}"  # gunzip refuses a name without its suffix
             problem = f"compressed with {name}, so it cannot be read at an offset"
-            raise BuildError(f"{holder.path}: {problem}; unpack it first: {command}")
+            raise BuildError(f"{holder.path}: {problem}; unpack it first: {command}{then}")
     if may_be_zip:
         return
     for magic, (name, command) in ARCHIVES.items():
@@ -248,6 +253,11 @@ def refuse_stand_ins(holder: Holder, *, may_be_zip: bool = False) -> None:
             if holder.path.lower().endswith(SPREADSHEETS):
                 problem, advice = "a spreadsheet", "save it as CSV"
             raise BuildError(f"{holder.path}: {problem}; {advice}")
+
+
+def new_name(path: str | Path) -> str:
+    """Return a name for what a command makes of a file. It has what sources look for, such as "val" and ".csv"."""
+    return quoted("NEW-" + re.sub(r"\.(gz|bz2|xz|zst)$", "", os.path.basename(path)))
 
 
 def _name_in_command(holder: Holder) -> str:

@@ -461,7 +461,8 @@ def list_archives(root: Path, files: tuple[SourceFile, ...]) -> ArchiveListing:
             name = name_text(folder[1] or folder[2]) if folder else ""
             is_data = b"Annotations/" not in member.name  # Kaggle's boxes have the folders of the classes
             if base.endswith(b".cls") and not is_zip:
-                advice = f"run: prep build webdataset {quoted(Path(holder.path))} OUT"
+                src = Path(holder.path) if len(files) == 1 else Path(holder.path).parent
+                advice = f"run `prep build webdataset` instead, with {quoted(src)} as SRC"
                 raise BuildError(f"{holder.path}: WebDataset, because it contains {name_text(base)!r}; {advice}")
             if base in _LISTS:
                 listing.lists[base.decode()] = (unit, member)

@@ -29,6 +29,7 @@ LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "t
 MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
 NEGATIVE = "label {}, expected 0 or more"
 MISSING_LABELS = {"nan", "NaN", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A"}  # pandas reads these as NaN
+_KEEP = "pass --no-labels and keep them with --column NAME, in a column of numbers that is not called labels"
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
 _WORD = re.compile(r"[^\s,;|/&+]+")  # one of several labels of an image
@@ -106,7 +107,7 @@ class LabeledSource(Source):
             warnings.append(f"{what}; if they are names, pass them all, with their zeros, as --classes FILE")
         if self._given is None and (missing := [name for name in names if name in MISSING_LABELS]):
             what = f"{missing[0]!r} is a class, and may stand for a missing label"
-            warnings.append(f"{what}; to drop such rows of a table in pandas: df = df.dropna(subset=['label'])")
+            warnings.append(f"{what}; if so, leave the label empty, which rejects the image, or remove the image")
         if self._given is None and (several := _several_labels(names)):
             what = "look like several labels of one image, and each is a class of its own"
             advice = f"if so, write a table with a column of zeros and ones, as {MULTI_LABEL} says"
@@ -145,14 +146,13 @@ class LabeledSource(Source):
             return
         if self._given is None and all(label.startswith("[") for label in seen):
             raise BuildError(
-                f"{seen[texts[0]]}: label {texts[0]!r:.80} is a list; to predict several labels for each image, pass "
-                "--no-labels and keep them with --column NAME, in a column that is not called labels; if they are "
-                f"words, see {MULTI_LABEL} first"
+                f"{seen[texts[0]]}: label {texts[0]!r:.80} is a list; to predict several labels for each image, "
+                f"{_KEEP}; if they are words, see {MULTI_LABEL} first"
             )
         if numbered and self._given is None and _are_fractions(seen):
             raise BuildError(
-                f"{seen[texts[0]]}: label {texts[0]} is not a whole number; to predict such numbers, pass --no-labels "
-                "and keep them with --column NAME; to classify them, list all as class names with --classes FILE"
+                f"{seen[texts[0]]}: label {texts[0]} is not a whole number; to predict such numbers, {_KEEP}; to "
+                "classify them, list all as class names with --classes FILE"
             )
         if numbered and self._given is None and len(texts) < len(seen):
             several = _several_labels(list(seen))
