@@ -1,6 +1,7 @@
 """Maps of the size of the images, such as masks, and boxes move with their images."""
 
 import dataclasses
+import json
 import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -176,15 +177,19 @@ def test_store_dataset_gives_masks(paired_store: Path) -> None:
 def test_steps_that_leave_stored_masks_behind_are_refused(paired_store: Path) -> None:
     forgotten = r"the step RandomFlip of Augment moves the images, but not 'mask', which the store holds with them; "
     problems: dict[str, tuple[Step, ...]] = {
-        forgotten + r'pass paired=\{"mask": "nearest"\}, or "bilinear"': (RandomFlip(),),
+        forgotten + r'pass paired=\{"mask": "nearest", "target": "nearest"\}, or "bilinear"': (RandomFlip(),),
         "MixUp of Augment does not move maps; remove it, or use a store without": (RandomFlip(), MixUp(1.0, 3)),
         "the step PerBatch.* does not move maps; give its class the method move_maps": (PerBatch(torch.neg),),
     }
     for problem, steps in problems.items():
         with pytest.raises(ValueError, match=problem):
             Loader(paired_store, batch_size=4, transform=Augment(Normalize("imagenet"), *steps))
-    with pytest.raises(ValueError, match="but not 'target'"):
-        Loader(paired_store, batch_size=4, transform=Augment(RandomFlip(), paired={"mask": "nearest"}))
+    lacking = Augment(RandomFlip(), paired={"target": "bilinear"})
+    with pytest.raises(ValueError, match="but not 'mask'") as error:
+        Loader(paired_store, batch_size=4, transform=lacking)
+    advised = json.loads(str(error.value).partition("pass paired=")[2].partition("}")[0] + "}")
+    assert advised == {"mask": "nearest", "target": "bilinear"}
+    Loader(paired_store, batch_size=4, transform=Augment(RandomFlip(), paired=advised))
     with pytest.raises(ValueError, match="paired has 'depth', which is not a column of the store; its columns: mask"):
         Loader(paired_store, batch_size=4, transform=Augment(paired={"depth": "nearest"}))
 

@@ -1,6 +1,9 @@
 """Sources that are datasets: torch's, torchvision's and Hugging Face's, named by the function that makes them."""
 
 import inspect
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -587,13 +590,27 @@ def test_what_is_no_dataset_is_refused(write: Write) -> None:
         ("make = 3", "has no function make"),
         ("import no_such_module", "No module named 'no_such_module'; install it, .*; data_of.* imports it"),
         ("from os import no_such_name", "raised ImportError: cannot import name 'no_such_name' .*; reproduce it with"),
-        ("1 / 0", "raised ZeroDivisionError: division by zero; reproduce it with: python -c 'import data_of"),
+        ("1 / 0", "raised ZeroDivisionError: division by zero; reproduce it with: .*python -c 'import data_of"),
     ):
         with pytest.raises(BuildError, match=message):
             DatasetSource(f"{write(text)}:make")
     for name, message in (("data.py", "expected package.module:function"), ("__main__:f", "cannot import __main__")):
         with pytest.raises(BuildError, match=message):
             open_dataset(name)
+
+
+@pytest.mark.parametrize("folder", ["", "it's code/"])
+def test_command_that_reproduces_an_error_raises_it(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir(exist_ok=True)
+    for name, text in (("bad_at_import", "import math\n1 / 0"), ("bad_at_call", "def make(): 1 / 0")):
+        (tmp_path / folder / f"{name}.py").write_text(text)
+        failed = prep("build", "dataset", f"{folder}{name}:make", "out", cwd=tmp_path).stderr
+        command = failed.partition("reproduce it with: ")[2]
+        path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True, check=False
+        )
+        assert done.stderr.endswith("ZeroDivisionError: division by zero\n"), done.stderr
 
 
 def test_commands_work_with_a_dataset(write: Write, photos: Path, tmp_path: Path) -> None:

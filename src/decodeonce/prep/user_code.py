@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import BuildError
+from decodeonce.formatting import quoted
 from decodeonce.host import limited_memory
 
 MOST_TEXT = 500  # characters of the text of an exception
@@ -61,10 +62,8 @@ def import_function(name: str, flag: str, folder: Path) -> Callable[..., Any]:
         if missing and not module_name.startswith(missing):
             advice = f"install it, for example with pip, or add its folder to PYTHONPATH; {module_name} imports it"
             raise BuildError(f"{flag}{name}: {error}; {advice}") from None
-        raise BuildError(
-            f"{flag}{name}: importing {module_name} raised {raised_text(error)}; "
-            f"reproduce it with: python -c 'import {module_name}'"
-        ) from error
+        what = f"importing {module_name} raised {raised_text(error)}"
+        raise BuildError(f"{flag}{name}: {what}; {reproduce(f'import {module_name}', folder)}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         names = [key for key, value in vars(module).items() if callable(value)]
@@ -73,6 +72,12 @@ def import_function(name: str, flag: str, folder: Path) -> Callable[..., Any]:
         raise BuildError(f"{flag}{name}: {module_name} has no function {function_name}; expected {expected}")
     found: Callable[..., Any] = function
     return found
+
+
+def reproduce(code: str, folder: Path) -> str:
+    """Return the advice to run Python code that imports a module, which may be in a folder."""
+    path = "" if folder == Path.cwd() else f"PYTHONPATH={quoted(folder)}:$PYTHONPATH "
+    return f"reproduce it with: {path}python -c {quoted(code)}"
 
 
 @contextmanager

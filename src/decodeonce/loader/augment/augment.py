@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from types import NoneType
@@ -264,7 +265,8 @@ class Augment:
         if unmoved and (moving := [step for step in self._steps if getattr(step, "moves_pixels", True)]):
             for step in moving:
                 _mover(step, "maps")  # otherwise the advice below would lead to this error
-            advice = f'pass paired={{"{unmoved[0]}": "nearest"}}, or "bilinear" if it holds no classes'
+            needed = json.dumps({**self._paired, **dict.fromkeys(unmoved, "nearest")})
+            advice = f'pass paired={needed}, or "bilinear" if it holds no classes'
             problem = f"but not {unmoved[0]!r}, which the store holds with them"
             raise ValueError(f"the step {name_of(moving[0])} of Augment moves the images, {problem}; {advice}")
         for step in self._steps:

@@ -29,7 +29,7 @@ from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.labels import LabeledSource, NoLabels, check_unlabeled, number_columns
 from decodeonce.prep.sources.parquet import class_names as names_in_schema
 from decodeonce.prep.sources.parquet import column, columns_left, describe_labels, find_columns
-from decodeonce.prep.user_code import import_function, raised_text, user_code
+from decodeonce.prep.user_code import import_function, raised_text, reproduce, user_code
 from decodeonce.remote import check_url
 from decodeonce.store.layout import Paired
 from decodeonce.store.manifest import ImageClass
@@ -208,7 +208,7 @@ class DatasetSource(LabeledSource):
         fingerprint: str = "",
         paired: Sequence[str] = (),
     ) -> None:
-        self._made_from, self._name = Path(root), Path(root).name
+        self._folder, self._name = Path(root).absolute().parent, Path(root).name
         check_unlabeled(no_labels, label_column=label_column)
         self._asked: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
         self._unlabeled = {"no_labels": no_labels, "optional": classes is None}
@@ -435,7 +435,7 @@ class DatasetSource(LabeledSource):
     @cached_property
     def _dataset(self) -> IndexedDataset | HuggingFaceDataset:
         """The dataset, which is made on first use."""
-        function = import_function(self._name, "", self._made_from.absolute().parent)
+        function = import_function(self._name, "", self._folder)
         try:
             with user_code():
                 dataset = self._opened(function())
@@ -446,10 +446,8 @@ class DatasetSource(LabeledSource):
             if isinstance(error, OSError):
                 raise_file_system_failure(error, self._name)
             module, _, called = self._name.partition(":")
-            again = f"python -c 'import {module}; {module}.{called}()'"
-            raise BuildError(
-                f"{self._name}: calling it raised {raised_text(error)}; reproduce it with: {again}"
-            ) from error
+            advice = reproduce(f"import {module}; {module}.{called}()", self._folder)
+            raise BuildError(f"{self._name}: calling it raised {raised_text(error)}; {advice}") from error
         if self._length is not None and (length, dataset.fingerprint) != (self._length, self._fingerprint):
             now, then = f"{length} samples {dataset.fingerprint}", f"{self._length} samples {self._fingerprint}"
             advice = "pass a seed to random splits; if its data changed, remove OUT and build again"
