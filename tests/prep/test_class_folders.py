@@ -227,11 +227,22 @@ def test_val_with_other_classes_than_train_causes_a_warning(tmp_path: Path, val:
     [warning] = warned(folders(tmp_path / val, "d/1.jpg", "e/1.jpg"))
     assert f"compared with {tmp_path}/{train}, this has 2 more (first d), so labels differ" in warning
     files = FolderSource(tmp_path / val, classes=["README.txt", "a", "b", "c", "d", "e"]).listing().warnings
-    assert any("this has 3 more (first README.txt)" in text for text in files)
+    assert any("this has 1 more (first README.txt)" in text for text in files)
+    with pytest.raises(BuildError, match=r"/d: this class folder is not in the class list; add it at the end"):
+        FolderSource(tmp_path / val, classes=classes).scan()
+    listed = FolderSource(tmp_path / val, classes=[*classes, "d", "e"]).listing().warnings
+    assert not any("compared with" in text for text in listed)
 
 
 def commands_in(warning: str) -> str:
     return warning.partition("run: ")[2].partition(", and pass")[0]
+
+
+def test_class_folder_that_no_list_can_name_is_to_be_renamed(tmp_path: Path) -> None:
+    write_file(tmp_path / "src/a /1.jpg", jpeg(20, 20))
+    (tmp_path / "classes.txt").write_text("a \n")
+    done = prep("build", "folder", "src", "x", "--size", 8, "--classes", "classes.txt", cwd=tmp_path)
+    assert done.stderr.endswith("a list has no names with blanks around them, so rename the folder\n")
 
 
 def test_command_that_sorts_classes_by_number_works(tmp_path: Path) -> None:

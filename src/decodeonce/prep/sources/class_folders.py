@@ -183,12 +183,16 @@ def _inner_folders(root: Path, names: Sequence[str], links: Links) -> list[Path]
     return found if 2 * likely > len(found) else []
 
 
-def unlike_train(root: Path, names: Sequence[str]) -> list[str]:
-    """Return a warning if the classes of val or test, found or given, are not those of the train next to it."""
+def unlike_train(root: Path, names: Sequence[str], listed: Sequence[str] = ()) -> list[str]:
+    """Return a warning if the classes of val or test are not those of the train next to it.
+
+    Those in `listed` may be missing there: the user has given them, and `root` has their folders.
+    """
     train = train_next_to(root)
     if train is not None:
         with suppress(BuildError):  # it may be unreadable, and is not needed
             others = list_top(train).folders
+            names = [name for name in names if name in others or name not in listed]
             if others and {*others} != {*names}:
                 return [_difference(train, others, names)]
     return []

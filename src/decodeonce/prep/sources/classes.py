@@ -67,6 +67,8 @@ def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> No
     unlisted = sorted(set(present) - set(names))
     if unlisted:
         advice = "add it at the end, and build all stores that use this list again"
+        if (name := unlisted[0]) != name.strip():
+            advice = "a list has no names with blanks around them, so rename the folder"
         raise BuildError(f"{top / unlisted[0]}: this class folder is not in {origin}; {advice}")
 
 

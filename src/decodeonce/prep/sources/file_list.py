@@ -313,9 +313,10 @@ class ListSource(LabeledSource):
         folder, _, _ = name.rpartition(b"/")
         if not folder:
             odd = f"; {found}" if (found := _oddity(line.path)) else ""
+            whole = ", or pass a parent folder as --root" if scheme_of(line.path) or line.path.startswith("/") else ""
             raise BuildError(
                 f"{self.file}: line {line.number}: {line.path!r} has neither a label nor a folder that names its "
-                f"class{odd}; add a column of labels, pass --no-labels, or pass a parent folder as --root"
+                f"class{odd}; add a column of labels, or pass --no-labels{whole}"
             )
         return name_text(os.path.basename(folder))
 

@@ -113,7 +113,9 @@ class FolderSource(LabeledSource):
         used = [self._names[label] for label in self._used]
         names = used if len(used) == 1 else self._names
         odd = [*self._odd, *odd_names(self.root, names, self.links)] if self._is_guess else []
-        odd += [] if self.no_labels else [*alike_classes(self._names), *unlike_train(self.root, self._names)]
+        if not self.no_labels:
+            listed = [] if self._requested is None else self._listed.folders
+            odd += [*alike_classes(self._names), *unlike_train(self.root, self._names, listed)]
         return [*unused_classes(self._names, self._used), *others, *self._listed.warnings(), *outside, *odd]
 
 
