@@ -288,6 +288,12 @@ def test_archives_in_place_of_folders_are_named_with_what_to_do(tmp_path: Path) 
             FolderSource(src)
 
 
+def test_class_list_that_no_folder_is_in_is_not_to_be_extended(tmp_path: Path) -> None:
+    source = FolderSource(folders(tmp_path, "images/1.jpg"), classes=["n01", "n02"])
+    with pytest.raises(BuildError, match="this class folder is not in the class list; nor is any other, so these are"):
+        source.scan()
+
+
 def test_command_that_unpacks_an_archive_can_be_pasted(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "-it's a.zip", "w") as archive:
         archive.writestr("a/1.jpg", jpeg(20, 20))

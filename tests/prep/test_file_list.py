@@ -70,6 +70,7 @@ def test_formats_are_recognized(root: Path) -> None:
         ("list.txt", 'path,label\r\ncat/1.jpg,b\r\ndog/2.jpg,a\r\n"cat/3, 4.jpg","b"\r\n', LABELS, "CSV, with labels"),
         ("list.csv", '\ufeffimage,label\ncat/1.jpg,2\ndog/2.jpg,0\n"cat/3, 4.jpg",2\n', NUMBERS, "CSV, with labels"),
         ("list.txt", "cat/1.jpg 2\ndog/2.jpg 0\ncat/3, 4.jpg 2\n", NUMBERS, "one path and label per line, with labels"),
+        ("list.txt", "cat/1.jpg  2\ndog/2.jpg   0\ncat/3, 4.jpg 2\n", NUMBERS, "one path and label per line"),
         ("list.csv", 'path,label\rcat/1.jpg,b\rdog/2.jpg,a\r"cat/3, 4.jpg",b\r', LABELS, "CSV, with labels"),
         ("list.txt", "cat/1.jpg\rdog/2.jpg\rcat/3, 4.jpg", PARENTS, "one path per line"),
     ):
@@ -408,7 +409,7 @@ def test_invalid_list_is_an_error_that_names_the_line(root: Path) -> None:
         ("label,file\na,cat/1.jpg\nb, \n", "line 3: the path in column file is blank; write it there, or"),
         ('cat/1.jpg,a\rdog/2.jpg,"b\rb"\r', "line 2: a quoted field spans several lines"),
         ("cat/1.jpg,a\ndog/2.jpg,b\rcat/1.jpg,a\n", r"line 2: the line has a carriage return \(\\r\) inside; if"),
-        ("c\0a\0t\0/\0001\0", "binary or UTF-16; expected UTF-8 text; if it is a text, run: iconv"),
+        ("c\0a\0t\0/\0001\0", "binary or UTF-16; expected UTF-8 text; if it has arrays, "),
         ("PK\3\4", "a ZIP archive; unpack it first: unzip -q {root}/list.txt -d NEW"),
         ("cat/1.jpg\n" * 500 + "cat/\0.jpg\n", "line 501: .* expected one path per line"),
         ("0\t1\tcat/1.jpg\n", "columns 0, 1, cat/1.jpg; expected a path and a label, or a header line"),
@@ -455,12 +456,41 @@ def test_unreadable_class_list_is_an_error(tmp_path: Path) -> None:
             "a Git LFS pointer instead of the file; run: git lfs pull",
         ),
         (b"cat\r\n \r\ndog\r\n", "line 2 is blank; write its class there, or remove the line"),
+        (b"/a/airfield 1\n/b/bar 0\n", "each line has a number before or after a name; write only the names, such as "),
+        (b"1 001.Albatross\n2 002.Auklet\n", "each line has a number before or after a name; write only the names"),
     ):
         path = tmp_path / "order.txt"
         if content is not None:
             path.write_bytes(content)
         with pytest.raises(ValueError, match=re.escape(f"--classes {path}: {message}")):
             read_class_list(path)
+
+
+def test_names_that_end_with_numbers_are_names(tmp_path: Path) -> None:
+    for lines in ("class 1\nclass 2\n", "Boeing 707\nBoeing 717\n", "737 Max\n747 Jumbo\n", "0 cat\n"):
+        (tmp_path / "order.txt").write_text(lines)
+        assert read_class_list(tmp_path / "order.txt") == lines.splitlines()
+
+
+def test_folders_that_may_be_other_classes_cause_a_warning(tmp_path: Path) -> None:
+    for folder in ("a/house/outdoor", "a/field/outdoor", "b/cave", "2", "10"):
+        write_list(tmp_path / folder / "1.jpg", "image")
+    warnings = listed(tmp_path, "a/house/outdoor/1.jpg\na/field/outdoor/1.jpg\nb/cave/1.jpg\n").listing().warnings
+    assert warnings[-1:] == [
+        "classes that are folders of one name in several places: 1 (first outdoor: a/field/outdoor and a/house/outdoor)"
+        "; if these are different classes, add a column of labels"
+    ]
+    by_number = "class names are sorted as text: label 0 is class 10; for another order, pass --classes FILE"
+    assert by_number in listed(tmp_path, "2/1.jpg\n10/1.jpg\n").listing().warnings
+    assert by_number not in listed(tmp_path, "2/1.jpg\n10/1.jpg\n", classes=["2", "10"]).listing().warnings
+    assert by_number not in listed(tmp_path, "2/1.jpg 0\n10/1.jpg 1\n").listing().warnings
+
+
+def test_lists_with_more_than_a_path_and_a_number_are_led_to_csv(root: Path) -> None:
+    advice = "a list has a path and at most a class number after a blank; write anything else as CSV, with a first line"
+    for line in ("Abyssinian_1 1 1", "1025794 707-320", "#Image CLASS-ID", "3"):  # of other datasets
+        with pytest.raises(BuildError, match=re.escape(f": no such file; {advice}")):
+            listed(root, f"{line}\ncat/1.jpg 1 1\n").listing()
 
 
 def test_class_list_keeps_its_order_and_file(tmp_path: Path) -> None:

@@ -235,7 +235,10 @@ def test_webdataset_without_labels(tmp_path: Path) -> None:
     [
         ('{"file_name": "0000.jpg", "label": 1}\n', "JSON, such as that of COCO, or metadata.jsonl"),
         ('["0000.jpg", "0001.jpg"]\n', "JSON, such as"),
-        ("path;label\n0000.jpg;1\n", "semicolons between the columns"),
+        (
+            "path;label\n0000.jpg;1\n",
+            "semicolons between the columns, as Excel may write them; expected commas or tabs; run",
+        ),
         (
             "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n",
             "a Git LFS pointer instead of the file; run: git lfs pull",

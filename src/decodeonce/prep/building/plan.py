@@ -289,8 +289,9 @@ class Plan:
         if done < self.count:
             expected = self.expected_rejects(rejects, done)
             enough = enough_rejects(expected, self.candidates)
+        if 0 < done < self.count:
             found += f" after {done:,} of {self.count:,} were decoded; at this rate, {expected} of all will be"
-        again = f"to continue, run the same command with --max-bad {enough}: completed blocks are kept"
+        again = f"to leave them out, run the same command with --max-bad {enough}: completed blocks are kept"
         return f"{found}, {limit}; first {first}; {listed}; {again}"
 
     def source(self) -> Source:

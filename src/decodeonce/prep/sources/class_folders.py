@@ -14,6 +14,7 @@ from typing import NamedTuple
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.listing import name_bytes
+from decodeonce.prep.sources.classes import sorted_as_text
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, NO_SAMPLES, SUFFIXES, Links, expecting, system_of
 from decodeonce.prep.sources.holders import open_holder, refuse_stand_ins
 from decodeonce.remote import absolute, is_url
@@ -39,13 +40,13 @@ WNID = re.compile(r"n\d{8}")
 _IMAGE_NAME = re.compile(rb"\w(" + b"|".join(map(re.escape, SUFFIXES)) + rb")\b", re.IGNORECASE)
 SPLIT_COLUMN = "docs/how-to/data/csv.md#a-column-of-splits"
 _UNPACK = "unpack it, and pass the folder with its images"
-_AS_DATASET = "read it with a dataset of your own (docs/how-to/data/dataset-object.md)"
+AS_DATASET = "read it with a dataset of your own (docs/how-to/data/dataset-object.md)"
 # Suffixes of what a folder may hold instead of images, and how to go on.
 PACKED = {
     ".parquet": "run `prep build parquet` instead",
     ".tar": "if it holds the images, see `prep build webdataset --help`, or unpack it",
     **dict.fromkeys((".zip", ".7z", ".rar", ".tar.gz", ".tgz"), _UNPACK),
-    **dict.fromkeys((".tfrecord", ".tfrecords", ".h5", ".hdf5", ".npy", ".npz", ".mdb"), _AS_DATASET),
+    **dict.fromkeys((".tfrecord", ".tfrecords", ".h5", ".hdf5", ".npy", ".npz", ".mdb"), AS_DATASET),
 }
 MOST_TABLES, LOOKED_AT = 16, 4096  # text files, and bytes of each, that may list images
 
@@ -149,7 +150,8 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
         yield f"the only class is {quoted(names[0])}, so all labels are 0; {advice}"
     elif all(map(_PARTS.fullmatch, names)) or any(map(_SURE_PARTS.fullmatch, names)):
         found = f"classes have the names of parts of a dataset ({', '.join(names)})"
-        yield f"{found}; to read only one, {_pass_as_src(root, names[:1], links)}"
+        images = sorted(names, key=lambda name: not re.search("ima?g|photo|picture|jpe?g", name, re.IGNORECASE))
+        yield f"{found}; to read only one, {_pass_as_src(root, images[:1], links)}"
     elif all(map(_SUBJECTS.fullmatch, names)):
         found = f"each class is a subject or a film ({', '.join(map(quoted, names[:2]))}, ...)"
         yield f"{found}; for other labels, write a list of all images (docs/how-to/data/csv.md)"
@@ -157,11 +159,9 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
         found = f"all class folders hold folders and no images ({', '.join(map(quoted, inner[:4]))})"
         advice = _join(root, [path.name for path in inner], f"{quoted(root.absolute())}/*/[!@_]*/")
         yield f"{found}; if these are the classes, {advice}"
-    if len({re.sub("[0-9]+", "0", name) for name in names}) == 1:
-        by_value = sorted(names, key=lambda name: [int(digits) for digits in re.findall("[0-9]+", name)])
-        if label := next((label for label, name in enumerate(names) if name != by_value[label]), None):
-            found = f"class names are sorted as text: label {label} is class {quoted(names[label])}"
-            yield f"{found}; to sort them by number, {_pass_classes(root, 'sort -V')}"
+    if label := sorted_as_text(names):
+        found = f"class names are sorted as text: label {label} is class {quoted(names[label])}"
+        yield f"{found}; to sort them by number, {_pass_classes(root, 'sort -V')}"
 
 
 def _inner_folders(root: Path, names: Sequence[str], links: Links) -> list[Path]:

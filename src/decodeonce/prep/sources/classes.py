@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -38,7 +39,24 @@ def read_class_list(path: Path) -> ClassList:
         if line[0] in "\"'" and line.rstrip(",")[1:].endswith(line[0]):
             advice = "write the names without quotation marks, one per line"
             raise ValueError(f"--classes {path}: line {number}: {line} is in quotation marks; {advice}")
+    if (found := _numbered(lines)) is not None:
+        advice = f"write only the names, such as {found!r}, in the order of the numbers"
+        raise ValueError(f"--classes {path}: each line has a number before or after a name; {advice}")
     return ClassList(lines, str(path))
+
+
+def _numbered(lines: Sequence[str]) -> str | None:
+    """Return the first name if all lines are a name and a number, as in `0 cat` or `cat 0`; None otherwise.
+
+    The numbers count from 0 or 1, and the names differ, unlike those of `class 1` and `class 2`.
+    """
+    for form in (r"(?P<number>\d+)[\s,:]+(?P<name>.*)", r"(?P<name>.*)[\s,:]+(?P<number>\d+)"):
+        found = [match for line in lines if (match := re.fullmatch(form, line))]
+        numbers = sorted(int(match["number"]) for match in found)
+        names = {match["name"] for match in found}
+        if len(names) == len(lines) > 1 and numbers in (list(range(len(lines))), list(range(1, len(lines) + 1))):
+            return found[0]["name"]
+    return None
 
 
 def check_no_duplicates(names: Sequence[str]) -> None:
@@ -69,6 +87,10 @@ def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> No
         advice = "add it at the end, and build all stores that use this list again"
         if (name := unlisted[0]) != name.strip():
             advice = "a list has no names with blanks around them, so rename the folder"
+        elif set(present).isdisjoint(names):
+            advice = (
+                "nor is any other, so these are probably no classes; to read a table of labels, run prep build list"
+            )
         raise BuildError(f"{top / unlisted[0]}: this class folder is not in {origin}; {advice}")
 
 
@@ -79,6 +101,14 @@ def unused_classes(names: Sequence[str], used: Collection[int]) -> list[str]:
         return []
     first = unused[0]
     return [f"{len(unused)} of {len(names)} classes have no images (first {first}, {names[first]!r})"]
+
+
+def sorted_as_text(names: Sequence[str]) -> int | None:
+    """Return the first label whose class would be another if names were sorted by their numbers, as 10 before 2."""
+    if len({re.sub("[0-9]+", "0", name) for name in names}) != 1:
+        return None
+    by_value = sorted(names, key=lambda name: [int(digits) for digits in re.findall("[0-9]+", name)])
+    return next((label for label, name in enumerate(names) if name != by_value[label]), None)
 
 
 def alike_classes(names: Sequence[str]) -> list[str]:

@@ -23,7 +23,8 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.listing import Entry, Scan, hash_of, name_bytes, name_text
 from decodeonce.prep.sources.base import Notes
-from decodeonce.prep.sources.class_folders import SPLITS, several_splits
+from decodeonce.prep.sources.class_folders import AS_DATASET, SPLITS, several_splits
+from decodeonce.prep.sources.classes import sorted_as_text
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, Links, expecting, stat_entries
 from decodeonce.prep.sources.holders import CHUNK, HolderFile, new_name, open_holder, refuse_stand_ins
 from decodeonce.prep.sources.labels import (
@@ -41,7 +42,8 @@ from decodeonce.store.layout import Json
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
 
 EXPECTED = "expected a list of images"
-NESTED_FOLDERS = "docs/how-to/data/csv.md#images-in-nested-folders"
+CSV_PAGE = "docs/how-to/data/csv.md"
+NESTED_FOLDERS = f"{CSV_PAGE}#images-in-nested-folders"
 MISSING = os.strerror(errno.ENOENT)
 CARRIAGE_RETURN = "a carriage return (\\r) inside; if lines end there, run: tr '\\r' '\\n' < LIST > NEW"
 LOOKED_AT = 4096  # a binary file has a zero in its first bytes
@@ -135,7 +137,19 @@ class ListSource(LabeledSource):
         splits = self._splits([name for name in self._left if name and self._left.count(name) == 1])
         others = [] if self.no_labels or self._columns.label else list(filter(may_be_labels, self._left))
         advice = [f"{name} may have labels, too; if so, pass --label-column {quoted(name)}" for name in others[:1]]
-        return [*super()._warnings(samples), *advice, *self._notes.texts(), *splits]
+        return [*super()._warnings(samples), *advice, *self._notes.texts(), *splits, *self._odd_folders()]
+
+    def _odd_folders(self) -> Iterator[str]:
+        """Yield warnings about classes that are folder names."""
+        names = self._names or [] if self._of_folders else []
+        if self._requested is None and (label := sorted_as_text(names)) is not None:
+            found = f"class names are sorted as text: label {label} is class {quoted(names[label])}"
+            yield f"{found}; for another order, pass --classes FILE"
+        if several := [name for name, found in self._of_folders.items() if len(found) > 1]:
+            first, second = sorted(self._of_folders[several[0]])
+            places = f"(first {quoted(several[0])}: {first} and {second})"
+            found = f"classes that are folders of one name in several places: {len(several)} {places}"
+            yield f"{found}; if these are different classes, add a column of labels"
 
     def _splits(self, names: Sequence[str]) -> Iterator[str]:
         """Yield a warning for each of these columns whose values are all splits, several of them."""
@@ -153,6 +167,7 @@ class ListSource(LabeledSource):
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}
         labeled, layout = False, find_layout(self.file, self._columns)
+        self._of_folders: dict[str, set[str]] = {}  # up to two folders of each class, if classes are folder names
         self._left = list(layout.left)
         self._keeps_labels = layout.label in layout.others and not self._columns.label
         facts, self._contradicted = dict[bytes, int](), set[bytes]()  # about 100 bytes per line
@@ -160,7 +175,10 @@ class ListSource(LabeledSource):
             if number == 0 and not layout.header:
                 self._check_first(line, name)
             labeled = line.label is not None
-            if label := self._label(line, name):
+            label = self._label(line, name)
+            if label and not labeled and len(folders := self._of_folders.setdefault(label, set())) < 2:
+                folders.add(name_text(os.path.dirname(name)))
+            if label:
                 seen.setdefault(label, f"{self.file}: line {line.number}")
             digest, fact = xxhash.xxh3_128_digest(name), hash_of(name_bytes("\t".join([label, *line.values])))
             if facts.setdefault(digest, fact) != fact:
@@ -175,6 +193,9 @@ class ListSource(LabeledSource):
             if not (self.root / name_text(name)).is_file():
                 advice = f"if this line is a header, pass --image-column {quoted(line.path)}"
                 advice += f" --label-column {quoted(line.label)}" if line.label else ""
+                if " " in line.path or line.path.isdigit():
+                    advice = "a list has a path and at most a class number after a blank; write anything else as CSV,"
+                    advice += f" with a first line path,label ({CSV_PAGE})"
                 advice = self._cause_of_missing(name_text(name), self._nearby_folders()) or advice
                 where = f"{self.file}: line {line.number}: {line.path!r}"
                 raise BuildError(f"{where}: no such file; {advice}; otherwise correct or remove the line")
@@ -573,7 +594,9 @@ def _refuse_other_formats(file: Path, line: str) -> None:
         raise BuildError(f"{file}: JSON, such as that of COCO, or metadata.jsonl of Hugging Face; {advice}")
     names = {name.strip(' "').lower() for name in line.strip().split(";")}
     if ";" in line and names & {*PATH_COLUMNS, *LABEL_COLUMNS}:
-        raise BuildError(f"{file}: semicolons between the columns, as Excel may write them; expected commas or tabs")
+        command = f"; run: tr ';' , < {quoted(file)} > {new_name(file)}" if "," not in line else ""
+        found = "semicolons between the columns, as Excel may write them; expected commas or tabs"
+        raise BuildError(f"{file}: {found}{command}")
 
 
 def _position(file: Path, names: list[str], name: str, flag: str, known: Sequence[str]) -> int | None:
@@ -598,9 +621,9 @@ def _separator(file: Path, line: str) -> str:
     if suffix == ".tsv" or "\t" in line:
         return "\t"
     path, _, number = line.rpartition(" ")
-    numbered = path != "" and number.isascii() and number.isdigit()
+    numbered = path.strip() != "" and re.fullmatch("-?[0-9]+", number) is not None
     # a path may contain a comma
-    if "," in line and not (path if numbered else line).lower().endswith(IMAGE_SUFFIXES):
+    if "," in line and not (path.rstrip(" ") if numbered else line).lower().endswith(IMAGE_SUFFIXES):
         return ","
     return " " if numbered else ""
 
@@ -612,8 +635,8 @@ def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
         then = f"; then build {new}, and pass --root {quoted(file.parent)} unless you pass another"
         refuse_stand_ins(holder, then=then)
         if b"\0" in begin:  # an image, an archive, or a list that Excel wrote
-            advice = f"if it is a text, run: iconv -f UTF-16 -t UTF-8 {quoted(file)} > {new}{then}"
-            raise BuildError(f"{file}: binary or UTF-16; expected UTF-8 text; {advice}")
+            advice = f"if it has arrays, {AS_DATASET}; if it is a text, run: iconv -f UTF-16 -t UTF-8 {quoted(file)} > "
+            raise BuildError(f"{file}: binary or UTF-16; expected UTF-8 text; {advice}{new}{then}")
         raw = io.BufferedReader(HolderFile(holder), CHUNK)
         # Only \n, or \r on old Macs, ends a line: paths may contain the other line ends of Python.
         end = "\r" if b"\r" in begin and b"\n" not in begin else "\n"
@@ -638,5 +661,6 @@ def _split(file: Path, number: int, line: str, separator: str) -> list[str]:
         return fields
     line = line.rstrip("\r\n")
     if separator == " ":
-        return line.rsplit(" ", 1)
+        path, _, label = line.rpartition(" ")
+        return [path.rstrip(" "), label]
     return line.split(separator) if separator else [line]
