@@ -267,7 +267,7 @@ def test_file_of_labels_is_named_with_the_command_that_reads_it(tmp_path: Path) 
     warning = next(text for text in warned(tiny) if "metadata.jsonl is not read" in text)
     assert "convert it to a CSV table (docs/how-to/data/csv.md)" in warning
     table = write_file(images / "labels.csv", b"path,label\nval_0.JPEG,1\n")
-    advice = f"run `prep build list` instead, with {table} as SRC"
+    advice = f"run `prep build list` instead, with {table} as SRC; name its columns as docs/how-to/data/csv.md says"
     assert any(text.endswith(advice) for text in warned(tiny))
     with pytest.raises(
         BuildError, match=re.escape(f"contains no class folders; expected {images}/<class>/<image>, ")

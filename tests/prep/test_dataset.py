@@ -311,19 +311,30 @@ def test_index_that_cannot_become_a_row_is_a_reject_by_name(write: Write, tmp_pa
     out = build_in_process(source_of(write, items), tmp_path / "out", RECIPE)
     reasons = {one.source: one.reason for one in read_rejects(out / "rejects.tsv") if one.action == "rejected"}
     expected = "expected (image, label) or (image, label, {'column': numbers}); without labels, pass --no-labels"
+    others = "return other numbers as (image, None, {'column': numbers}), with --no-labels"
     assert reasons == {
         "1": "KeyError: 'five'",
         "2": "empty file",
         "3": reasons["3"],
         "4": "no label",
         "5": "label -1, expected 0 or more",
-        "6": "label is 0.5, expected a class number or name",
+        "6": f"label is 0.5, expected a class number or name; {others}",
         "7": f"found a ndarray, {expected}",
         "8": f"found a tuple of 4, {expected}",
         "9": "third value is a int, expected {'column': numbers}",
         "10": "FileNotFoundError: [Errno 2] gone",
     }
     assert [sample.source for sample in open_store(out).samples] in (["0", "11"], ["11", "0"])
+
+
+def test_images_with_channels_first_and_classes_with_arguments_are_named_with_what_to_do(write: Write) -> None:
+    with pytest.raises(
+        BuildError, match=r"uint8 \(3, 8, 8\), expected .*; return image\.permute\(1, 2, 0\), or for NumPy"
+    ):
+        source_of(write, "[(np.zeros((3, 8, 8), np.uint8), 0)]")
+    module = write("class Birds:\n    def __init__(self, root): pass")
+    with pytest.raises(BuildError, match="'root'; write a function that calls it with its arguments"):
+        open_dataset(f"{module}:Birds")
 
 
 def test_failure_of_the_file_system_stops_the_build_and_rejects_nothing(write: Write, tmp_path: Path) -> None:

@@ -432,6 +432,14 @@ def test_bands_that_are_not_declared_as_rgb_are_named() -> None:
             decode(random_tiff(channels, _262=(1,), **tags), "x.tif")  # as GDAL writes bands without a meaning
 
 
+def test_tiff_of_13_bands_is_named_and_pillow_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        Undecodable, match="TIFF with more bands than Pillow reads: keep three, for example with gdal_tr"
+    ):
+        decode(random_tiff(13, bits=16, _338=(0,) * 10), "x.tif")
+    assert capfd.readouterr().err == ""
+
+
 def test_thumbnails_of_other_raw_files_are_rejected() -> None:
     assert_rejected(random_tiff(3, order=">", _254=(5,)), "raw-thumbnail")  # also a transparency mask
     assert_rejected(random_tiff(3, _255=(2,)), "raw-thumbnail")  # as TIFF 5 marks it

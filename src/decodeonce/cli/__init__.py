@@ -64,7 +64,8 @@ def main() -> None:
     _set_outcome(code or 0)
     if outcome is not None:
         _limit_exit_time(code or 0)
-    gc.freeze()  # otherwise Python scans all imported objects again before it exits: 50 ms
+    else:  # libraries that a user imports may print what was not collected
+        gc.freeze()  # otherwise Python scans all imported objects again before it exits: 50 ms
     sys.exit(code)
 
 

@@ -113,6 +113,8 @@ def _unread(data: bytes) -> str:
 def _broken(data: bytes, found: str, complaint: str) -> str:
     if complaint == "Unsupported BMP bitfields layout":
         return "BMP with bit fields that Pillow does not read: save it as PNG, for example with ImageMagick's convert"
+    if complaint == "Invalid value for samples per pixel":
+        return f"TIFF with more bands than Pillow reads: keep three, for example with {THREE_BANDS}"
     if "truncated" in complaint.lower():
         return f"truncated: {complaint}"
     if data.startswith(BIG_TIFF):

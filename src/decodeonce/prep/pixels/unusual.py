@@ -6,6 +6,7 @@ Pillow decodes them: other formats, CMYK, gray of more than 8 bits, and JPEGs fo
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import sys
@@ -35,6 +36,7 @@ from decodeonce.prep.pixels.failure_reasons import (
 )
 from decodeonce.prep.recipe import gray_range
 
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # a reject has the reason that Pillow would print
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")  # formats with frames; a TIFF has pages, and an MPO previews or other views
 PIXEL_BYTES = 16  # maximum memory for decoding, per pixel

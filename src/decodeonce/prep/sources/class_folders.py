@@ -38,15 +38,17 @@ _SURE_PARTS = re.compile(
 _SUBJECTS = re.compile(r"(patient|subject|person|case|study|video|clip|scene|sequence)s?.?\d+", re.IGNORECASE)
 WNID = re.compile(r"n\d{8}")
 _IMAGE_NAME = re.compile(rb"\w(" + b"|".join(map(re.escape, SUFFIXES)) + rb")\b", re.IGNORECASE)
-SPLIT_COLUMN = "docs/how-to/data/csv.md#a-column-of-splits"
+CSV = "docs/how-to/data/csv.md"
+SPLIT_COLUMN = f"{CSV}#a-column-of-splits"
 _UNPACK = "unpack it, and pass the folder with its images"
-AS_DATASET = "read it with a dataset of your own (docs/how-to/data/dataset-object.md)"
+DATASET_PAGE = "docs/how-to/data/dataset-object.md"
+AS_DATASET = f"read it with a dataset of your own ({DATASET_PAGE})"
 # Suffixes of what a folder may hold instead of images, and how to go on.
 PACKED = {
     ".parquet": "run `prep build parquet` instead",
     ".tar": "if it holds the images, see `prep build webdataset --help`, or unpack it",
     **dict.fromkeys((".zip", ".7z", ".rar", ".tar.gz", ".tgz"), _UNPACK),
-    **dict.fromkeys((".tfrecord", ".tfrecords", ".h5", ".hdf5", ".npy", ".npz", ".mdb"), AS_DATASET),
+    **dict.fromkeys((".tfrecord", ".tfrecords", ".h5", ".hdf5", ".npy", ".npz", ".mdb", ".mat", ".bin"), AS_DATASET),
 }
 MOST_TABLES, LOOKED_AT = 16, 4096  # text files, and bytes of each, that may list images
 
@@ -124,7 +126,7 @@ def _pass_as_src(root: Path, parts: Sequence[str], links: Links) -> str:
 def _join(root: Path, names: Sequence[str], linked: str) -> str:
     """Return how to make one folder of class folders with these names, whose paths the shell expands from `linked`."""
     if is_url(root) or len({*names}) < len(names):
-        return "write a list of all images, whose own folders are then the classes (docs/how-to/data/csv.md)"
+        return f"write a list of all images, whose own folders are then the classes ({CSV})"
     return f"run: mkdir ALL && ln -s {linked} ALL, then pass ALL as SRC and --follow-links"
 
 
@@ -154,7 +156,7 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
         yield f"{found}; to read only one, {_pass_as_src(root, images[:1], links)}"
     elif all(map(_SUBJECTS.fullmatch, names)):
         found = f"each class is a subject or a film ({', '.join(map(quoted, names[:2]))}, ...)"
-        yield f"{found}; for other labels, write a list of all images (docs/how-to/data/csv.md)"
+        yield f"{found}; for other labels, write a list of all images ({CSV})"
     elif inner := _inner_folders(root, names, links):
         found = f"all class folders hold folders and no images ({', '.join(map(quoted, inner[:4]))})"
         advice = _join(root, [path.name for path in inner], f"{quoted(root.absolute())}/*/[!@_]*/")
@@ -266,9 +268,9 @@ def _advice_on_table(table: Path, images: Path) -> str:
     if suffix not in (".csv", ".tsv") and not _IMAGE_NAME.search(begin):
         return ""
     if suffix.startswith(".json"):
-        return "convert it to a CSV table (docs/how-to/data/csv.md) and run `prep build list` instead"
+        return f"convert it to a CSV table ({CSV}) and run `prep build list` instead"
     read, at = "`prep build list` instead, with {} as SRC{}", f" and --root {quoted(images)}"
     if suffix == ".txt" and begin.partition(b"\n")[0].count(b"\t") > 1:  # Tiny ImageNet's val_annotations.txt has boxes
         return f"run `cut -f 1,2 {quoted(table)} > labels.tsv`, then {read.format('labels.tsv', at)}"
     has_folder = images == table.parent or name_bytes(images.name) + b"/" in begin
-    return f"run {read.format(quoted(table), '' if has_folder else at)}"
+    return f"run {read.format(quoted(table), '' if has_folder else at)}; name its columns as {CSV} says"

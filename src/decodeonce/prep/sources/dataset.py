@@ -24,6 +24,7 @@ from decodeonce.errors import BuildError, DecodeonceError, raise_file_system_fai
 from decodeonce.formatting import counted
 from decodeonce.prep.listing import Entry, LateFacts, Listing, Scan, Undecodable, hash_of, name_bytes, refuse_masked
 from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources.class_folders import DATASET_PAGE
 from decodeonce.prep.sources.classes import ClassList, check_no_duplicates
 from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.labels import LabeledSource, NoLabels, check_unlabeled, number_columns
@@ -447,6 +448,8 @@ class DatasetSource(LabeledSource):
                 raise_file_system_failure(error, self._name)
             module, _, called = self._name.partition(":")
             advice = reproduce(f"import {module}; {module}.{called}()", self._folder)
+            if isinstance(error, TypeError) and "required" in str(error):
+                advice = f"write a function that calls it with its arguments ({DATASET_PAGE})"
             raise BuildError(f"{self._name}: calling it raised {raised_text(error)}; {advice}") from error
         if self._length is not None and (length, dataset.fingerprint) != (self._length, self._fingerprint):
             now, then = f"{length} samples {dataset.fingerprint}", f"{self._length} samples {self._fingerprint}"
@@ -539,7 +542,9 @@ def encoded(image: Any) -> bytes:
         return _netpbm(image)
     is_array = hasattr(image, "dtype") and hasattr(image, "shape")
     found = f"{image.dtype} {image.shape}" if is_array else type(image).__name__
-    raise Undecodable(f"image is {found}, {EXPECTED_IMAGE}")
+    channels_first = is_array and image.shape[:1] in ((1,), (3,))
+    advice = "; return image.permute(1, 2, 0), or for NumPy image.transpose(1, 2, 0)" if channels_first else ""
+    raise Undecodable(f"image is {found}, {EXPECTED_IMAGE}{advice}")
 
 
 def _encoded_mask(name: str, value: Any) -> bytes:
@@ -596,7 +601,8 @@ def _label_text(label: object) -> str | None:
     try:
         return str(operator.index(label))  # type: ignore[arg-type]
     except TypeError:
-        raise Undecodable(f"label is {label!r:.80}, expected a class number or name") from None
+        expected = "expected a class number or name; return other numbers as (image, None, {'column': numbers})"
+        raise Undecodable(f"label is {label!r:.80}, {expected}, with --no-labels") from None
 
 
 def _texts(names: object) -> list[str] | None:

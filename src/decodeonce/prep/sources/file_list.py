@@ -23,7 +23,7 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.listing import Entry, Scan, hash_of, name_bytes, name_text
 from decodeonce.prep.sources.base import Notes
-from decodeonce.prep.sources.class_folders import AS_DATASET, SPLITS, several_splits
+from decodeonce.prep.sources.class_folders import AS_DATASET, CSV, SPLITS, several_splits
 from decodeonce.prep.sources.classes import sorted_as_text
 from decodeonce.prep.sources.files import IMAGE_SUFFIXES, Links, expecting, stat_entries
 from decodeonce.prep.sources.holders import CHUNK, HolderFile, new_name, open_holder, refuse_stand_ins
@@ -42,8 +42,7 @@ from decodeonce.store.layout import Json
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
 
 EXPECTED = "expected a list of images"
-CSV_PAGE = "docs/how-to/data/csv.md"
-NESTED_FOLDERS = f"{CSV_PAGE}#images-in-nested-folders"
+NESTED_FOLDERS = f"{CSV}#images-in-nested-folders"
 MISSING = os.strerror(errno.ENOENT)
 CARRIAGE_RETURN = "a carriage return (\\r) inside; if lines end there, run: tr '\\r' '\\n' < LIST > NEW"
 LOOKED_AT = 4096  # a binary file has a zero in its first bytes
@@ -195,7 +194,7 @@ class ListSource(LabeledSource):
                 advice += f" --label-column {quoted(line.label)}" if line.label else ""
                 if " " in line.path or line.path.isdigit():
                     advice = "a list has a path and at most a class number after a blank; write anything else as CSV,"
-                    advice += f" with a first line path,label ({CSV_PAGE})"
+                    advice += f" with a first line path,label ({CSV})"
                 advice = self._cause_of_missing(name_text(name), self._nearby_folders()) or advice
                 where = f"{self.file}: line {line.number}: {line.path!r}"
                 raise BuildError(f"{where}: no such file; {advice}; otherwise correct or remove the line")

@@ -13,7 +13,15 @@ from typing import Annotated
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
 from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
-from decodeonce.prep.sources.class_folders import Top, check_no_splits, list_top, odd_files, odd_names, unlike_train
+from decodeonce.prep.sources.class_folders import (
+    CSV,
+    Top,
+    check_no_splits,
+    list_top,
+    odd_files,
+    odd_names,
+    unlike_train,
+)
 from decodeonce.prep.sources.classes import alike_classes, check_classes, unused_classes
 from decodeonce.prep.sources.files import EMPTY, SUFFIXES, Links, system_of
 from decodeonce.prep.sources.labels import LabeledSource, NoLabels
@@ -84,7 +92,8 @@ class FolderSource(LabeledSource):
         if not self._names:
             expected = f"expected {root}/<class>/<image>, one folder per class"
             more = [*self._listed.warnings(), *odd_files(root, self._listed, self.links)]
-            advice = "; ".join(["for images without classes, pass --no-labels", *more])
+            labels = f"for images without classes, pass --no-labels; for labels in names or in a table, see {CSV}"
+            advice = "; ".join([labels, *more])
             raise BuildError(f"{root}: contains no class folders; {expected}; {advice}")
 
     @cached_property
