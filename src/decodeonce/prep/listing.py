@@ -383,7 +383,7 @@ class NumberColumn:
                 advice = "write it as 24.5 or as [0, 1, 1]"
             rules = f"{advice}; {rules}"
         elif value is None or value != value:  # nan, which pandas writes for a missing value
-            advice = "if the value is missing, write a number that stands for that, such as -1, or remove the row"
+            advice = "if the value is missing, write a number that no row has, such as -999, or remove the row"
             rules = f"{advice}; {rules}"
         raise BuildError(f"{where}: column {self.name!r}: found {found}, expected {expected}; {rules}")
 
