@@ -163,7 +163,7 @@ NUMBER = "expected a number, or a list of numbers like [1, 2]"
 def test_non_numbers_are_reported_with_file_and_line(tmp_path: Path) -> None:
     for given, message in (
         ([1, ""], r"list.csv: line 3: column 'x': found nothing, expected a number, like the first row; if the value"),
-        ([1, " "], r"found nothing, .*; if the value is missing, write a number that stands for that, such as -1, or"),
+        ([1, " "], r"found nothing, .*; if the value is missing, write a number that no row has, such as -999, or"),
         ([1, "a cat"], r"line 3: column 'x': found 'a cat', expected a number, .*for text, store token ids"),
         (["[1, 2]", "[1]"], r"line 3: column 'x': found \[1\], expected a list of 2 numbers, like the first row"),
         (["7", "[7]"], r"line 3: column 'x': found \[7\], expected a number"),
