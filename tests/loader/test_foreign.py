@@ -369,7 +369,7 @@ def check_step(store: Path, make: Callable[[], Any]) -> None:
     resume_after({1}, store, make)
     step = make().transform
     name = type(step).__name__
-    with pytest.raises(ValueError, match=rf"the step {name} is of \w+; use PerImage\({name}\(\.\.\.\)\) or"):
+    with pytest.raises(ValueError, match=rf"the step {name} is of \w+; use PerImage\({name}\(\.\.\.\)\), with"):
         Augment(step)
 
 

@@ -150,7 +150,7 @@ def test_part_with_all_rows_works_with_any_partition(store: Path, tmp_path: Path
 
 def test_rank_without_its_rows_is_rejected_at_once(parts: Parts) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({}, r'asked for rows 0\.\.59: pass partition="range" and the world size that it was staged for'),
+        ({}, r'asked for rows 0\.\.59: pass partition="range", and the rank and world_size that it was staged for'),
         ({"partition": "range", "rank": 0, "world_size": 1}, r"asked for rows 0\.\.59: these belong to rank 0 of 1"),
         ({"partition": "range", "rank": 1, "world_size": 2}, r"asked for rows 30\.\.59: these belong to rank 1 of 2"),
         ({"partition": "range", "rank": 1, "world_size": 3}, r"asked for rows 20\.\.39: these belong to rank 1 of 3"),

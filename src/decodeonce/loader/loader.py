@@ -526,7 +526,7 @@ class Loader:
 
     def _check_staged(self, part: Store) -> None:
         """Raise StoreError unless a staged part holds the rows of this rank."""
-        advice = 'pass partition="range" and the world size that it was staged for'
+        advice = 'pass partition="range", and the rank and world_size that it was staged for'
         if self._partition_kind == "range":
             advice = f"these belong to rank {self.rank} of {self.world_size}; stage the part for this rank"
         if not isinstance(self._chosen, range):

@@ -310,7 +310,8 @@ def _check_step(step: object) -> None:
         raise ValueError(f"a step is {step!r}, expected a callable object such as RandomFlip(){advice}")
     name, library = name_of(step), type(step).__module__.partition(".")[0]
     if library in ("albumentations", "kornia", "torchvision"):
-        raise ValueError(f"the step {name} is of {library}; use PerImage({name}(...)) or PerBatch({name}(...))")
+        use = f'PerImage({name}(...)), with takes="pil" if it needs images of Pillow, or PerBatch({name}(...))'
+        raise ValueError(f"the step {name} is of {library}; use {use}")
     try:
         inspect.signature(step).bind(None, None)
     except TypeError:
