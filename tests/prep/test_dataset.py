@@ -496,7 +496,7 @@ def test_labels_that_do_not_fit_together_stop_the_finish(write: Write, tmp_path:
 
 def test_label_that_no_class_has_stops_the_worker(write: Write, tmp_path: Path) -> None:
     for label, message in (
-        ("'bird'", "class 'bird' is not in the class list; add it there, or omit --classes"),
+        ("'bird'", "class 'bird' is not in the class list; add it at the end, and build all stores"),
         ("2", "label 2, expected 0 to 1; the class list has 2 names, expected one for each class"),
     ):
         source = source_of(write, f"[(gray(1), 'cat'), (gray(2), {label})]", classes=["cat", "dog"])

@@ -17,7 +17,7 @@ import pytest
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.plan import checked_listing
 from decodeonce.prep.sources import open_source
-from decodeonce.prep.sources.classes import ClassList, read_class_list
+from decodeonce.prep.sources.classes import ADD_CLASS, ClassList, read_class_list
 from decodeonce.prep.sources.file_list import CARRIAGE_RETURN, ListSource, find_layout, open_list
 from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
@@ -434,11 +434,11 @@ def test_errors_name_the_file_of_the_class_list(root: Path) -> None:
     text = "cat/1.jpg\t0\ndog/2.jpg\t2\n"
     with pytest.raises(BuildError, match=r"line 2: label 2, .*; order\.txt has 2 names"):
         listed(root, text, classes=ClassList(["a", "b"], "order.txt")).listing()
-    with pytest.raises(BuildError, match=r"list\.txt: line 2: class 'dog' is not in order\.txt; add it there"):
+    with pytest.raises(BuildError, match=rf"list\.txt: line 2: class 'dog' is not in order\.txt; {ADD_CLASS}"):
         listed(root, "cat/1.jpg\ndog/2.jpg\n", classes=ClassList(["cat"], "order.txt")).listing()
     with pytest.raises(BuildError, match=r"order\.txt contains 'cat' twice"):
         listed(root, "cat/1.jpg\n", classes=ClassList(["cat", "cat"], "order.txt")).listing()
-    with pytest.raises(BuildError, match=r"dog: this class folder is not in order\.txt"):
+    with pytest.raises(BuildError, match=rf"dog: this class folder is not in order\.txt; {ADD_CLASS}"):
         FolderSource(root, classes=ClassList(["cat"], "order.txt")).listing()
     assert json.loads(json.dumps(ClassList(["cat"], "order.txt"))) == ["cat"]
 

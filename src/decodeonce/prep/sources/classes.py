@@ -12,6 +12,8 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.listing import name_bytes
 from decodeonce.prep.sources.files import NO_SAMPLES, read_small
 
+ADD_CLASS = "add it at the end, and build all stores that use this list again"
+
 
 class ClassList(list[str]):
     """Class names in label order. `origin` names their file in messages; default "the class list"."""
@@ -84,7 +86,7 @@ def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> No
         raise BuildError(f"{origin} contains {outside[0]!r}, which is not a class; {advice}")
     unlisted = sorted(set(present) - set(names))
     if unlisted:
-        advice = "add it at the end, and build all stores that use this list again"
+        advice = ADD_CLASS
         if (name := unlisted[0]) != name.strip():
             advice = "a list has no names with blanks around them, so rename the folder"
         elif set(present).isdisjoint(names):

@@ -15,7 +15,7 @@ from decodeonce.formatting import counted
 from decodeonce.prep.listing import MULTI_LABEL, Entry, NumberColumn, Scan, Value, name_bytes
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.class_folders import train_next_to
-from decodeonce.prep.sources.classes import ClassList, alike_classes, check_no_duplicates, unused_classes
+from decodeonce.prep.sources.classes import ADD_CLASS, ClassList, alike_classes, check_no_duplicates, unused_classes
 from decodeonce.store.columns import column_file
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
@@ -167,7 +167,7 @@ class LabeledSource(Source):
         for label, where in seen.items():
             if label not in numbers:
                 origin = ClassList(self._given or ()).origin
-                raise BuildError(f"{where}: class {label!r} is not in {origin}; add it there, or omit --classes")
+                raise BuildError(f"{where}: class {label!r} is not in {origin}; {ADD_CLASS}")
         self._names, self._numbers = names, {label: numbers[label] for label in seen}
 
     def _refuse_other_numbers(self, given: Sequence[str], seen: Mapping[str, object]) -> None:
