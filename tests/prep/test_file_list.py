@@ -221,7 +221,7 @@ def test_files_in_several_folders_are_counted_and_the_command_joins_them(tmp_pat
     file = write_list(tmp_path / "list.csv", "path,label\n" + "".join(f"{name},{name}\n" for name in names))
     counts = f"files of this list are in 2 folders: {tmp_path}/a part_1 (6), {tmp_path}/a part_2 (3)"
     ids = [entry.problem for entry in open_list(file).scan().entries]
-    assert all(counts in problem and problem.endswith(f"--root {tmp_path}/all --suffix .jpg") for problem in ids)
+    assert all(counts in problem and problem.endswith("--root ALL --follow-links --suffix .jpg") for problem in ids)
     (tmp_path / "list.csv").write_text("0,pug\n1,pug\n8,cat\n")
     with pytest.raises(BuildError, match=re.escape(f"{tmp_path}/a part_1 (2), {tmp_path}/a part_2 (1), but --root")):
         open_list(file).listing()
@@ -229,13 +229,13 @@ def test_files_in_several_folders_are_counted_and_the_command_joins_them(tmp_pat
     problems = [entry.problem for entry in open_list(named).scan().entries]
     assert all(counts in problem for problem in problems)
     command = problems[0].partition(" run: ")[2].partition(", then pass")[0]
-    subprocess.run(["bash", "-c", command], check=True)
-    assert problems[0].endswith(f", then pass --root {tmp_path}/all")
-    joined = open_list(named, root=tmp_path / "all")
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    assert problems[0].endswith(", then pass --root ALL --follow-links")
+    joined = open_list(named, root=tmp_path / "ALL", follow_links=True)
     assert [entry.problem for entry in joined.scan().entries] == [""] * 9
     both = [entry.problem for entry in open_list(named).scan().entries]
-    assert both[0].endswith("; a part_1/0.jpg and all/0.jpg exist; write the right folder into each path of the list")
-    shutil.rmtree(tmp_path / "all")
+    assert both[0].endswith("; ALL/0.jpg and a part_1/0.jpg exist; write the right folder into each path of the list")
+    shutil.rmtree(tmp_path / "ALL")
     write_list(tmp_path / "8.jpg", "image")
     some = [entry.problem for entry in open_list(named).scan().entries]
     assert f"in 3 folders: {tmp_path}/a part_1 (6), {tmp_path}/a part_2 (2), {tmp_path} (1), but" in some[0]
@@ -260,10 +260,10 @@ def test_files_next_to_the_root_or_two_folders_below_are_found(tmp_path: Path) -
         counts = f"files of this list are in 2 folders: {tmp_path}/im ages_1 (6), {tmp_path}/images_2/images (3)"
         assert counts in reasons[-1], reasons
         command = reasons[-1].partition("run: ")[2].partition(", then pass")[0]
-        subprocess.run(["bash", "-c", command], check=True)
-        joined = open_list(file, root=tmp_path / "all")
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+        joined = open_list(file, root=tmp_path / "ALL", follow_links=True)
         assert [entry.problem for entry in joined.scan().entries][1:] == [""] * 9
-        shutil.rmtree(tmp_path / "all")
+        shutil.rmtree(tmp_path / "ALL")
     with pytest.raises(
         BuildError, match=r"all 10 candidates are rejects, first 0.jpg: No such file or directory; im ages_1"
     ):
@@ -282,8 +282,8 @@ def test_files_in_folders_of_any_depth_are_found(tmp_path: Path) -> None:
         in reasons[0]
     )
     command = reasons[0].partition(" run: ")[2].partition(", then pass")[0]
-    subprocess.run(["bash", "-c", command], check=True)
-    joined = open_list(file, root=tmp_path / "all")
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    joined = open_list(file, root=tmp_path / "ALL", follow_links=True)
     assert [entry.problem for entry in joined.scan().entries] == [""] * 9
 
 

@@ -316,9 +316,8 @@ class ListSource(LabeledSource):
         if ".." in self._places:  # which holds the others
             advice.append("let all paths of the list begin in the same folder")
         elif self._are_distinct and (is_beside or "" not in self._places):
-            together = quoted(self._place("../all" if is_beside else "all"))
             parts = " ".join(quoted(f"{place}/.") for place in places)
-            advice.append(f"run: mkdir {together} && cp -rl {parts} {together}, then pass --root {together}{more}")
+            advice.append(f"run: mkdir ALL && cp -rs {parts} ALL, then pass --root ALL --follow-links{more}")
         advice = advice or ["copy them into one folder, under names that differ, and correct the list"]
         return f"files of this list are in {len(places)} folders: {found}, but --root takes one; {', or '.join(advice)}"
 
