@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -61,7 +62,7 @@ def follow(advice: str, cwd: Path) -> list[str]:
 def test_advice_on_splits_is_followed_with_the_flags_of_the_user(tmp_path: Path, src: str) -> None:
     cwd = tmp_path / "cwd"
     (root := cwd / src).mkdir(parents=True)
-    for name in ("train_1/cat", "train_2/dog", "val/cat", "val/dog"):
+    for name in ("train_1/cat", "train_2/dog", "val_1/cat", "val_2/dog"):
         write_file(root / name / "1.dat", jpeg(20, 20))
     write_file(root / "test" / "1.dat", jpeg(20, 20))
     flags = ["--suffix", ".dat", "--size", 8]
@@ -71,6 +72,8 @@ def test_advice_on_splits_is_followed_with_the_flags_of_the_user(tmp_path: Path,
     for number, (advice, names) in enumerate(expected.items()):
         printed("build", "folder", *follow(advice, cwd), f"../{number}", *flags, cwd=cwd)
         assert [one.name for one in open_store(tmp_path / str(number)).classes] == names
+    for joined in ("ALL-train", "ALL-val"):
+        shutil.rmtree(cwd / joined)
     write_file(root / "train_2/cat/2.dat", jpeg(20, 20))
     again = prep("build", "folder", src, "../x", *flags, cwd=cwd).stderr
     assert "for train, write a list of all images, whose own folders are then the classes (docs" in again

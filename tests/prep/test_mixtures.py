@@ -59,9 +59,9 @@ def test_parts_of_splits_are_no_classes(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"splits instead of classes \(train\.X1, train\.X2, val\.X\)") as raised:
         open_folder(tmp_path / "kaggle")
     links, _, then = str(raised.value).partition("run: ")[2].partition(";")[0].partition(", then ")
-    assert then == "pass ALL as SRC and --follow-links"
+    assert then == "pass ALL-train as SRC and --follow-links"
     subprocess.run(["bash", "-c", links], cwd=tmp_path, check=True)
-    joined = open_folder(tmp_path / "ALL", follow_links=True).listing()
+    joined = open_folder(tmp_path / "ALL-train", follow_links=True).listing()
     assert (len(joined), [cls.name for cls in joined.classes]) == (2, ["n01", "n02"])
     assert len(open_folder(tmp_path / "kaggle/val.X").listing().classes) == 2
 

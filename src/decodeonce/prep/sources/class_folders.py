@@ -105,7 +105,7 @@ def _warning_of_splits(root: Path, splits: Mapping[str, Sequence[str]], found: s
     """Raise BuildError if the first split contains folders; otherwise return a warning if there are several splits."""
     held = {split: _inside(root / parts[0], links).folders for split, parts in splits.items()}
     order = sorted(splits, key=list(SPLITS.values()).index)
-    advice = "; ".join(f"for {split}, {_pass_as_src(root, splits[split], links)}" for split in order)
+    advice = "; ".join(f"for {split}, {_pass_as_src(root, splits[split], links, f'ALL-{split}')}" for split in order)
     if first := held[order[0]]:
         contents = f"{splits[order[0]][0]} contains {counted(len(first), 'folder')} (first {quoted(first[0])})"
         error = f"{root}: contains splits instead of classes ({found}): {contents}"
@@ -113,21 +113,21 @@ def _warning_of_splits(root: Path, splits: Mapping[str, Sequence[str]], found: s
     return f"classes have the names of splits ({found}); if they are splits, {advice}" if len(splits) > 1 else ""
 
 
-def _pass_as_src(root: Path, parts: Sequence[str], links: Links) -> str:
-    """Return how to read some of the folders in `root`, which hold class folders, or images."""
+def _pass_as_src(root: Path, parts: Sequence[str], links: Links, joined: str = "ALL") -> str:
+    """Return how to read some of the folders in `root`, which hold class folders, or images; several as `joined`."""
     tops = [_inside(root / part, links) for part in parts]
     held = [name for top in tops for name in top.folders]
     # Each of Kaggle's four folders train.X1 to train.X4 of ImageNet-100 has a quarter of the classes.
     linked = " ".join(f"{quoted(root.absolute() / name)}/*" for name in parts)
-    advice = _join(root, held, linked) if parts[1:] else f"pass {quoted(root / parts[0])} as SRC"
+    advice = _join(root, held, linked, joined) if parts[1:] else f"pass {quoted(root / parts[0])} as SRC"
     return f"{advice} and --no-labels" if any(top.files for top in tops) and not held else advice
 
 
-def _join(root: Path, names: Sequence[str], linked: str) -> str:
+def _join(root: Path, names: Sequence[str], linked: str, joined: str) -> str:
     """Return how to make one folder of class folders with these names, whose paths the shell expands from `linked`."""
     if is_url(root) or len({*names}) < len(names):
         return f"write a list of all images, whose own folders are then the classes ({CSV})"
-    return f"run: mkdir ALL && ln -s {linked} ALL, then pass ALL as SRC and --follow-links"
+    return f"run: mkdir {joined} && ln -s {linked} {joined}, then pass {joined} as SRC and --follow-links"
 
 
 def _inside(folder: Path, links: Links) -> Top:
@@ -159,7 +159,7 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
         yield f"{found}; for other labels, write a list of all images ({CSV})"
     elif inner := _inner_folders(root, names, links):
         found = f"all class folders hold folders and no images ({', '.join(map(quoted, inner[:4]))})"
-        advice = _join(root, [path.name for path in inner], f"{quoted(root.absolute())}/*/[!@_]*/")
+        advice = _join(root, [path.name for path in inner], f"{quoted(root.absolute())}/*/[!@_]*/", "ALL")
         yield f"{found}; if these are the classes, {advice}"
     if label := sorted_as_text(names):
         found = f"class names are sorted as text: label {label} is class {quoted(names[label])}"
