@@ -196,7 +196,7 @@ class ListSource(LabeledSource):
                     advice = "a list has a path and at most a class number after a blank; write anything else as CSV,"
                     advice += f" with a first line path,label ({CSV})"
                 advice = self._cause_of_missing(name_text(name), self._nearby_folders()) or advice
-                where = f"{self.file}: line {line.number}: {line.path!r}"
+                where = f"{self.file}: line {line.number}: {line.path!r:.200}"
                 raise BuildError(f"{where}: no such file; {advice}; otherwise correct or remove the line")
 
     def _listed(self) -> Iterator[Entry]:
@@ -218,7 +218,7 @@ class ListSource(LabeledSource):
     def _lines(self) -> Iterator[tuple[ListLine, bytes]]:
         root = name_text(os.fsencode(self.root))
         for line in read_list(self.file, self._columns):
-            path, where = line.path + self._suffix, f"{self.file}: line {line.number}: {line.path!r}"
+            path, where = line.path + self._suffix, f"{self.file}: line {line.number}: {line.path!r:.200}"
             if scheme_of(path):
                 check_scheme(path, f"{where}: ")
             name = path_below(root, path)
@@ -334,7 +334,7 @@ class ListSource(LabeledSource):
             odd = f"; {found}" if (found := _oddity(line.path)) else ""
             whole = ", or pass a parent folder as --root" if scheme_of(line.path) or line.path.startswith("/") else ""
             raise BuildError(
-                f"{self.file}: line {line.number}: {line.path!r} has neither a label nor a folder that names its "
+                f"{self.file}: line {line.number}: {line.path!r:.200} has neither a label nor a folder that names its "
                 f"class{odd}; add a column of labels, or pass --no-labels{whole}"
             )
         return name_text(os.path.basename(folder))
