@@ -201,13 +201,27 @@ def test_masks_with_other_names_move_to_the_names_of_their_images(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name = "docs/how-to/segmentation.md"
-    [block] = [block for block in PYTHON[name] if "with_name" in block.text]
+    [block] = [block for block in PYTHON[name] if "MASK, IMAGE" in block.text]
     for file in ("photos/img_001.tif", "photos/mask_001.png", "photos/a/img_2.tif", "photos/a/mask_2.png"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     run_block(block, PAGES[name], {})
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
     assert files == {"photos/img_001.tif", "masks/img_001.png", "photos/a/img_2.tif", "masks/a/img_2.png"}
+
+
+def test_tiles_are_cut_into_parts_of_their_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "docs/how-to/segmentation.md"
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)  # which the script sets
+    [block] = [block for block in PYTHON[name] if "SIDE" in block.text]
+    pixels = np.random.default_rng(0).integers(0, 256, (1100, 600, 3), np.uint8)
+    (tmp_path / "big/a").mkdir(parents=True)
+    Image.fromarray(pixels).save(tmp_path / "big/a/1.tif")
+    run_block(block, PAGES[name], {})
+    found = {path.name: np.asarray(Image.open(path)) for path in (tmp_path / "photos/a").iterdir()}
+    assert found.keys() == {"1_00000_00000.png", "1_00512_00000.png"}
+    assert (found["1_00512_00000.png"] == pixels[512:1024, :512]).all()
 
 
 def test_depth_of_16_bits_is_scaled_and_unknown_stays_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

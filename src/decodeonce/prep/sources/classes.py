@@ -101,8 +101,8 @@ def unused_classes(names: Sequence[str], used: Collection[int]) -> list[str]:
     unused = [number for number in range(len(names)) if number not in used]
     if not unused or not used:
         return []
-    first = unused[0]
-    return [f"{len(unused)} of {len(names)} classes have no images (first {first}, {names[first]!r})"]
+    first, advice = unused[0], "; if labels are numbers that count from 1, subtract 1" if unused == [0] else ""
+    return [f"{len(unused)} of {len(names)} classes have no images (first {first}, {names[first]!r}){advice}"]
 
 
 def sorted_as_text(names: Sequence[str]) -> int | None:

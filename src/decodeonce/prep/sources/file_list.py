@@ -588,7 +588,7 @@ def find_layout(file: Path, columns: Columns = Columns()) -> Layout:
 def _refuse_other_formats(file: Path, line: str) -> None:
     """Raise BuildError if the first line is JSON, or a header with semicolons."""
     if line.lstrip()[:1] in ("{", "["):
-        advice = "expected CSV, TSV or one path per line; docs/how-to/data/csv.md converts it"
+        advice = f"expected CSV, TSV or one path per line; {CSV} converts it; for boxes, pass it as --boxes"
         raise BuildError(f"{file}: JSON, such as that of COCO, or metadata.jsonl of Hugging Face; {advice}")
     names = {name.strip(' "').lower() for name in line.strip().split(";")}
     if ";" in line and names & {*PATH_COLUMNS, *LABEL_COLUMNS}:
