@@ -350,6 +350,7 @@ def test_folders_of_another_machine_can_be_removed_with_the_advice(root: Path, s
         ("it's a.csv", "path,label\ncat/1.jpg,pug\ndog/2.jpg,pug\n".encode("utf-16")),
         ("a.csv", b'path\n/other/cat/1.jpg\n"/other/cat/3, 4.jpg"\n'),
     ],
+    ids=["gzip", "UTF-16", "other folder"],  # all processes of a test run must see the same names
 )
 def test_advised_copy_of_a_list_can_be_built_elsewhere(root: Path, name: str, data: bytes) -> None:
     for image in NAMES:
