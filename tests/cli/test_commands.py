@@ -46,8 +46,6 @@ def test_command_is_shown_under_name_it_was_called_by(name: str) -> None:
     assert shown.startswith(f"Usage: {name} stage ")
     assert f"\n  srun --ntasks-per-node=1 {name} stage train.store /local/part\n" in shown
     assert prep("biuld", called=called).stderr.endswith(f"(see {name} --help)\n")
-    advice = f"prep: error: /a/prep b: no such folder; run `{name} plan` or `{name} build` first\n"
-    assert prep("status", "/a/prep b", called=called).stderr == advice
 
 
 def test_failure_is_one_line_with_exit_code_1(tree: Path, store: Path, tmp_path: Path) -> None:

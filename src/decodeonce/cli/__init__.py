@@ -227,11 +227,8 @@ def write_error(line: str) -> None:
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """Escape a message as `printable` does. For a terminal, wrap it at its width between words.
-
-    Its commands get the name that this one was called by, because another package may have a `prep`.
-    """
-    text = re.sub(rf"(?<![\w/.-]){PROGRAMS[0]} (?=[a-z])", f"{program()} ", printable(text))
+    """Escape a message as `printable` does. For a terminal, wrap it at its width between words."""
+    text = printable(text)
     return _wrapped(text) if stream.isatty() else text
 
 
