@@ -321,7 +321,7 @@ def test_warnings_are_printed_once_and_never_stop_a_build(tmp_path: Path, closed
     shown = subprocess.run([*command, tmp_path / "a"], env=environ, capture_output=True, text=True, check=True).stderr
     assert shown == (
         "mine:Numbers: 1 of 3 classes have no images (first 2, 'unused')\n"
-        f"{tmp_path}/a: 6 of 6 images have at most a quarter of 256x256 (the first has 8x8); "
+        f"{tmp_path}/a: 6 of 6 images have at most a quarter of the height and width of 256x256 (the first has 8x8); "
         "a smaller --size stores the same pixels in fewer bytes\n"
     )
     subprocess.run([*command, tmp_path / "b"], env=environ, stderr=closed_pipe, stdout=subprocess.DEVNULL, check=True)

@@ -95,7 +95,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "tiff-strip": (lambda: tiff(100, 100, (279, 1, 2**32 - 16)), "broken TIFF: |truncated: "),
     "tiff-strips": (lambda: tiff(1, 99999, (273, 99999, 8), (279, 99999, 8), (278, 1, 1)), "broken TIFF: |truncated: "),
     "tiff-tag": (lambda: tiff(100, 100, (270, 2**30, 8)), "broken TIFF: |truncated: "),
-    "tiff-channels": (lambda: tiff(100, 100, (277, 1, 65535)), "broken TIFF: "),
+    "tiff-channels": (lambda: tiff(100, 100, (277, 1, 65535)), "TIFF with more bands than Pillow reads: "),
     "jpeg-exif": (lambda: JPEG[:2] + segment(0xE1, b"Exif\0\0" + bytes(60000)) * 99 + JPEG[2:], ""),
     "jpeg-exif-short": (lambda: JPEG[:2] + segment(0xE1, EXIF_SHORT) + JPEG[2:], ""),
     "jpeg-comments": (lambda: JPEG[:2] + b"\xff\xfe\0\2" * 99999 + JPEG[2:], ""),

@@ -39,7 +39,7 @@ loader.close()
 
 caught = 0
 for number in range(int(sys.argv[2])):
-    loader, batches = Loader(store, batch_size=4, shuffle="none"), None  # otherwise, it warns
+    loader, batches = Loader(store, batch_size=4), None
     deadline = time.perf_counter() + 20
     try:
         signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 2 * starting))

@@ -52,7 +52,8 @@ def fit(
     keep = lightning.callbacks.ModelCheckpoint(
         folder, every_n_train_steps=every, save_top_k=-1, filename="{step}" if every else "{epoch}"
     )
-    trainer = lightning.Trainer(max_epochs=3, callbacks=[keep], default_root_dir=folder, **quiet, **settings)
+    settings = {"max_epochs": 3, **settings}
+    trainer = lightning.Trainer(callbacks=[keep], default_root_dir=folder, **quiet, **settings)
     trainer.fit(Model(), ckpt_path=ckpt_path)
     return seen
 
@@ -85,3 +86,26 @@ def test_overfitting_takes_the_first_rows_in_each_epoch(store: Path, tmp_path: P
     seen = fit(store, tmp_path, shuffle="none", overfit_batches=2)
     first = [list(range(SIZE)), list(range(SIZE, 2 * SIZE))]
     assert [rows for _, _, rows in seen] == 3 * first
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"overfit_batches": 2}, [2]),
+        ({"limit_train_batches": 3, "max_epochs": 5}, [3]),
+        ({"limit_train_batches": 3, "max_epochs": 2}, []),
+        ({}, []),
+        ({"overfit_batches": 2, "shuffle": "none"}, []),
+    ],
+    ids=str,
+)
+def test_epochs_that_lightning_leaves_after_the_same_step_are_named_once(
+    store: Path, tmp_path: Path, settings: dict[str, Any], warned: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = fit(store, tmp_path, **settings)
+    steps = settings.get("overfit_batches", settings.get("limit_train_batches", STEPS))
+    assert (seen[0][2] == seen[steps][2]) is ("shuffle" in settings)
+    found = [one.getMessage().partition(",")[0] for one in caplog.records if one.name == "decodeonce"]
+    assert found == [f"{store}: Lightning leaves each epoch after {steps} of {STEPS} steps" for steps in warned]

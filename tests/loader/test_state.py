@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +53,6 @@ def test_state_ignores_prefetched_batches(store: Path) -> None:
     expected = {"epoch": 0, "rows_consumed": 21, "seed": 5, "shuffle": "full", "partition": "global", "rows": "all"}
     digest = open_store(store).manifest.files["samples.tsv"].xxh3
     assert states[3] == {**expected, "store": digest, "count": COUNT, "world_size": 1}
-
-
-@pytest.mark.parametrize(
-    ("shuffle", "steps", "warns"), [("full", (2, 2, 2), True), ("full", (2, 3, 9), False), ("none", (2, 2, 2), False)]
-)
-def test_epochs_left_after_the_same_steps_are_named_once(
-    store: Path, shuffle: str, steps: tuple[int, ...], warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    with loader_of(store, shuffle=shuffle) as loader:
-        seen = [rows_of(islice(loader, number)) for number in (*steps, 1)]
-    assert (seen[0] == seen[1]) is (shuffle == "none")
-    expected = [f"{store}: a second epoch was left after 2 of 9 steps"] if warns else []
-    assert [one.message.partition(";")[0] for one in caplog.records] == expected
 
 
 def test_set_epoch_sets_the_next_epoch(store: Path) -> None:

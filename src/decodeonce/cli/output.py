@@ -175,7 +175,7 @@ def rejects_text(facts: Json) -> str:
 
 
 def advice_on(kept: Mapping[str, int], levels: object) -> Iterator[str]:
-    """Yield a line for each flag of a build that would change images that were kept, counted by reason.
+    """Yield a line for what a flag of a build, or other files, would change in images that were kept, by reason.
 
     Also if the `levels` of the recipe changed no image.
     """
@@ -198,7 +198,7 @@ def advice_on(kept: Mapping[str, int], levels: object) -> Iterator[str]:
         found = f"{counted(white, 'image')} {_was(white)} stored mostly white"
         yield f"{found}, because most of the values are above --levels {levels}"
     if lossy := sum(count for reason, count in kept.items() if "JPEG, which changes values" in reason):
-        yield f"{counted(lossy, 'mask')} {_was(lossy)} JPEG, so that edges have other values; save masks as PNG"
+        yield f"masks of {counted(lossy, 'image')} were JPEGs, so that edges have other values; save masks as PNG"
     if paged := sum(count for reason, count in kept.items() if "several pages" in reason):
         yield f"{counted(paged, 'TIFF')} {_was(paged)} stored as the first of several pages"
     if levels is not None and not any(re.search(r"\b1[26] bit", reason) for reason in kept):

@@ -274,8 +274,6 @@ class Loader:
         if self._reader is None:
             raise RuntimeError("this Loader is closed; create a new one")
         self._check_rank()
-        if self._progress.now != self._progress.next and self._shuffle != "none" and self.rank == 0:
-            self._warn_of_skipped_rows()
         # Until this epoch yields a batch, it is also the next one: Lightning creates two iterators in a row and takes
         # batches from the second.
         filler = self._begin_epoch(self._reader)
@@ -329,17 +327,6 @@ class Loader:
         self._check_between_epochs("set weights between two epochs")
         self._table = make_table(weights, as_store(self._root), self._chosen, self._shuffle, self._partition_kind)
         self.__dict__.pop("_identity", None)  # it contains the digest of the weights
-
-    def _warn_of_skipped_rows(self) -> None:
-        """Log a warning if a second epoch was left after as many steps as another. One can be a look at batches."""
-        steps, left = len(self) - self.steps_left, self._meter.epochs_left
-        left[steps] += 1
-        if left[steps] == 2:
-            logging.getLogger("decodeonce").warning(
-                "%s: a second epoch was left after %d of %d steps; it trained on other rows than the first. For the"
-                ' same rows in each epoch, pass shuffle="none"; for short epochs that skip no rows, pass steps=%d',
-                *(self._root, steps, len(self), steps),
-            )
 
     def _begin_epoch(self, reader: Reader) -> Filler:
         """Move to the start of the next epoch, and return a filler for its steps that has not been started."""
@@ -399,13 +386,13 @@ class Loader:
         if running is None or not running.left:
             self._progress.now = self._progress.next
 
-    @property
+    @cached_property
     def batch_sampler(self) -> SimpleNamespace:
-        """An object whose `sampler` is this Loader, because Lightning calls ``batch_sampler.sampler.set_epoch()``.
+        """An object whose `sampler` sets the epoch, because Lightning calls ``batch_sampler.sampler.set_epoch()``.
 
         Lightning restores the state of a Loader only in the middle of an epoch.
         """
-        return SimpleNamespace(sampler=self)
+        return SimpleNamespace(sampler=LightningSampler(self))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batches yielded so far, to save in a checkpoint.
@@ -563,6 +550,29 @@ class Loader:
         if self._filler:
             self._filler.stop()
             self._filler = None
+
+
+class LightningSampler:
+    """Passes Lightning's epochs to a Loader, and logs a warning once if Lightning leaves two after the same step."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._left_after, self._warned = 0, False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch."""
+        loader, progress = self._loader, self._loader._progress
+        left = progress.now != progress.next and loader._shuffle != "none" and loader.rank == 0
+        steps = len(loader) - loader.steps_left if left else 0
+        if steps and steps == self._left_after and not self._warned:
+            self._warned = True
+            logging.getLogger("decodeonce").warning(
+                "%s: Lightning leaves each epoch after %d of %d steps, and each has other rows; for overfit_batches, "
+                'pass shuffle="none"%s; instead of limit_train_batches, pass steps=%d, which skips no rows',
+                *(loader._root, steps, len(loader), " and no weights" if loader._table else "", steps),
+            )
+        self._left_after = steps
+        loader.set_epoch(epoch)
 
 
 def _check_transform(transform: object, manifest: Manifest) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 # A consumer that waits for less than this share of its time gains nothing from a faster loader.
 SLIGHT = 0.05
@@ -26,7 +25,6 @@ class Meter:
     waits: int = 0
     seconds: float = 0.0  # time spent iterating, including the consumer's own work
     seconds_waited: float = 0.0
-    epochs_left: Counter[int] = field(default_factory=Counter)  # by the number of steps after which they were left
 
     hints: int = 0  # read-ahead checks
     cold: int = 0  # read-ahead checks that found rows outside the page cache

@@ -180,13 +180,18 @@ class _Finisher:
     def _warn_of_small_images(self) -> None:
         """Warn if most images were enlarged to four times their sides, as those of CIFAR by the default size."""
         recipe, facts = self._plan.recipe, self._facts
-        small = np.count_nonzero((4 * facts["width"] <= recipe.width) & (4 * facts["height"] <= recipe.height))
-        if 4 * small > 3 * self._count and not self._boxes:
-            some, size = f"{small:,} of {counted(self._count, 'image')}", f"{recipe.height}x{recipe.width}"
-            first = f"the first has {facts['height'][0]}x{facts['width'][0]}"
+        small = np.flatnonzero((4 * facts["width"] <= recipe.width) & (4 * facts["height"] <= recipe.height))
+        if 4 * len(small) > 3 * self._count and not self._boxes:
+            some, size = f"{len(small):,} of {counted(self._count, 'image')}", f"{recipe.height}x{recipe.width}"
+            first = f"the first has {facts['height'][small[0]]}x{facts['width'][small[0]]}"
             advice = "a smaller --size stores the same pixels in fewer bytes"
             logging.getLogger("decodeonce").warning(
-                "%s: %s have at most a quarter of %s (%s); %s", self._paths.root, some, size, first, advice
+                "%s: %s have at most a quarter of the height and width of %s (%s); %s",
+                self._paths.root,
+                some,
+                size,
+                first,
+                advice,
             )
 
     def _fill_holes(self, holes: list[int]) -> None:
