@@ -110,7 +110,7 @@ def test_folders_of_systems_and_tools_hold_no_samples(tmp_path: Path) -> None:
 def test_names_that_are_probably_no_classes_cause_a_warning(tmp_path: Path) -> None:
     for number, (images, expected) in enumerate(
         (
-            (["images/1.jpg"], "the only class is images, so all labels are 0; to ignore it, pass --no-labels"),
+            (["images/1.jpg"], "the only class is images, so all labels are the same; to ignore it, pass --no-labels"),
             (["flowers/a/1.jpg"], "if its subfolders are the classes, pass {}/flowers as SRC"),
             (["images/1.jpg", "masks/1.png"], "classes have the names of parts of a dataset (images, masks); to read"),
             (["images_png/1.jpg", "masks_png/1.png"], "parts of a dataset (images_png, masks_png); to read only one"),
@@ -118,7 +118,10 @@ def test_names_that_are_probably_no_classes_cause_a_warning(tmp_path: Path) -> N
             (["leftImg8bit/1.jpg", "gtFine/1.png"], "classes have the names of parts of a dataset"),
             (["SegmentationClass/1.png", "SegmentationObject/1.png"], "classes have the names of parts of a dataset"),
             (["HAM_part_1/1.png", "HAM_part_2/1.png"], "classes have the names of parts of a dataset"),
-            (["patient1/s/1.png", "patient2/s/1.png"], "each class is a subject or a film (patient1, patient2, ...); "),
+            (
+                ["patient1/s/1.png", "patient2/s/1.png"],
+                "classes have the names of subjects or films (first patient1); if",
+            ),
             (
                 ["train/1.jpg", "val/1.jpg"],
                 "classes have the names of splits (train, val); if they are splits, for train,",
@@ -127,6 +130,7 @@ def test_names_that_are_probably_no_classes_cause_a_warning(tmp_path: Path) -> N
                 ["0/1.jpg", "1/1.jpg", "10/1.jpg", "2/1.jpg"],
                 "class names are sorted as text: label 2 is class 10; to sort",
             ),
+            (["10/1.jpg", "9/1.jpg"], "class names are sorted as text: label 0 is class 10; to sort"),
             (["s1/1.jpg", "s10/1.jpg", "s2/1.jpg"], "class names are sorted as text: label 1 is class s10; to sort"),
         )
     ):
@@ -144,9 +148,19 @@ def test_names_that_are_probably_no_classes_cause_a_warning(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("images", "expected"),
     [
-        (["a/1.jpg", "a/1_mask.png", "b/1.jpg"], "1 of 3 images may be masks of others (first 'a/1_mask.png')"),
-        (["a/b (1).png", "a/b (1)_mask.png", "a/b (1)_mask_1.png", "b/1.png"], "2 of 4 images may be masks of others"),
-        (["a/1.jpg", "a/1.png", "b/2.jpg", "b/2.png"], "2 of 4 images may be masks of others (first 'a/1.png')"),
+        (
+            ["a/1.jpg", "a/1_mask.png", "b/1.jpg"],
+            "1 of 3 images may be masks or copies of others (first 'a/1_mask.png')",
+        ),
+        (
+            ["a/b (1).png", "a/b (1)_mask.png", "a/b (1)_mask_1.png", "b/1.png"],
+            "2 of 4 images may be masks or copies of others",
+        ),
+        (["a/1-mask.jpg", "a/1.jpg", "b/2 mask.png", "b/2.png"], "2 of 4 images may be masks or copies of others"),
+        (
+            ["a/1.jpg", "a/1.png", "b/2.jpg", "b/2.png"],
+            "2 of 4 images may be masks or copies of others (first 'a/1.png')",
+        ),
     ],
 )
 def test_masks_among_images_cause_a_warning(tmp_path: Path, images: list[str], expected: str) -> None:
@@ -158,7 +172,7 @@ def test_masks_among_images_cause_a_warning(tmp_path: Path, images: list[str], e
 
 
 def test_classes_without_images_and_empty_files_hide_no_warning(tmp_path: Path) -> None:
-    root = folders(tmp_path, "small.store/1.jpg")
+    root = folders(tmp_path, "small.store/images-00000.npy", "small.store/store.json")
     write_file(root / "train2017/1.jpg", jpeg(9, 9))
     (tmp_path / "notes").mkdir()
     (tmp_path / "train2017/1.txt").touch()
@@ -293,7 +307,7 @@ def test_archives_in_place_of_folders_are_named_with_what_to_do(tmp_path: Path) 
 
 def test_class_list_that_no_folder_is_in_is_not_to_be_extended(tmp_path: Path) -> None:
     source = FolderSource(folders(tmp_path, "images/1.jpg"), classes=["n01", "n02"])
-    with pytest.raises(BuildError, match="this class folder is not in the class list; nor is any other, so these are"):
+    with pytest.raises(BuildError, match="this class folder is not in the class list; nor is any other, so it is pr"):
         source.scan()
 
 

@@ -457,8 +457,6 @@ def test_unreadable_class_list_is_an_error(tmp_path: Path) -> None:
             "a Git LFS pointer instead of the file; run: git lfs pull",
         ),
         (b"cat\r\n \r\ndog\r\n", "line 2 is blank; write its class there, or remove the line"),
-        (b"/a/airfield 1\n/b/bar 0\n", "each line has a number before or after a name; write only the names, such as "),
-        (b"1 001.Albatross\n2 002.Auklet\n", "each line has a number before or after a name; write only the names"),
     ):
         path = tmp_path / "order.txt"
         if content is not None:
@@ -467,10 +465,29 @@ def test_unreadable_class_list_is_an_error(tmp_path: Path) -> None:
             read_class_list(path)
 
 
-def test_names_that_end_with_numbers_are_names(tmp_path: Path) -> None:
-    for lines in ("class 1\nclass 2\n", "Boeing 707\nBoeing 717\n", "737 Max\n747 Jumbo\n", "0 cat\n"):
-        (tmp_path / "order.txt").write_text(lines)
-        assert read_class_list(tmp_path / "order.txt") == lines.splitlines()
+@pytest.mark.parametrize(
+    ("lines", "first"),
+    [
+        ("/a/airfield 1\n/b/bar 0\n", "/a/airfield"),
+        ("1 001.Albatross\n2 002.Auklet\n", "001.Albatross"),
+        *((names, None) for names in ("class 1\nclass 2\n", "Boeing 707\nBoeing 717\n", f"{'1' * 5000} a\n1 b\n")),
+    ],
+)
+def test_class_list_with_numbers_for_labels_that_are_numbers_causes_a_warning(
+    root: Path, lines: str, first: str | None
+) -> None:
+    (root / "order.txt").write_text(lines)
+    names = read_class_list(root / "order.txt")
+    assert names == lines.splitlines()
+    warnings = listed(root, "cat/1.jpg 0\ndog/2.jpg 1\n", classes=names).listing().warnings
+    expected = f"each line of {root}/order.txt has a number before or after a name; if classes have no numbers, write"
+    assert [f"{expected} only names, such as {first!r}, in label order"] * (first is not None) == [
+        text for text in warnings if "number" in text
+    ]
+    (root / "by_name.csv").write_text(
+        "".join(f"{path},{name}\n" for path, name in zip(["cat/1.jpg", "dog/2.jpg"], names, strict=True))
+    )
+    assert not any("number" in text for text in open_list(root / "by_name.csv", classes=names).listing().warnings)
 
 
 def test_folders_that_may_be_other_classes_cause_a_warning(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Masks and second images are stored with their images, with the same geometry, from every kind of source."""
 
+import errno
 import itertools
 import json
+import os
 import re
 import shutil
 import struct
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from decodeonce.build import WorkSettings, build, make_plan, repair_store, work
-from decodeonce.errors import BuildError, StoreError
+from decodeonce.errors import BuildError, Stopped, StoreError
 from decodeonce.prep.building.free_space import space_needed
 from decodeonce.prep.building.journal import Journal
 from decodeonce.prep.building.worker import BlockDecoder, write_block
@@ -204,16 +206,26 @@ def test_masks_with_other_names_or_formats_are_named(tmp_path: Path) -> None:
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(encoded(make_image(9, 9), "PNG"))
     (tmp_path / "masks").mkdir()
-    for name in ("1.pfm", "10.png", "1 (2)_mask.png", "car_01_mask.gif"):
+    for name in ("1.pfm", "10.png", "1 (2)_mask.png", "car_mask.gif", "a_1.png", "a.xml"):
         (tmp_path / "masks" / name).touch()
     source = PairedSource(FolderSource(tmp_path / "images", no_labels=True), {"mask": tmp_path / "masks"})
     rename = "instead; give masks the names of their images, as docs/how-to/segmentation.md#masks-with-other-names says"
     assert {entry.text: entry.problem.partition("its folder has ")[2] for entry in source.scan().entries} == {
         "1.png": "'1.pfm' instead; save it as a PNG of 8 bits",
         "1 (2).png": f"'1 (2)_mask.png' {rename}",
-        "car.png": f"'car_01_mask.gif' {rename}",
+        "car.png": f"'car_mask.gif' {rename}",
         "a.png": "no image with this name and any suffix",
     }
+
+
+def test_folder_of_masks_that_cannot_be_listed_stops_the_build(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: bytes) -> list[bytes]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), folder)
+
+    source = paired_source(tree)
+    monkeypatch.setattr(os, "listdir", fail)
+    with pytest.raises(Stopped, match="Stale file handle; run the same command again"):
+        list(source.scan().entries)
 
 
 def test_documented_script_replaces_colors_by_numbers(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,7 +237,7 @@ def test_webdataset_without_labels(tmp_path: Path) -> None:
         ('["0000.jpg", "0001.jpg"]\n', "JSON, such as"),
         (
             "path;label\n0000.jpg;1\n",
-            "semicolons between the columns, as Excel may write them; expected commas or tabs; run",
+            "semicolons between the columns, as Excel may write them; expected commas or tabs; with pandas, read_csv",
         ),
         (
             "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n",

@@ -34,6 +34,7 @@ _SURE_PARTS = re.compile(
     r"|(?-i:gt([A-Z_].*)?)|Segmentation(Class|Object).*|.+[ _-]part.?\d+|images?.?\d+",
     re.IGNORECASE,
 )
+FEW = 8  # folders, as those of the parts of a dataset
 # Patients, films and the like, numbered.
 _SUBJECTS = re.compile(r"(patient|subject|person|case|study|video|clip|scene|sequence)s?.?\d+", re.IGNORECASE)
 WNID = re.compile(r"n\d{8}")
@@ -78,9 +79,14 @@ def list_top(top: Path) -> Top:
             raise
     listed = Top([], [], [])
     for name, is_folder in found:
-        folders = listed.left_out if NO_SAMPLES.fullmatch(name_bytes(name)) else listed.folders
+        is_none = NO_SAMPLES.fullmatch(name_bytes(name)) or (name.endswith(".store") and _is_store(top / name))
+        folders = listed.left_out if is_none else listed.folders
         (folders if is_folder else listed.files).append(name)
     return listed
+
+
+def _is_store(folder: Path) -> bool:
+    return not is_url(folder) and ((folder / "store.json").exists() or (folder / ".build").exists())
 
 
 def check_no_splits(root: Path, names: Sequence[str], links: Links) -> list[str]:
@@ -149,19 +155,19 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
         advice = "to ignore it, pass --no-labels"
         if held:
             advice = f"if its subfolders are the classes, {_pass_as_src(root, names, links)}"
-        yield f"the only class is {quoted(names[0])}, so all labels are 0; {advice}"
-    elif all(map(_PARTS.fullmatch, names)) or any(map(_SURE_PARTS.fullmatch, names)):
-        found = f"classes have the names of parts of a dataset ({', '.join(names)})"
+        yield f"the only class is {quoted(names[0])}, so all labels are the same; {advice}"
+    elif all(map(_PARTS.fullmatch, names)) or (len(names) <= FEW and any(map(_SURE_PARTS.fullmatch, names))):
+        found = f"classes have the names of parts of a dataset ({', '.join(map(quoted, names[:FEW]))})"
         images = sorted(names, key=lambda name: not re.search("ima?g|photo|picture|jpe?g", name, re.IGNORECASE))
         yield f"{found}; to read only one, {_pass_as_src(root, images[:1], links)}"
     elif all(map(_SUBJECTS.fullmatch, names)):
-        found = f"each class is a subject or a film ({', '.join(map(quoted, names[:2]))}, ...)"
-        yield f"{found}; for other labels, write a list of all images ({CSV})"
+        found = f"classes have the names of subjects or films (first {quoted(names[0])})"
+        yield f"{found}; if these are not your labels, write a list of all images ({CSV})"
     elif inner := _inner_folders(root, names, links):
         found = f"all class folders hold folders and no images ({', '.join(map(quoted, inner[:4]))})"
         advice = _join(root, [path.name for path in inner], f"{quoted(root.absolute())}/*/[!@_]*/", "ALL")
         yield f"{found}; if these are the classes, {advice}"
-    if label := sorted_as_text(names):
+    if (label := sorted_as_text(names)) is not None:
         found = f"class names are sorted as text: label {label} is class {quoted(names[label])}"
         yield f"{found}; to sort them by number, {_pass_classes(root, 'sort -V')}"
 
@@ -193,8 +199,9 @@ def unlike_train(root: Path, names: Sequence[str], listed: Sequence[str] = ()) -
     train = train_next_to(root)
     if train is not None:
         with suppress(BuildError):  # it may be unreadable, and is not needed
-            others = list_top(train).folders
-            names = [name for name in names if name in others or name not in listed]
+            others, known = list_top(train).folders, {*listed}
+            known -= {*others}
+            names = [name for name in names if name not in known]
             if others and {*others} != {*names}:
                 return [_difference(train, others, names)]
     return []

@@ -41,18 +41,15 @@ def read_class_list(path: Path) -> ClassList:
         if line[0] in "\"'" and line.rstrip(",")[1:].endswith(line[0]):
             advice = "write the names without quotation marks, one per line"
             raise ValueError(f"--classes {path}: line {number}: {line} is in quotation marks; {advice}")
-    if (found := _numbered(lines)) is not None:
-        advice = f"write only the names, such as {found!r}, in the order of the numbers"
-        raise ValueError(f"--classes {path}: each line has a number before or after a name; {advice}")
     return ClassList(lines, str(path))
 
 
-def _numbered(lines: Sequence[str]) -> str | None:
+def numbered(lines: Sequence[str]) -> str | None:
     """Return the first name if all lines are a name and a number, as in `0 cat` or `cat 0`; None otherwise.
 
     The numbers count from 0 or 1, and the names differ, unlike those of `class 1` and `class 2`.
     """
-    for form in (r"(?P<number>\d+)[\s,:]+(?P<name>.*)", r"(?P<name>.*)[\s,:]+(?P<number>\d+)"):
+    for form in (r"(?P<number>\d{1,9})[\s,:]+(?P<name>.*)", r"(?P<name>.*)[\s,:]+(?P<number>\d{1,9})"):
         found = [match for line in lines if (match := re.fullmatch(form, line))]
         numbers = sorted(int(match["number"]) for match in found)
         names = {match["name"] for match in found}
@@ -90,9 +87,9 @@ def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> No
         if (name := unlisted[0]) != name.strip():
             advice = "a list has no names with blanks around them, so rename the folder"
         elif set(present).isdisjoint(names):
-            advice = (
-                "nor is any other, so these are probably no classes; to read a table of labels, run prep build list"
-            )
+            advice = "nor is any other; write the names of the folders there, in the order of the labels"
+            if len(present) == 1:
+                advice = "nor is any other, so it is probably no class; run prep build list with a table of labels"
         raise BuildError(f"{top / unlisted[0]}: this class folder is not in {origin}; {advice}")
 
 
@@ -101,7 +98,8 @@ def unused_classes(names: Sequence[str], used: Collection[int]) -> list[str]:
     unused = [number for number in range(len(names)) if number not in used]
     if not unused or not used:
         return []
-    first, advice = unused[0], "; if labels are numbers that count from 1, subtract 1" if unused == [0] else ""
+    first, are_numbers = unused[0], list(names) == list(map(str, range(len(names))))
+    advice = "; if labels count from 1, subtract 1" if unused == [0] and are_numbers else ""
     return [f"{len(unused)} of {len(names)} classes have no images (first {first}, {names[first]!r}){advice}"]
 
 

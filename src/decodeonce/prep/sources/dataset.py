@@ -544,6 +544,7 @@ def encoded(image: Any) -> bytes:
     found = f"{image.dtype} {image.shape}" if is_array else type(image).__name__
     channels_first = is_array and image.shape[:1] in ((1,), (3,))
     advice = "; return image.permute(1, 2, 0), or for NumPy image.transpose(1, 2, 0)" if channels_first else ""
+    advice += ", as 8 bits" if advice and "uint8" not in str(image.dtype) else ""
     raise Undecodable(f"image is {found}, {EXPECTED_IMAGE}{advice}")
 
 

@@ -169,14 +169,18 @@ class ListSource(LabeledSource):
         self._of_folders: dict[str, set[str]] = {}  # up to two folders of each class, if classes are folder names
         self._left = list(layout.left)
         self._keeps_labels = layout.label in layout.others and not self._columns.label
+        before = b"/"  # the folder of the line before
         facts, self._contradicted = dict[bytes, int](), set[bytes]()  # about 100 bytes per line
         for number, (line, name) in enumerate(self._lines()):
             if number == 0 and not layout.header:
-                self._check_first(line, name)
+                self._check_first(line, name, layout)
             labeled = line.label is not None
             label = self._label(line, name)
-            if label and not labeled and len(folders := self._of_folders.setdefault(label, set())) < 2:
-                folders.add(name_text(os.path.dirname(name)))
+            if label and not labeled and (folder := os.path.dirname(name)) != before:
+                before = folder
+                if len(folders := self._of_folders.setdefault(label, set())) < 2:
+                    parts = name_text(folder).split("/")
+                    folders.add("/".join("*" if part.lower() in SPLITS else part for part in parts))
             if label:
                 seen.setdefault(label, f"{self.file}: line {line.number}")
             digest, fact = xxhash.xxh3_128_digest(name), hash_of(name_bytes("\t".join([label, *line.values])))
@@ -184,7 +188,7 @@ class ListSource(LabeledSource):
                 self._contradicted.add(digest)
         self._learn(seen, numbered=labeled)
 
-    def _check_first(self, line: ListLine, name: bytes) -> None:
+    def _check_first(self, line: ListLine, name: bytes, layout: Layout) -> None:
         """Raise BuildError if the first line may be a header line with unknown names, which would add a class."""
         if {*line.path} & {*"/\\"} or line.path.lower().endswith(IMAGE_SUFFIXES):
             return
@@ -192,7 +196,7 @@ class ListSource(LabeledSource):
             if not (self.root / name_text(name)).is_file():
                 advice = f"if this line is a header, pass --image-column {quoted(line.path)}"
                 advice += f" --label-column {quoted(line.label)}" if line.label else ""
-                if " " in line.path or line.path.isdigit():
+                if layout.separator in ("", " ") and (" " in line.path or line.path.isdigit()):
                     advice = "a list has a path and at most a class number after a blank; write anything else as CSV,"
                     advice += f" with a first line path,label ({CSV})"
                 advice = self._cause_of_missing(name_text(name), self._nearby_folders()) or advice
@@ -256,7 +260,7 @@ class ListSource(LabeledSource):
         listed, suffixed = name.removesuffix(self._suffix), _with_suffix(name)
         for other, cause in _names_alike(name).items():
             if self._exists("", other):
-                is_flag = other in suffixed and other.startswith(listed)
+                is_flag = other.startswith(listed) and (other in suffixed or self._suffix != "")
                 flag = f"; pass --suffix {quoted(other.removeprefix(listed))}" if is_flag else ""
                 return f"a file of this name {cause}{flag}"
         for other in (name, *suffixed):
@@ -592,9 +596,9 @@ def _refuse_other_formats(file: Path, line: str) -> None:
         raise BuildError(f"{file}: JSON, such as that of COCO, or metadata.jsonl of Hugging Face; {advice}")
     names = {name.strip(' "').lower() for name in line.strip().split(";")}
     if ";" in line and names & {*PATH_COLUMNS, *LABEL_COLUMNS}:
-        command = f"; run: tr ';' , < {quoted(file)} > {new_name(file)}" if "," not in line else ""
         found = "semicolons between the columns, as Excel may write them; expected commas or tabs"
-        raise BuildError(f"{file}: {found}{command}")
+        advice = "with pandas, read_csv(LIST, sep=';', decimal=',').to_csv(NEW, index=False) converts it"
+        raise BuildError(f"{file}: {found}; {advice}")
 
 
 def _position(file: Path, names: list[str], name: str, flag: str, known: Sequence[str]) -> int | None:
@@ -659,6 +663,6 @@ def _split(file: Path, number: int, line: str, separator: str) -> list[str]:
         return fields
     line = line.rstrip("\r\n")
     if separator == " ":
-        path, _, label = line.rpartition(" ")
-        return [path.rstrip(" "), label]
+        path, blank, label = line.rpartition(" ")
+        return [path.rstrip(" "), label] if blank else [line]
     return line.split(separator) if separator else [line]

@@ -32,7 +32,7 @@ from decodeonce.store.layout import Json
 READ_SUFFIXES = frozenset((*SUFFIXES, b".jpe", b".jfif", b".apng", b".pnm", b".pfm"))
 # What follows the name of an image in that of its mask, such as "_mask_1", or nothing if only the suffixes differ.
 OF_MASK = re.compile(
-    rb"([ _.-](masks?|gt|seg|segmentation|labels?|annotation|manual|depth)([ _.-]?\d+)?)?\Z", re.IGNORECASE
+    rb"([ _.-](masks?|gt|seg|segmentation|labels?|labelids|annotations?|manual|depth)([ _.-]?\d+)?)?\Z", re.IGNORECASE
 )
 READ_SUFFIXES |= {b".heic", b".heif", b".jp2", b".jxl", b".psd", b".svg"}
 
@@ -131,7 +131,7 @@ class FolderSource(LabeledSource):
 class BySuffix:
     """Leaves out files whose suffix shows that they are not images, such as Thumbs.db or notes.txt, and counts them.
 
-    It also counts images whose names say that they are masks of the image before them.
+    It also counts images whose names say that they are masks or copies of the image before or after them.
     """
 
     def __init__(self, more: Sequence[str] = ()) -> None:
@@ -153,7 +153,10 @@ class BySuffix:
             if stem.startswith(before) and OF_MASK.match(stem, len(before)):
                 self._masks += 1
                 self._mask = self._mask or entry.text
-            else:
+            else:  # "1-mask" comes before "1"
+                if before.startswith(stem) and OF_MASK.match(before, len(stem)):
+                    self._masks += 1
+                    self._mask = self._mask or name_text(before)
                 before = stem
             yield entry
 
@@ -163,8 +166,8 @@ class BySuffix:
         found = counted(self._others.total(), "file")
         left = [f"{found} left out, because no image has such a suffix ({', '.join(kinds)}){advice}"] if kinds else []
         if 4 * self._masks > self._images:
-            found = f"{self._masks} of {counted(self._images, 'image')} may be masks of others (first {self._mask!r})"
-            left.append(f"{found}; to store them as such, see docs/how-to/segmentation.md")
+            found = f"{self._masks} of {counted(self._images, 'image')} may be masks or copies of others"
+            left.append(f"{found} (first {self._mask!r}); to store masks as such, see docs/how-to/segmentation.md")
         return left
 
 

@@ -15,7 +15,14 @@ from decodeonce.formatting import counted
 from decodeonce.prep.listing import MULTI_LABEL, Entry, NumberColumn, Scan, Value, name_bytes
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.class_folders import train_next_to
-from decodeonce.prep.sources.classes import ADD_CLASS, ClassList, alike_classes, check_no_duplicates, unused_classes
+from decodeonce.prep.sources.classes import (
+    ADD_CLASS,
+    ClassList,
+    alike_classes,
+    check_no_duplicates,
+    numbered,
+    unused_classes,
+)
 from decodeonce.store.columns import column_file
 from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
@@ -112,6 +119,9 @@ class LabeledSource(Source):
             what = "look like several labels of one image, and each is a class of its own"
             advice = f"if so, write a table with a column of zeros and ones, as {MULTI_LABEL} says"
             warnings.append(f"labels such as {several!r:.80} {what}; {advice}, and build from it with --no-labels")
+        if self._given and not {*self._numbers} <= {*self._given} and (name := numbered(self._given)) is not None:
+            found = f"each line of {ClassList(self._given).origin} has a number before or after a name"
+            warnings.append(f"{found}; if classes have no numbers, write only names, such as {name!r}, in label order")
         if self._left:
             left = ", ".join(name or "one without a name" for name in self._left)
             warnings.append(f"columns that are not kept: {left:.200}; --column NAME keeps a column of numbers")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,9 @@ from decodeonce.store.layout import Json, Paired
 from decodeonce.store.manifest import WITH_PAIRED
 
 PAGE = "docs/how-to/segmentation.md#masks-with-other-names"
-MOST_LISTED = 64  # folders whose names are kept
+MOST_NAMES = 2_000_000  # in folders, which are kept; each takes about 60 bytes
+MOST_LIKE = 100  # names that begin like that of an image without a mask, to look at
+ARRAYS = (".pfm", ".npy", ".npz", ".exr", ".mat", ".h5")  # what may hold a mask instead of an image
 # An index into this list is in plans.
 ENDINGS = tuple(sorted((*SUFFIXES, *map(bytes.upper, SUFFIXES)), key=lambda suffix: suffix != b".png"))
 
@@ -75,13 +79,13 @@ class PairedSource(SourceWrapper):
         """Return the scan of the other source with the files that belong to each image."""
         self._check_folders()
         scan = self.source.scan()
-        with_files = partial(self._with_files, {}, Lock())
+        with_files = partial(self._with_files, FolderNames())
         return replace(scan, entries=parallel_map(next(iter(self._folders.values())), with_files, scan.entries))
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
         """Yield the entries with these names."""
         self._check_folders()
-        return map(partial(self._with_files, {}, Lock()), self.source.find(names))
+        return map(partial(self._with_files, FolderNames()), self.source.find(names))
 
     def read(self, entry: Entry) -> list[bytes]:
         """Return the encoded image, then what belongs to it, after checking that these are still the listed files."""
@@ -101,22 +105,14 @@ class PairedSource(SourceWrapper):
                 advice = "move the masks into a folder of their own"
                 raise BuildError(f"--paired {name}={folder}: this is the folder of the images; {advice}")
 
-    def _with_files(self, listed: dict[bytes, list[bytes]], lock: Lock, entry: Entry) -> Entry:
-        """Return the entry with the ending, size and time of each file, or with the problem of a missing one.
-
-        `listed` keeps the sorted names in some folders. Only one thread at a time lists a folder.
-        """
+    def _with_files(self, names_in: FolderNames, entry: Entry) -> Entry:
+        """Return the entry with the ending, size and time of each file, or with the problem of a missing one."""
         own: dict[str, list[float]] = {}
         for name, folder in () if entry.problem else self._folders.items():
             stem = os.path.splitext(entry.name)[0]
             place, base_name = os.path.split(os.path.join(os.fsencode(folder), stem))
             inside = b"\0" not in stem and not os.path.normpath(stem).startswith((b"/", b"../"))
-            with lock:
-                if place not in listed:
-                    if len(listed) == MOST_LISTED:
-                        listed.clear()
-                    listed[place] = _names_in(place) if inside else []
-                names = listed[place]
+            names = names_in[place] if inside else []
             found = [one for one in _beginning_with(names, base_name + b".") if _is_image_of(one, base_name)]
             if len(found) > 1:  # folders may have such names
                 found = [one for one in found if mode_of(os.path.join(place, one))]
@@ -134,10 +130,23 @@ class PairedSource(SourceWrapper):
         return replace(entry, numbers={**entry.numbers, **own}, digested=(*entry.digested, *sizes))
 
 
-def _names_in(folder: bytes) -> list[bytes]:
-    """Return the sorted names in a folder; none if there is no such folder."""
-    with expecting(folder, "expected a folder that can be listed"):
-        return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+class FolderNames:
+    """The sorted names in each folder; none if there is no such folder. Those of the last folders are kept."""
+
+    def __init__(self) -> None:
+        self._names: dict[bytes, list[bytes]] = {}
+        self._count, self._lock = 0, Lock()  # only one thread at a time lists a folder
+
+    def __getitem__(self, folder: bytes) -> list[bytes]:
+        with self._lock:
+            if folder not in self._names:
+                while self._names and self._count > MOST_NAMES:
+                    self._count -= len(self._names.pop(next(iter(self._names))))
+                missing = suppress(FileNotFoundError, NotADirectoryError)
+                with expecting(folder, "expected a folder that can be listed"), missing:
+                    self._names[folder] = sorted(os.listdir(folder))
+                self._count += len(self._names.setdefault(folder, []))
+            return self._names[folder]
 
 
 def _beginning_with(names: Sequence[bytes], start: bytes) -> Iterator[bytes]:
@@ -153,10 +162,12 @@ def _is_image_of(name: bytes, base_name: bytes) -> bool:
 
 def _like(names: Sequence[bytes], base_name: bytes) -> str:
     """Return what a folder has instead of the image of this name."""
-    if name := next(_beginning_with(names, base_name + b"."), b""):
-        return f"{name_text(name)!r} instead; save it as a PNG of 8 bits"
-    if name := next(itertools.chain(*(_beginning_with(names, base_name + mark) for mark in (b"_", b"-", b" "))), b""):
-        return f"{name_text(name)!r} instead; give masks the names of their images, as {PAGE} says"
+    for name in map(name_text, itertools.islice(_beginning_with(names, base_name), MOST_LIKE)):
+        rest = name[len(name_text(base_name)) :]
+        if rest.lower() in ARRAYS:
+            return f"{name!r} instead; save it as a PNG of 8 bits"
+        if re.match("[ _-][A-Za-z]", rest):  # 1_1.png belongs to 1_1.jpg
+            return f"{name!r} instead; give masks the names of their images, as {PAGE} says"
     return "no image with this name and any suffix"
 
 
