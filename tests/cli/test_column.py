@@ -1,6 +1,8 @@
 """`prep column` and `--column`."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +38,14 @@ def test_column_is_added_listed_and_removed(store: Path, tmp_path: Path) -> None
 def test_damaged_column_is_not_repaired_from_source(store: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "scores.npy", SCORES)
     prep("column", "add", store, "score", tmp_path / "scores.npy")
-    (store / "score.npy").write_bytes(b"x" * (store / "score.npy").stat().st_size)
-    add = f"or add its numbers again: `prep column add {store} score FILE.npy`\n"
-    assert prep("verify", store).stderr.endswith(f"; restore it from a copy of the store, {add}")
+    copy = shutil.copytree(store, tmp_path / "copy")
+    for number in range(2):
+        (store / "score.npy").write_bytes(b"x" * (store / "score.npy").stat().st_size)
+        advice = [prep(*words, store).stderr.partition("; run ")[2] for words in (["verify"], ["repair"])]
+        assert advice[0] == advice[1]
+        command = re.findall("`prep (.*?)`", advice[0])[number]
+        printed(*command.replace("FILE.npy", str(tmp_path / "scores.npy")).replace("COPY", str(copy)).split())
+        printed("verify", store)
 
 
 def test_error_is_one_line(store: Path, tmp_path: Path) -> None:

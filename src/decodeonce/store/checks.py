@@ -26,15 +26,15 @@ def unreadable_shard_error(path: Path, error: OSError) -> StoreError | Stopped:
 
 
 def repair_advice(path: Path) -> str:
-    """The next step for a damaged file of a store or staged part. `prep repair` cannot rebuild an added column."""
+    """The next step for a damaged file of a store or staged part. `prep repair` can only copy an added column."""
     store = quoted(path.parent)
     if "://" in store:
         return UPLOAD
+    copied = f"run `prep repair {store} --from COPY`, where COPY is a copy of the store"
     if path.suffix == ".npy" and not BUILT_ARRAY.fullmatch(path.name):
-        add = f"prep column add {store} {quoted(path.stem)} FILE.npy"
-        return f"restore it from a copy of the store, or add its numbers again: `{add}`"
+        return f"{copied}, or add its numbers again: `prep column add {store} {quoted(path.stem)} FILE.npy`"
     if path.suffix == ".tsv" or path.stem in BOX_COLUMNS:
-        return f"run `prep repair {store} --from COPY`, where COPY is a copy of the store"
+        return copied
     manifest, source = path.with_name("store.json"), "SRC`"
     with suppress(StoreError, OSError):  # another error reports a damaged manifest
         source = _repair_source(manifest, manifest.stat().st_mtime_ns)

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from decodeonce.errors import StoreError
-from decodeonce.formatting import counted, quoted
+from decodeonce.formatting import counted
 from decodeonce.host import allow_open_files, usable_cores
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.repair.rows import COPY, FROM_COPY, Reason, open_rows, row_sentences, versions_to_install
+from decodeonce.prep.repair.rows import COPY, Reason, open_rows, row_sentences, versions_to_install
 from decodeonce.store import Report, Sample, Shard, Store, StorePaths, disk, verify_store
 from decodeonce.store.checks import check_size, repair_advice
 from decodeonce.store.columns import RESERVED
@@ -169,11 +169,8 @@ class _StoreRepair:
         )
 
     def _what_restores(self, file: str) -> str:
-        for column in self._manifest.columns:
-            if column.file == file and column.name not in RESERVED:
-                again = f"prep column add {quoted(self._paths.root)} {quoted(column.name)} FILE.npy"
-                return f"{FROM_COPY}, or add the same values again: `{again}`"
-        return COPY
+        own = {column.file for column in self._manifest.columns if column.name not in RESERVED}
+        return repair_advice(self._paths.root / file) if file in own else COPY
 
     # Small files.
 

@@ -36,8 +36,7 @@ from decodeonce.store.manifest import REBUILD, WITH_BOXES, WITH_PAIRED, Manifest
 from decodeonce.store.table import Sample
 from decodeonce.store.verify import ranges_text, row_ranges
 
-FROM_COPY = "restore it from a copy of the store (or pass the copy as --from)"
-COPY = f"{FROM_COPY}, or {REBUILD}"
+COPY = f"restore it from a copy of the store (or pass the copy as --from), or {REBUILD}"
 CHANGED = f"changed since the build; pass as --from a source that has the original, or {REBUILD}"
 BOX = re.compile(r"\d{1,9}(,\d{1,9}){3}")
 READ_AHEAD = 4  # images per thread that are read before they are decoded
