@@ -17,6 +17,8 @@ from decodeonce.prep.listing import Undecodable
 from decodeonce.prep.sources import open_source
 from decodeonce.prep.sources import parquet as tables
 from decodeonce.prep.sources.parquet import ParquetSource, open_parquet, reading
+from decodeonce.store import open_store
+from tests.command import prep, printed, run
 from tests.forms.parquet import images, write_table
 from tests.images import jpeg
 
@@ -281,6 +283,18 @@ def test_class_names_of_a_held_out_split_that_may_be_others_cause_a_warning(
     classes = open_parquet(tmp_path / f"{val}.parquet", classes=["a", "b"])
     for source in (classes, open_parquet(tmp_path / f"{train}.parquet")):
         assert not any("labels differ" in text for text in source.listing().warnings)
+
+
+def test_classes_of_train_can_be_passed_with_the_advice(tmp_path: Path) -> None:
+    for split, labels in (("train", ["a dog's", "c"]), ("val", ["c", "c"])):
+        write_table(tmp_path / f"{split}.parquet", {"image": IMAGE_COLUMN[:2], "label": labels})
+    printed("build", "parquet", "train.parquet", "train.store", "--size", 8, cwd=tmp_path)
+    said = prep("build", "parquet", "val.parquet", "x", "--size", 8, cwd=tmp_path).stderr
+    command, _, flags = said.partition("if it had none, run: ")[2].partition(", where STORE is its store, and pass ")
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    run("bash", "-c", command.replace("STORE", "train.store"), cwd=tmp_path, PATH=path)
+    printed("build", "parquet", "val.parquet", "val.store", "--size", 8, *flags.split(), cwd=tmp_path)
+    assert open_store(tmp_path / "val.store").labels.tolist() == [1, 1]
 
 
 def test_error_for_damaged_pages_names_row_group(tmp_path: Path) -> None:

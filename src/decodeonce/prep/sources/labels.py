@@ -37,6 +37,10 @@ MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it
 NEGATIVE = "label {}, expected 0 or more"
 MISSING_LABELS = {"nan", "NaN", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A"}  # pandas reads these as NaN
 _KEEP = "pass --no-labels and keep them with --column NAME, in a column of numbers that is not called labels"
+_OF_STORE = (
+    "run: python -c \"from decodeonce import open_store; print(*open_store('STORE').classes, sep='\\n')\" > "
+    "classes.txt, where STORE is its store, and pass --classes classes.txt"
+)
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
 _WORD = re.compile(r"[^\s,;|/&+]+")  # one of several labels of an image
@@ -107,7 +111,7 @@ class LabeledSource(Source):
         are_names = not self.no_labels and names != [str(number) for number in range(len(names))]
         if self._given is None and are_names and (train := train_next_to(self.top)):
             what = f"the classes are the {len(names)} labels that were found, so labels differ if {train} has others"
-            warnings.append(f"{what}; pass the --classes of the build of train")
+            warnings.append(f"{what}; pass the --classes of the build of train; if it had none, {_OF_STORE}")
         padded = [label for label in self._numbers if _PADDED.match(label)]
         if padded and self.are_texts and self._given is None and not are_names:
             what = f"labels such as {padded[0]!r} are class numbers, here {self._numbers[padded[0]]}"
