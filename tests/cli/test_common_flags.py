@@ -99,20 +99,36 @@ def test_usage_error_names_what_is_expected(words: list[str], expected: str, tmp
 
 
 def test_missing_kind_is_named(tmp_path: Path) -> None:
+    val = "ILSVRC2012_img_val.tar"
     files = [
         "pics/cat/a.jpg",
         "all images/a.jpg",
         "t/a.parquet",
         "s/0.tar",
-        "im/ILSVRC2012_img_val.tar",
+        f"im/{val}",
+        "z/0.tar.gz",
         "a.csv",
         "a.tar",
+        "a.tgz",
     ]
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).touch()
-    kinds = {"pics": "folder", "all images": "folder", "t": "parquet", "s": "webdataset", "im": "imagenet"}
-    for src, kind in {**kinds, "a.csv": "list", "a.tar": "webdataset"}.items():
+    kinds = {
+        "pics": "folder",
+        "all images": "folder",
+        "t": "parquet",
+        "s": "webdataset",
+        "im": "imagenet",
+        "z": "webdataset",
+    }
+    for src, kind in {
+        **kinds,
+        "a.csv": "list",
+        "a.tar": "webdataset",
+        "a.tgz": "webdataset",
+        f"im/{val}": "imagenet",
+    }.items():
         expected = f"KIND is missing; for {src}, it is probably {kind}; write {kind} before it (see prep build --help)"
         assert_fails(prep("build", src, "x.store", "--size", "8", cwd=tmp_path), 2, expected)
         submit = prep("submit", "slurm", "build", src, "x.store", "--tasks", 2, "--cpus", 4, cwd=tmp_path)

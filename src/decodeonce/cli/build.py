@@ -45,7 +45,7 @@ from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.recipe import BoxOrigin, BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
-from decodeonce.prep.sources import KINDS, find_opener
+from decodeonce.prep.sources import KINDS, SOURCES, find_opener
 from decodeonce.store.layout import FORMS_TEXT, ContainerName, Json, PixelsName
 
 if TYPE_CHECKING:
@@ -305,16 +305,17 @@ def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Com
 
 def likely_kind(src: Path) -> str:
     """Return the kind that reads a path, by its suffix or, for a folder, by some names in it; "" if there is none."""
-    kinds = {".tar": "webdataset", ".parquet": "parquet"}
+    kinds = {suffix: kind for kind in ("webdataset", "parquet") for suffix in SOURCES[kind].suffixes}
     try:
-        names = [entry.name for entry in islice(os.scandir(src), 100)]
+        names, other = [entry.name for entry in islice(os.scandir(src), 100)], "folder"
     except NotADirectoryError:
-        return {**kinds, ".csv": "list", ".tsv": "list", ".txt": "list"}.get(src.suffix, "")
+        names, other = [src.name], ""
+        kinds |= {".csv": "list", ".tsv": "list", ".txt": "list"}
     except OSError:
         return ""
     if any(name.startswith("ILSVRC2012_") for name in names):
         return "imagenet"
-    return next((kind for suffix, kind in kinds.items() if any(name.endswith(suffix) for name in names)), "folder")
+    return next((kind for suffix, kind in kinds.items() if any(name.endswith(suffix) for name in names)), other)
 
 
 def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Click:

@@ -47,8 +47,10 @@ AS_DATASET = f"read it with a dataset of your own ({DATASET_PAGE})"
 # Suffixes of what a folder may hold instead of images, and how to go on.
 PACKED = {
     ".parquet": "run `prep build parquet` instead",
-    ".tar": "if it holds the images, see `prep build webdataset --help`, or unpack it",
-    **dict.fromkeys((".zip", ".7z", ".rar", ".tar.gz", ".tgz"), _UNPACK),
+    **dict.fromkeys(
+        (".tar", ".tar.gz", ".tgz"), "if it holds the images, see `prep build webdataset --help`, or unpack it"
+    ),
+    **dict.fromkeys((".zip", ".7z", ".rar"), _UNPACK),
     **dict.fromkeys((".tfrecord", ".tfrecords", ".h5", ".hdf5", ".npy", ".npz", ".mdb", ".mat", ".bin"), AS_DATASET),
 }
 MOST_TABLES, LOOKED_AT = 16, 4096  # text files, and bytes of each, that may list images
