@@ -634,7 +634,7 @@ def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and fields of each line that is not blank."""
     with expecting(file, EXPECTED), open_holder(file) as holder:
         begin, new = holder.read_at(0, LOOKED_AT), new_name(file)
-        then = f"; then build {new}, and pass --root {quoted(file.parent)} unless you pass another"
+        then = f"; then build {new}; if its paths are relative, pass --root {quoted(file.parent)} or your own"
         refuse_stand_ins(holder, then=then)
         if b"\0" in begin:  # an image, an archive, or a list that Excel wrote
             advice = f"if it has arrays, {AS_DATASET}; if it is a text, run: iconv -f UTF-16 -t UTF-8 {quoted(file)} > "
