@@ -215,10 +215,13 @@ def test_classes_of_classes_cause_a_warning_with_the_command_that_joins_them(tmp
     dogs = folders(
         tmp_path / "wnids", "dogs/n02085620-Chihuahua/1.jpg", "dogs/@eaDir/1.jpg", "cats/n02123045-tabby/1.jpg"
     )
-    folders(dogs, "cats/@eaDir/1.jpg")
+    folders(dogs, "cats/@eaDir/1.jpg", "__MACOSX/dogs/1.jpg", "cats/_odd/1.jpg", "cats/@home/1.jpg", "none/.keep")
     command = warned(dogs)[-1].partition("run: ")[2].partition(", then ")[0]
     subprocess.run(["bash", "-c", command], cwd=dogs, check=True)
-    assert sorted(path.name for path in (dogs / "ALL").iterdir()) == ["n02085620-Chihuahua", "n02123045-tabby"]
+    classes = ["@home", "_odd", "n02085620-Chihuahua", "n02123045-tabby"]
+    assert [cls.name for cls in FolderSource(dogs / "ALL", follow_links=True).listing().classes] == classes
+    many = folders(tmp_path / "many", *(f"{n}/{chr(97 + n)}/1.jpg" for n in range(17)))
+    assert advice in warned(many)[0]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -53,6 +53,7 @@ PACKED = {
     **dict.fromkeys((".zip", ".7z", ".rar"), _UNPACK),
     **dict.fromkeys((".tfrecord", ".tfrecords", ".h5", ".hdf5", ".npy", ".npz", ".mdb", ".mat", ".bin"), AS_DATASET),
 }
+MOST_PARTS = 16  # folders that a command joins
 MOST_TABLES, LOOKED_AT = 16, 4096  # text files, and bytes of each, that may list images
 
 
@@ -126,16 +127,17 @@ def _pass_as_src(root: Path, parts: Sequence[str], links: Links, joined: str = "
     tops = [_inside(root / part, links) for part in parts]
     held = [name for top in tops for name in top.folders]
     # Each of Kaggle's four folders train.X1 to train.X4 of ImageNet-100 has a quarter of the classes.
-    linked = " ".join(f"{quoted(root.absolute() / name)}/*" for name in parts)
-    advice = _join(root, held, linked, joined) if parts[1:] else f"pass {quoted(root / parts[0])} as SRC"
+    advice = _join(root, parts, held, joined) if parts[1:] else f"pass {quoted(root / parts[0])} as SRC"
     return f"{advice} and --no-labels" if any(top.files for top in tops) and not held else advice
 
 
-def _join(root: Path, names: Sequence[str], linked: str, joined: str) -> str:
-    """Return how to make one folder of class folders with these names, whose paths the shell expands from `linked`."""
-    if is_url(root) or len({*names}) < len(names):
+def _join(root: Path, parts: Collection[str], names: Sequence[str], joined: str) -> str:
+    """Return how to make one folder of the class folders in `parts`, which have these names, or of images if none."""
+    if is_url(root) or len({*names}) < len(names) or len(parts) > MOST_PARTS:
         return f"write a list of all images, whose own folders are then the classes ({CSV})"
-    return f"run: mkdir {joined} && ln -s {linked} {joined}, then pass {joined} as SRC and --follow-links"
+    linked = " ".join(f"{quoted(root.absolute() / part)}/*{'/' if names else ''}" for part in parts)
+    # -f: folders such as @eaDir may be in each part. They are left out later.
+    return f"run: mkdir {joined} && ln -sf {linked} {joined}, then pass {joined} as SRC and --follow-links"
 
 
 def _inside(folder: Path, links: Links) -> Top:
@@ -167,7 +169,8 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
         yield f"{found}; if these are not your labels, write a list of all images ({CSV})"
     elif inner := _inner_folders(root, names, links):
         found = f"all class folders hold folders and no images ({', '.join(map(quoted, inner[:4]))})"
-        advice = _join(root, [path.name for path in inner], f"{quoted(root.absolute())}/*/[!@_]*/", "ALL")
+        parts = dict.fromkeys(str(path.parent) for path in inner)
+        advice = _join(root, parts, [path.name for path in inner], "ALL")
         yield f"{found}; if these are the classes, {advice}"
     if (label := sorted_as_text(names)) is not None:
         found = f"class names are sorted as text: label {label} is class {quoted(names[label])}"
