@@ -96,10 +96,11 @@ def test_several_splits_of_a_folder_or_wildcard_are_an_error_with_a_pattern_for_
     assert len(find_files(f"{top}/{{{','.join(files)}}}", (".tar",))[1]) == len(files)
 
 
-def test_no_pattern_is_advised_for_splits_in_several_folders(tmp_path: Path) -> None:
-    folders(tmp_path, "en/train-0.tar", "fr/train-0.tar", "other.tar")
-    with pytest.raises(BuildError, match=r"splits \(train, others\); pass the files of one, or all in braces, {A,B}$"):
-        find_files(tmp_path, (".tar",), deep=True)
+def test_no_pattern_is_advised_for_splits_in_several_folders_or_in_one_with_braces(tmp_path: Path) -> None:
+    for files in (["en/train-0.tar", "fr/train-0.tar", "other.tar"], ["{a,b}/train-0.tar", "other.tar"]):
+        root = folders(tmp_path / str(len(files)), *files)
+        with pytest.raises(BuildError, match=r"\(.*\); pass the files of one, or all in braces, {A,B}$"):
+            find_files(root, (".tar",), deep=True)
 
 
 def test_folders_without_names_of_splits_are_accepted(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def _check_one_split(part: str, files: Sequence[str]) -> None:
         splits.setdefault(split, set()).add(its_files)
     if len(splits) > 1:
         found = ", ".join(split or "others" for split in splits)
-        whole = [one for split, [one, *others] in splits.items() if split and not others]
+        whole = [one for split, [one, *others] in splits.items() if split and not others and "{" not in one]
         such = f", such as {quoted(as_path(whole[-1]))}" if whole else ""
         advice = f"pass the files of one{such}, or all in braces, {{A,B}}"
         raise BuildError(f"{part}: contains several splits ({found}); {advice}")
