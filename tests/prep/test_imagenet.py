@@ -231,7 +231,7 @@ UNUSABLE: list[tuple[Files, str, AnySplit, str]] = [
         {TRAIN_TAR: tar_bytes({"n01440764.tar": tar_bytes({"a.JPEG": b"a"}, "w:gz")})},
         "",
         "auto",
-        f"{TRAIN_TAR}: n01440764.tar: compressed with gzip",
+        f"{TRAIN_TAR}: n01440764.tar: compressed with gzip, .*: gzip -dc FILE > NEW-n01440764.tar$",
     ),
 ]
 
