@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from decodeonce.store import open_store
-from tests.command import assert_fails, prep, printed
+from tests.command import assert_fails, prep, printed, run
 from tests.stores import make_store, random_images
 
 COUNT = 9
@@ -46,6 +47,22 @@ def test_damaged_column_is_not_repaired_from_source(store: Path, tmp_path: Path)
         command = re.findall("`prep (.*?)`", advice[0])[number]
         printed(*command.replace("FILE.npy", str(tmp_path / "scores.npy")).replace("COPY", str(copy)).split())
         printed("verify", store)
+
+
+def test_command_that_removes_a_column_or_file_of_the_name_works(store: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "scores.npy", SCORES)
+    np.save(tmp_path / "others.npy", -SCORES)
+    printed("column", "add", store, "it's a", tmp_path / "scores.npy")
+    np.save(store / "file.npy", SCORES)
+    for name in ("it's a", "file"):
+        words = ("column", "add", store, name, tmp_path / "others.npy")
+        command = prep(*words).stderr.partition("remove it first (`")[2].partition("`)")[0]
+        if command.startswith("prep "):
+            printed(*shlex.split(command)[1:])
+        else:
+            run(*shlex.split(command))
+        printed(*words)
+    assert [*open_store(store).columns] == ["it's a", "file"]
 
 
 def test_error_is_one_line(store: Path, tmp_path: Path) -> None:

@@ -123,10 +123,11 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[np.gener
                 if name in (one.name for one in manifest.paired):
                     problem = f"{name!r} is already a mask or second image that its rows hold"
                     raise StoreError(f"{paths.root}: {problem}; choose another name")
-                taken = is_new and (file in manifest.files or name in (column.name for column in manifest.columns))
-                if taken or existing not in (None, written):
+                is_column, is_part = name in (one.name for one in manifest.columns), file in manifest.files
+                if (is_new and (is_part or is_column)) or existing not in (None, written):
                     remove = f"prep column remove {quoted(paths.root)} {quoted(name)}"
-                    advice = f"remove it first (`{remove}`, or `rm`), or choose another name"
+                    remove = remove if is_column else "" if is_part else f"rm {quoted(target)}"
+                    advice = f"{f'remove it first (`{remove}`), or ' if remove else ''}choose another name"
                     raise StoreError(f"{paths.root}: already has a different column or file {file!r}; {advice}")
                 disk.replace(prepared, target)
                 sync_folder(paths.root)
