@@ -141,7 +141,7 @@ def test_printed_commands_keep_the_flags_of_the_user_and_finish_a_build(tmp_path
     after_work = follow(plan("y", "--workers", 1))
     assert "7 rows in 1 class" in follow(after_work.rpartition("run: ")[2])
     plan("z")
-    [status] = re.findall("run `(.*)`, which says", prep("info", "z", cwd=tmp_path).stderr)
+    [status] = re.findall("or see `(.*)`", prep("info", "z", cwd=tmp_path).stderr)
     with pytest.raises(AssertionError, match="to leave them out, run the same command with --max-bad 3"):
         follow(re.search("next +(.*)", follow(status))[1])  # type: ignore[index]
     assert "7 rows" in follow(re.search("next +(.*), if", follow(status))[1])  # type: ignore[index]

@@ -338,7 +338,7 @@ def _no_manifest(path: Path) -> StoreError:
     if not folder.is_dir():
         found = "a file" if folder.exists() else "no such folder"
         return StoreError(f"{folder}: {found}; expected a store (the folder that `prep build` creates)")
-    how_to_finish = f"run `prep status {quoted(folder)}`, which says how to finish it"
+    how_to_finish = f"run the command that began it again, or see `prep status {quoted(folder)}`"
     resume = "run the same `prep stage` again to resume it"
     for private, kind, advice in ((".build", "store", how_to_finish), (".stage", "part", resume)):
         if (folder / private).exists():
