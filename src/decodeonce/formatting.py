@@ -53,6 +53,11 @@ def quoted(text: str | Path) -> str:
     return f"$'{''.join(map(_escaped, text))}'"
 
 
+def argument(name: str) -> str:
+    """Quote a name as an argument of a command. "--" ends the flags, so that one such as -x is none."""
+    return f"{'-- ' if name.startswith('-') else ''}{quoted(name)}"
+
+
 def _escaped(character: str) -> str:
     if character in "\\'":
         return f"\\{character}"

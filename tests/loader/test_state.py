@@ -1,7 +1,9 @@
 """Epochs, and the state of a Loader within them."""
 
 import json
+import weakref
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,31 @@ def test_state_ignores_prefetched_batches(store: Path) -> None:
     expected = {"epoch": 0, "rows_consumed": 21, "seed": 5, "shuffle": "full", "partition": "global", "rows": "all"}
     digest = open_store(store).manifest.files["samples.tsv"].xxh3
     assert states[3] == {**expected, "store": digest, "count": COUNT, "world_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "warns"),
+    [
+        ({}, (2, 2, 2, 2), 1),
+        ({}, (2, 3, 9), 0),
+        ({"shuffle": "none"}, (2, 2, 2), 0),
+        ({"rank": 1, "world_size": 2}, (2, 2, 2), 0),
+        ({"steps": 2}, (2, 2, 2), 0),
+    ],
+)
+def test_lightning_is_told_that_epochs_left_after_the_same_step_have_other_rows(
+    store: Path, settings: dict[str, Any], steps: tuple[int, ...], warns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = loader_of(store, **settings)
+    for epoch, number in enumerate((*steps, 1)):
+        loader.batch_sampler.sampler.set_epoch(epoch)
+        loader.peek()
+        assert len(rows_of(islice(loader, number))) == number
+    expected = [f"{store}: Lightning leaves each epoch after 2 of 9 steps"] * warns
+    assert [one.getMessage().partition(",")[0] for one in caplog.records] == expected
+    assert (alive := weakref.ref(loader))() is loader
+    del loader
+    assert alive() is None  # nothing waits for the garbage collector
 
 
 def test_set_epoch_sets_the_next_epoch(store: Path) -> None:

@@ -469,7 +469,15 @@ def test_unreadable_class_list_is_an_error(tmp_path: Path) -> None:
     [
         ("/a/airfield 1\n/b/bar 0\n", "/a/airfield"),
         ("1 001.Albatross\n2 002.Auklet\n", "001.Albatross"),
-        *((names, None) for names in ("class 1\nclass 2\n", "Boeing 707\nBoeing 717\n", f"{'1' * 5000} a\n1 b\n")),
+        *(
+            (names, None)
+            for names in (
+                "class 1\nclass 2\n",
+                "Boeing 707\nBoeing 717\n",
+                f"{'1' * 5000} a\n1 b\n",
+                "0 - zero\n1 - one\n",
+            )
+        ),
     ],
 )
 def test_class_list_with_numbers_for_labels_that_are_numbers_causes_a_warning(
@@ -494,7 +502,7 @@ def test_folders_that_may_be_other_classes_cause_a_warning(tmp_path: Path) -> No
         write_list(tmp_path / folder / "1.jpg", "image")
     warnings = listed(tmp_path, "a/house/outdoor/1.jpg\na/field/outdoor/1.jpg\nb/cave/1.jpg\n").listing().warnings
     assert warnings[-1:] == [
-        "classes that are folders of one name in several places: 1 (first outdoor: a/field/outdoor and a/house/outdoor)"
+        "classes that are folders of one name in several places: 1 (first outdoor: a/house/outdoor and a/field/outdoor)"
         "; if these are different classes, add a column of labels"
     ]
     by_number = "class names are sorted as text: label 0 is class 10; for another order, pass --classes FILE"

@@ -201,12 +201,21 @@ def test_image_with_several_masks_is_rejected(copied: Path, other: str, *, rejec
 
 
 def test_masks_with_other_names_or_formats_are_named(tmp_path: Path) -> None:
-    for name in ("1", "1 (2)", "car", "a"):
+    for name in ("1", "1 (2)", "car", "a", "7"):
         file = tmp_path / f"images/{name}.png"
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(encoded(make_image(9, 9), "PNG"))
     (tmp_path / "masks").mkdir()
-    for name in ("1.pfm", "10.png", "1 (2)_mask.png", "car_mask.gif", "a_1.png", "a.xml"):
+    for name in (
+        "1.pfm",
+        "10.png",
+        "1 (2)_mask.png",
+        "car_mask.gif",
+        "a_1.png",
+        "a.xml",
+        "7.jp2",
+        *(f"{n}_mask.png" for n in range(100, 300)),
+    ):
         (tmp_path / "masks" / name).touch()
     source = PairedSource(FolderSource(tmp_path / "images", no_labels=True), {"mask": tmp_path / "masks"})
     rename = "instead; give masks the names of their images, as docs/how-to/segmentation.md#masks-with-other-names says"
@@ -214,6 +223,7 @@ def test_masks_with_other_names_or_formats_are_named(tmp_path: Path) -> None:
         "1.png": "'1.pfm' instead; save it as a PNG of 8 bits",
         "1 (2).png": f"'1 (2)_mask.png' {rename}",
         "car.png": f"'car_mask.gif' {rename}",
+        "7.png": "'7.jp2' instead; save it as a PNG of 8 bits",
         "a.png": "no image with this name and any suffix",
     }
 

@@ -78,7 +78,9 @@ def test_path_without_a_store_is_refused(store: Path, tmp_path: Path) -> None:
 def test_unfinished_store_is_refused(store: Path) -> None:
     (store / "store.json").unlink()
     (store / ".build").mkdir()
-    assert_refused(store, "tiny.store: an unfinished store", f"run the command that began it again, or see `prep status {store}`")
+    assert_refused(
+        store, "tiny.store: an unfinished store", f"run the command that began it again, or see `prep status {store}`"
+    )
 
 
 # --- the bytes of the manifest

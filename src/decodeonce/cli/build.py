@@ -307,15 +307,19 @@ def likely_kind(src: Path) -> str:
     """Return the kind that reads a path, by its suffix or, for a folder, by some names in it; "" if there is none."""
     kinds = {suffix: kind for kind in ("webdataset", "parquet") for suffix in SOURCES[kind].suffixes}
     try:
-        names, other = [entry.name for entry in islice(os.scandir(src), 100)], "folder"
+        entries = list(islice(os.scandir(src), 100))
     except NotADirectoryError:
-        names, other = [src.name], ""
         kinds |= {".csv": "list", ".tsv": "list", ".txt": "list"}
+        found = next((kind for suffix, kind in kinds.items() if src.name.endswith(suffix)), "")
+        return "imagenet" if found == "webdataset" and src.name.startswith("ILSVRC2012_") else found
     except OSError:
         return ""
+    names = [entry.name for entry in entries]
     if any(name.startswith("ILSVRC2012_") for name in names):
         return "imagenet"
-    return next((kind for suffix, kind in kinds.items() if any(name.endswith(suffix) for name in names)), other)
+    if any(entry.is_dir() for entry in entries):  # an archive next to class folders was unpacked
+        kinds = {".tar": "webdataset", ".parquet": "parquet"}
+    return next((kind for suffix, kind in kinds.items() if any(name.endswith(suffix) for name in names)), "folder")
 
 
 def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Click:

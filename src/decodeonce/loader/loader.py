@@ -145,6 +145,7 @@ class Loader:
 
     _reader: Reader | None  # None: the Loader is closed
     _filler: Filler | None = None  # of the last epoch; its threads may outlive the epoch
+    _left_after, _warned = 0, False  # steps of the epoch that Lightning has left; whether a warning was logged
 
     @refuse_arguments("name the others, such as batch_size={}", DATA_LOADER_WORDS)
     def __init__(  # noqa: PLR0913 - the settings are keywords that help() and editors show
@@ -386,7 +387,7 @@ class Loader:
         if running is None or not running.left:
             self._progress.now = self._progress.next
 
-    @cached_property
+    @property
     def batch_sampler(self) -> SimpleNamespace:
         """An object whose `sampler` sets the epoch, because Lightning calls ``batch_sampler.sampler.set_epoch()``.
 
@@ -557,21 +558,20 @@ class LightningSampler:
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self._left_after, self._warned = 0, False
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch."""
         loader, progress = self._loader, self._loader._progress
         left = progress.now != progress.next and loader._shuffle != "none" and loader.rank == 0
         steps = len(loader) - loader.steps_left if left else 0
-        if steps and steps == self._left_after and not self._warned:
-            self._warned = True
+        if steps and steps == loader._left_after and not loader._warned:
+            loader._warned = True
             logging.getLogger("decodeonce").warning(
-                "%s: Lightning leaves each epoch after %d of %d steps, and each has other rows; for overfit_batches, "
-                'pass shuffle="none"%s; instead of limit_train_batches, pass steps=%d, which skips no rows',
+                "%s: Lightning leaves each epoch after %d of %d steps, and each has other rows; for overfit_batches "
+                'and limit_val_batches, pass shuffle="none"%s; instead of limit_train_batches, pass steps=%d',
                 *(loader._root, steps, len(loader), " and no weights" if loader._table else "", steps),
             )
-        self._left_after = steps
+        loader._left_after = steps
         loader.set_epoch(epoch)
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from decodeonce.errors import TRANSIENT_ERRORS, Stopped, StoreError, retry_advice
-from decodeonce.formatting import quoted
+from decodeonce.formatting import argument, quoted
 from decodeonce.store.files import read_regular, reading
 from decodeonce.store.format import CONTAINERS
 from decodeonce.store.hashing import file_hexdigest, hexdigest
@@ -32,7 +32,7 @@ def repair_advice(path: Path) -> str:
         return UPLOAD
     copied = f"run `prep repair {store} --from COPY`, where COPY is a copy of the store"
     if path.suffix == ".npy" and not BUILT_ARRAY.fullmatch(path.name):
-        return f"{copied}, or add its numbers again: `prep column add {store} {quoted(path.stem)} FILE.npy`"
+        return f"{copied}, or add its numbers again: `prep column add {store} {argument(path.stem)} FILE.npy`"
     if path.suffix == ".tsv" or path.stem in BOX_COLUMNS:
         return copied
     manifest, source = path.with_name("store.json"), "SRC`"

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
-from decodeonce.formatting import quoted
+from decodeonce.formatting import argument, quoted
 from decodeonce.store import disk
 from decodeonce.store.files import (
     empty_folder,
@@ -125,7 +125,7 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[np.gener
                     raise StoreError(f"{paths.root}: {problem}; choose another name")
                 is_column, is_part = name in (one.name for one in manifest.columns), file in manifest.files
                 if (is_new and (is_part or is_column)) or existing not in (None, written):
-                    remove = f"prep column remove {quoted(paths.root)} {quoted(name)}"
+                    remove = f"prep column remove {quoted(paths.root)} {argument(name)}"
                     remove = remove if is_column else "" if is_part else f"rm {quoted(target)}"
                     advice = f"{f'remove it first (`{remove}`), or ' if remove else ''}choose another name"
                     raise StoreError(f"{paths.root}: already has a different column or file {file!r}; {advice}")

@@ -82,14 +82,9 @@ def list_top(top: Path) -> Top:
             raise
     listed = Top([], [], [])
     for name, is_folder in found:
-        is_none = NO_SAMPLES.fullmatch(name_bytes(name)) or (name.endswith(".store") and _is_store(top / name))
-        folders = listed.left_out if is_none else listed.folders
+        folders = listed.left_out if NO_SAMPLES.fullmatch(name_bytes(name)) else listed.folders
         (folders if is_folder else listed.files).append(name)
     return listed
-
-
-def _is_store(folder: Path) -> bool:
-    return not is_url(folder) and ((folder / "store.json").exists() or (folder / ".build").exists())
 
 
 def check_no_splits(root: Path, names: Sequence[str], links: Links) -> list[str]:
@@ -137,7 +132,8 @@ def _join(root: Path, parts: Collection[str], names: Sequence[str], joined: str)
         return f"write a list of all images, whose own folders are then the classes ({CSV})"
     linked = " ".join(f"{quoted(root.absolute() / part)}/*{'/' if names else ''}" for part in parts)
     # -f: folders such as @eaDir may be in each part. They are left out later.
-    return f"run: mkdir {joined} && ln -sf {linked} {joined}, then pass {joined} as SRC and --follow-links"
+    link = "ln -sf" if names else "ln -s"
+    return f"run: mkdir {joined} && {link} {linked} {joined}, then pass {joined} as SRC and --follow-links"
 
 
 def _inside(folder: Path, links: Links) -> Top:
@@ -160,7 +156,7 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
         if held:
             advice = f"if its subfolders are the classes, {_pass_as_src(root, names, links)}"
         yield f"the only class is {quoted(names[0])}, so all labels are the same; {advice}"
-    elif all(map(_PARTS.fullmatch, names)) or (len(names) <= FEW and any(map(_SURE_PARTS.fullmatch, names))):
+    elif _are_parts(names):
         found = f"classes have the names of parts of a dataset ({', '.join(map(quoted, names[:FEW]))})"
         images = sorted(names, key=lambda name: not re.search("ima?g|photo|picture|jpe?g", name, re.IGNORECASE))
         yield f"{found}; to read only one, {_pass_as_src(root, images[:1], links)}"
@@ -175,6 +171,12 @@ def odd_names(root: Path, names: Sequence[str], links: Links) -> Iterator[str]:
     if (label := sorted_as_text(names)) is not None:
         found = f"class names are sorted as text: label {label} is class {quoted(names[label])}"
         yield f"{found}; to sort them by number, {_pass_classes(root, 'sort -V')}"
+
+
+def _are_parts(names: Sequence[str]) -> bool:
+    """Return whether folders are probably parts of a dataset: all of them, or one of a few."""
+    sure = [name for name in names if _SURE_PARTS.fullmatch(name)]
+    return all(name in sure or _PARTS.fullmatch(name) for name in names) or (len(names) <= FEW and bool(sure))
 
 
 def _inner_folders(root: Path, names: Sequence[str], links: Links) -> list[Path]:

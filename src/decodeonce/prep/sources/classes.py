@@ -44,12 +44,12 @@ def read_class_list(path: Path) -> ClassList:
     return ClassList(lines, str(path))
 
 
-def numbered(lines: Sequence[str]) -> str | None:
+def numbered_name(lines: Sequence[str]) -> str | None:
     """Return the first name if all lines are a name and a number, as in `0 cat` or `cat 0`; None otherwise.
 
     The numbers count from 0 or 1, and the names differ, unlike those of `class 1` and `class 2`.
     """
-    for form in (r"(?P<number>\d{1,9})[\s,:]+(?P<name>.*)", r"(?P<name>.*)[\s,:]+(?P<number>\d{1,9})"):
+    for form in (r"(?P<number>\d{1,9})[\s,:]+(?P<name>[\w/].*)", r"(?P<name>[\w/].*)[\s,:]+(?P<number>\d{1,9})"):
         found = [match for line in lines if (match := re.fullmatch(form, line))]
         numbers = sorted(int(match["number"]) for match in found)
         names = {match["name"] for match in found}

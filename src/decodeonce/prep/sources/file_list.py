@@ -145,7 +145,7 @@ class ListSource(LabeledSource):
             found = f"class names are sorted as text: label {label} is class {quoted(names[label])}"
             yield f"{found}; for another order, pass --classes FILE"
         if several := [name for name, found in self._of_folders.items() if len(found) > 1]:
-            first, second = sorted(self._of_folders[several[0]])
+            first, second = self._of_folders[several[0]].values()
             places = f"(first {quoted(several[0])}: {first} and {second})"
             found = f"classes that are folders of one name in several places: {len(several)} {places}"
             yield f"{found}; if these are different classes, add a column of labels"
@@ -166,7 +166,8 @@ class ListSource(LabeledSource):
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}
         labeled, layout = False, find_layout(self.file, self._columns)
-        self._of_folders: dict[str, set[str]] = {}  # up to two folders of each class, if classes are folder names
+        # Up to two folders of each class that do not only differ in a split, if classes are folder names.
+        self._of_folders: dict[str, dict[tuple[str | bool, ...], str]] = {}
         self._left = list(layout.left)
         self._keeps_labels = layout.label in layout.others and not self._columns.label
         before = b"/"  # the folder of the line before
@@ -178,9 +179,9 @@ class ListSource(LabeledSource):
             label = self._label(line, name)
             if label and not labeled and (folder := os.path.dirname(name)) != before:
                 before = folder
-                if len(folders := self._of_folders.setdefault(label, set())) < 2:
+                if len(folders := self._of_folders.setdefault(label, {})) < 2:
                     parts = name_text(folder).split("/")
-                    folders.add("/".join("*" if part.lower() in SPLITS else part for part in parts))
+                    folders.setdefault(tuple(part.lower() not in SPLITS and part for part in parts), "/".join(parts))
             if label:
                 seen.setdefault(label, f"{self.file}: line {line.number}")
             digest, fact = xxhash.xxh3_128_digest(name), hash_of(name_bytes("\t".join([label, *line.values])))
@@ -260,8 +261,9 @@ class ListSource(LabeledSource):
         listed, suffixed = name.removesuffix(self._suffix), _with_suffix(name)
         for other, cause in _names_alike(name).items():
             if self._exists("", other):
-                is_flag = other.startswith(listed) and (other in suffixed or self._suffix != "")
-                flag = f"; pass --suffix {quoted(other.removeprefix(listed))}" if is_flag else ""
+                rest = other.removeprefix(listed) if other.startswith(listed) else ""
+                is_flag = rest != "" and (other in suffixed or (self._suffix != "" and rest[0] == "."))
+                flag = f"; pass --suffix {quoted(rest)}" if is_flag else ""
                 return f"a file of this name {cause}{flag}"
         for other in (name, *suffixed):
             found = [folder for folder in folders if self._exists(folder, other)]
@@ -597,7 +599,7 @@ def _refuse_other_formats(file: Path, line: str) -> None:
     names = {name.strip(' "').lower() for name in line.strip().split(";")}
     if ";" in line and names & {*PATH_COLUMNS, *LABEL_COLUMNS}:
         found = "semicolons between the columns, as Excel may write them; expected commas or tabs"
-        advice = "with pandas, read_csv(LIST, sep=';', decimal=',').to_csv(NEW, index=False) converts it"
+        advice = "with pandas, read_csv(LIST, sep=';', dtype=str, keep_default_na=False).to_csv(NEW, index=False)"
         raise BuildError(f"{file}: {found}; {advice}")
 
 

@@ -31,10 +31,10 @@ from decodeonce.store.layout import missing_advice
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif")
 SUFFIXES = tuple(map(str.encode, IMAGE_SUFFIXES))
-# Folders of systems and tools. In them are deleted images, thumbnails and copies, but no samples.
+# Folders of systems and tools, and stores. In them are deleted images, thumbnails and copies, but no samples.
 NO_SAMPLES = re.compile(
     rb"\..*|__MACOSX|__pycache__|lost\+found|System Volume Information|\$RECYCLE\.BIN|(?-i:RECYCLER)|@eaDir|@Recycle"
-    rb"|@__thumb|@Recently-Snapshot|#recycle|#snapshot|~snapshot",
+    rb"|@__thumb|@Recently-Snapshot|#recycle|#snapshot|~snapshot|.+\.store",
     re.IGNORECASE | re.DOTALL,
 )
 EMPTY = "empty file"

@@ -143,7 +143,7 @@ class BySuffix:
     def images(self, entries: Iterable[Entry]) -> Iterator[Entry]:
         """Yield the entries of images, and those of what is no file."""
         self._others, self._images, self._masks, self._mask = Counter(), 0, 0, ""
-        before = b"/"  # no name of an image begins like this
+        before, text = b"/", ""  # no name of an image begins like this
         for entry in entries:
             stem, suffix = os.path.splitext(entry.name)
             if (suffix := suffix.lower()) not in self._suffixes and entry.problem in ("", EMPTY):
@@ -156,8 +156,8 @@ class BySuffix:
             else:  # "1-mask" comes before "1"
                 if before.startswith(stem) and OF_MASK.match(before, len(stem)):
                     self._masks += 1
-                    self._mask = self._mask or name_text(before)
-                before = stem
+                    self._mask = self._mask or text
+                before, text = stem, entry.text
             yield entry
 
     def warnings(self, advice: str = "") -> list[str]:

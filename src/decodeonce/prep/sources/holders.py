@@ -241,8 +241,9 @@ def refuse_stand_ins(holder: Holder, *, may_be_zip: bool = False, then: str = ""
         raise BuildError(f"{holder.path}: {IS_LFS_POINTER}")
     for magic, name in COMPRESSED.items():
         if begin.startswith(magic) and (name != "bzip2" or begin[4:10] == BZIP2_BLOCK):
-            new = new_name(holder.path.rpartition(": ")[2])  # it may be in a tar
-            command = f"{name} -dc {_name_in_command(holder)} > {new}"  # gunzip refuses a name without its suffix
+            packed = _name_in_command(holder)
+            new = new_name(holder.path if packed != "FILE" else holder.path.rpartition(": ")[2])  # FILE is in a tar
+            command = f"{name} -dc {packed} > {new}"  # gunzip refuses a name without its suffix
             problem = f"compressed with {name}, so it cannot be read at an offset"
             raise BuildError(f"{holder.path}: {problem}; unpack it first: {command}{then}")
     if may_be_zip:

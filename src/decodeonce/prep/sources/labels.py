@@ -20,7 +20,7 @@ from decodeonce.prep.sources.classes import (
     ClassList,
     alike_classes,
     check_no_duplicates,
-    numbered,
+    numbered_name,
     unused_classes,
 )
 from decodeonce.store.columns import column_file
@@ -38,7 +38,7 @@ NEGATIVE = "label {}, expected 0 or more"
 MISSING_LABELS = {"nan", "NaN", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A"}  # pandas reads these as NaN
 _KEEP = "pass --no-labels and keep them with --column NAME, in a column of numbers that is not called labels"
 _OF_STORE = (
-    "run: python -c \"from decodeonce import open_store; print(*open_store('STORE').classes, sep='\\n')\" > "
+    "run: python -c \"print(*__import__('decodeonce').open_store('STORE').classes, sep='\\n')\" > "
     "classes.txt, where STORE is its store, and pass --classes classes.txt"
 )
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
@@ -123,7 +123,7 @@ class LabeledSource(Source):
             what = "look like several labels of one image, and each is a class of its own"
             advice = f"if so, write a table with a column of zeros and ones, as {MULTI_LABEL} says"
             warnings.append(f"labels such as {several!r:.80} {what}; {advice}, and build from it with --no-labels")
-        if self._given and not {*self._numbers} <= {*self._given} and (name := numbered(self._given)) is not None:
+        if self._given and not {*self._numbers} <= {*self._given} and (name := numbered_name(self._given)) is not None:
             found = f"each line of {ClassList(self._given).origin} has a number before or after a name"
             warnings.append(f"{found}; if classes have no numbers, write only names, such as {name!r}, in label order")
         if self._left:

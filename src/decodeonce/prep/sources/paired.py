@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import itertools
 import os
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.listing import Entry, Scan, name_text
+from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
 from decodeonce.prep.sources.base import Source, SourceWrapper
 from decodeonce.prep.sources.files import SUFFIXES, Links, expecting, file_entry, mode_of, parallel_map, read_file
 from decodeonce.remote import is_url, source_path
@@ -26,7 +25,7 @@ from decodeonce.store.manifest import WITH_PAIRED
 PAGE = "docs/how-to/segmentation.md#masks-with-other-names"
 MOST_NAMES = 2_000_000  # in folders, which are kept; each takes about 60 bytes
 MOST_LIKE = 100  # names that begin like that of an image without a mask, to look at
-ARRAYS = (".pfm", ".npy", ".npz", ".exr", ".mat", ".h5")  # what may hold a mask instead of an image
+TEXTS = (".xml", ".json", ".txt", ".csv", ".tsv")
 # An index into this list is in plans.
 ENDINGS = tuple(sorted((*SUFFIXES, *map(bytes.upper, SUFFIXES)), key=lambda suffix: suffix != b".png"))
 
@@ -141,12 +140,20 @@ class FolderNames:
         with self._lock:
             if folder not in self._names:
                 while self._names and self._count > MOST_NAMES:
-                    self._count -= len(self._names.pop(next(iter(self._names))))
-                missing = suppress(FileNotFoundError, NotADirectoryError)
-                with expecting(folder, "expected a folder that can be listed"), missing:
-                    self._names[folder] = sorted(os.listdir(folder))
-                self._count += len(self._names.setdefault(folder, []))
+                    self._count -= 1 + len(self._names.pop(next(iter(self._names))))
+                names = self._names[folder] = _sorted_names(folder)
+                self._count += 1 + len(names)
             return self._names[folder]
+
+
+def _sorted_names(folder: bytes) -> list[bytes]:
+    with expecting(folder, "expected a folder that can be listed"):
+        try:
+            return sorted(os.listdir(folder))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+                return []
+            raise
 
 
 def _beginning_with(names: Sequence[bytes], start: bytes) -> Iterator[bytes]:
@@ -162,12 +169,13 @@ def _is_image_of(name: bytes, base_name: bytes) -> bool:
 
 def _like(names: Sequence[bytes], base_name: bytes) -> str:
     """Return what a folder has instead of the image of this name."""
-    for name in map(name_text, itertools.islice(_beginning_with(names, base_name), MOST_LIKE)):
-        rest = name[len(name_text(base_name)) :]
-        if rest.lower() in ARRAYS:
-            return f"{name!r} instead; save it as a PNG of 8 bits"
-        if re.match("[ _-][A-Za-z]", rest):  # 1_1.png belongs to 1_1.jpg
-            return f"{name!r} instead; give masks the names of their images, as {PAGE} says"
+    for mark in (b".", b"_", b"-", b" "):
+        for name in itertools.islice(_beginning_with(names, base_name + mark), MOST_LIKE):
+            stem, ending = map(name_text, os.path.splitext(name))
+            if name_bytes(stem) == base_name and ending.lower() not in TEXTS:
+                return f"{name_text(name)!r} instead; save it as a PNG of 8 bits"
+            if name[len(base_name) + 1 :][:1].isalpha() and mark != b".":  # 1_1.png belongs to 1_1.jpg
+                return f"{name_text(name)!r} instead; give masks the names of their images, as {PAGE} says"
     return "no image with this name and any suffix"
 
 
