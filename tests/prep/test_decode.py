@@ -117,7 +117,7 @@ def test_scaled_decode_keeps_twice_the_size_of_rotated_images_and_boxes(turn: in
 HIDDEN = (1, 2, 4, 7, 8, 11, 15)
 
 
-@pytest.mark.parametrize("denominator", [2, 4, 8])
+@pytest.mark.parametrize("denominator", [2, pytest.param(4, marks=pytest.mark.long), 8])
 @pytest.mark.parametrize("sampling", ["Gray", "444", "422", "420", "440", "411", "progressive 422", "progressive 420"])
 def test_scaled_decode_shows_no_hidden_pixels(sampling: str, denominator: int) -> None:
     """Columns and rows that a JPEG hides after the last ones may hold anything; libjpeg-turbo scales them, too."""

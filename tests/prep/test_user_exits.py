@@ -137,7 +137,10 @@ def test_exit_code_is_that_of_the_command_whatever_a_dataset_does_at_exit(tmp_pa
 
 @pytest.mark.parametrize(
     ("name", "send"),
-    [("SIGINT", os.killpg), ("SIGTERM", os.kill), ("SIGTERM", os.killpg), ("SIGXCPU", os.kill), ("SIGKILL", os.kill)],
+    [
+        *(("SIGINT", os.killpg), ("SIGTERM", os.kill), ("SIGKILL", os.kill)),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("SIGTERM", os.killpg), ("SIGXCPU", os.kill))),
+    ],
 )
 def test_signal_to_the_command_ends_code_of_the_user(
     tmp_path: Path, name: str, send: Callable[[int, int], None]

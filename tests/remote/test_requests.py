@@ -192,7 +192,7 @@ class Repeating(Handler):
         self.answer(200, body, Content_Type="application/xml")
 
 
-@pytest.mark.parametrize("pages", [0, 1, 2])
+@pytest.mark.parametrize("pages", [0, pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize("list_some", [lambda url: list(remote.list_objects(url)), remote.list_folder])
 @pytest.mark.usefixtures("s3")
 def test_key_that_is_listed_twice_is_an_error(

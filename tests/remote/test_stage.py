@@ -150,13 +150,27 @@ def test_store_replaced_meanwhile_is_refused(tmp_path: Path, s3: Any, whole: Pat
     ("name", "change", "message"),
     [
         ("images-00001.npy", lambda data: data[: DATA_OFFSET + 9], "4105 bytes, expected 7696; " + UPLOAD),
-        ("images-00002.npy", lambda data: data[:9], "9 bytes, expected 5536; " + UPLOAD),
+        pytest.param(
+            "images-00002.npy", lambda data: data[:9], "9 bytes, expected 5536; " + UPLOAD, marks=pytest.mark.long
+        ),
         ("images-00002.npy", lambda data: None, "no such object or bucket; look for it with `aws s3 ls "),
-        ("labels.npy", lambda data: data[:600], "600 bytes, expected 608; " + UPLOAD),
+        pytest.param(
+            "labels.npy", lambda data: data[:600], "600 bytes, expected 608; " + UPLOAD, marks=pytest.mark.long
+        ),
         ("store.json", lambda data: data[:600], "not JSON ("),
-        ("store.json", lambda data: None, "no such object or bucket; look for it with `aws s3 ls "),
+        pytest.param(
+            "store.json",
+            lambda data: None,
+            "no such object or bucket; look for it with `aws s3 ls ",
+            marks=pytest.mark.long,
+        ),
         ("images-00001.npy", flipped(DATA_OFFSET + 6 * ROW), "row 31 does not match its checksum; " + UPLOAD),
-        ("images-00002.npy", flipped(9), "its header (first 4096 bytes) is damaged; " + UPLOAD),
+        pytest.param(
+            "images-00002.npy",
+            flipped(9),
+            "its header (first 4096 bytes) is damaged; " + UPLOAD,
+            marks=pytest.mark.long,
+        ),
         ("samples.tsv", flipped(150), "damaged: its contents do not match store.json; " + UPLOAD),
     ],
 )
