@@ -14,6 +14,7 @@ from decodeonce.prep.sources.folder import FolderSource
 from decodeonce.store import open_store
 from tests.command import prep, printed, run
 from tests.images import jpeg
+from tests.packages import need
 from tests.prep.test_patterns import folders
 
 VEHICLES = ["bullet_train/a/1.jpg", "steam_train/a/1.jpg", "crash_test/a/1.jpg", "car/a/1.jpg", "train/a/1.jpg"]
@@ -316,6 +317,7 @@ def test_class_list_that_no_folder_is_in_is_not_to_be_extended(tmp_path: Path) -
 
 
 def test_command_that_unpacks_an_archive_can_be_pasted(tmp_path: Path) -> None:
+    need({"unzip": "unzip"})
     with zipfile.ZipFile(tmp_path / "-it's a.zip", "w") as archive:
         archive.writestr("a/1.jpg", jpeg(20, 20))
     text = prep("build", "folder", "./-it's a.zip", "x", "--size", 8, cwd=tmp_path).stderr
