@@ -337,6 +337,22 @@ def test_images_with_channels_first_and_classes_with_arguments_are_named_with_wh
         open_dataset(f"{module}:Birds")
 
 
+def test_texts_of_digits_are_names_of_given_classes_or_refused(write: Write, tmp_path: Path) -> None:
+    message = r"make\[0\]: label '2' is class 0 by name, and class 2 by number; return class numbers, or names that are"
+    for items, classes, labels in (
+        ("[(gray(1), '2'), (gray(2), '0')]", ["2", "0", "1"], None),
+        ("[(gray(1), 2), (gray(2), 0)]", ["2", "0", "1"], [2, 0]),
+        ("[(gray(1), '2'), (gray(2), '0')]", ["0", "1", "2"], [2, 0]),
+        ("[(gray(1), '2'), (gray(2), 'cat')]", ["2", "cat"], [0, 1]),
+    ):
+        source, out = source_of(write, items, classes=classes), tmp_path / f"{classes[1]}{labels}"
+        if labels is None:
+            with pytest.raises(BuildError, match=message):
+                build_in_process(source, out, IN_ORDER)
+        else:
+            assert open_store(build_in_process(source, out, IN_ORDER)).labels.tolist() == labels
+
+
 def test_failure_of_the_file_system_stops_the_build_and_rejects_nothing(write: Write, tmp_path: Path) -> None:
     for items, error, message in (
         ("(gray(1), 0), OSError(116, 'Stale')", Stopped, r":make\[1\]: Stale; run the same command again"),

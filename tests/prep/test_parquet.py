@@ -57,6 +57,14 @@ def test_class_list_overrides_names_in_schema(tmp_path: Path) -> None:
         list(open_parquet(path, classes=["x"]).scan().entries)
 
 
+def test_texts_of_digits_are_names_of_given_classes(tmp_path: Path) -> None:
+    digits, classes = ["2", "0", "1", "2", "0"], ["2", "0", "1"]
+    texts = table(tmp_path, {"image": IMAGE_COLUMN, "label": digits})
+    assert labels(open_parquet(texts, classes=classes)) == digits
+    numbers = table(tmp_path, {"image": IMAGE_COLUMN, "label": list(map(int, digits))})
+    assert labels(open_parquet(numbers, classes=classes)) == ["1", "2", "0", "1", "2"]
+
+
 def test_classes_have_the_names_of_the_schema_or_are_numbers(tmp_path: Path) -> None:
     names = {"info": {"features": {"label": {"names": {"0": "a", "1": "b", "2": "c"}, "_type": "ClassLabel"}}}}
     plain = pa.table({"image": IMAGE_COLUMN, "label": [0, 1, 1, 0, 2]})

@@ -29,7 +29,7 @@ from decodeonce.prep.sources.classes import ClassList, check_no_duplicates
 from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.labels import LabeledSource, NoLabels, check_unlabeled, number_columns
 from decodeonce.prep.sources.parquet import class_names as names_in_schema
-from decodeonce.prep.sources.parquet import column, columns_left, describe_labels, find_columns
+from decodeonce.prep.sources.parquet import column, columns_left, describe_labels, find_columns, has_texts
 from decodeonce.prep.user_code import import_function, raised_text, reproduce, user_code
 from decodeonce.remote import check_url
 from decodeonce.store.layout import Paired
@@ -52,12 +52,14 @@ class DatasetSample(NamedTuple):
         label: The class number or name as text; None without a label, or if only the image was read.
         numbers: Values of columns by name; none if only the image was read.
         paired: The bytes of image files of masks and second images by name.
+        is_text: Whether the label was a text.
     """
 
     data: bytes
     label: str | None = None
     numbers: Mapping[str, Any] = {}
     paired: Mapping[str, bytes] = {}
+    is_text: bool = False
 
 
 class IndexedDataset:
@@ -103,7 +105,8 @@ class IndexedDataset:
         paired = {name: mask for name, value in others.items() if (mask := _encoded_mask(name, value))}
         numbers = {name: value for name, value in others.items() if name not in paired}
         text = None if self.no_labels else _label_text(label)
-        return DatasetSample(data, text, json.loads(json.dumps(numbers, default=_plain)), paired)
+        plain = json.loads(json.dumps(numbers, default=_plain))
+        return DatasetSample(data, text, plain, paired, is_text=isinstance(label, str))
 
 
 class HuggingFaceDataset:
@@ -125,6 +128,7 @@ class HuggingFaceDataset:
         self._others = dataset.select_columns([*filter(None, [label]), *numbers]).with_format("arrow")
         self.columns, self.no_labels = list(numbers), not label
         self.left = columns_left(dataset.features.arrow_schema, self._chosen)
+        self.are_texts = has_texts(dataset.features.arrow_schema, label)
         self.class_names = names_in_schema(dataset.features.arrow_schema, label)
         self.fingerprint = str(dataset._fingerprint)
         self.description = f"{counted(len(dataset), 'sample')}, images from {image}, {describe_labels(label)}"
@@ -279,6 +283,7 @@ class DatasetSource(LabeledSource):
         for index, sample in enumerate(self._dataset.listed()):
             if sample.label:
                 seen.setdefault(sample.label, self._where(index))
+        self.are_texts = self._dataset.are_texts
         self._learn(seen)
         self._left = self._dataset.left
         return self._scanned(self._entries(self._dataset.listed()))
@@ -302,12 +307,21 @@ class DatasetSource(LabeledSource):
             label, where = sample.label or "", self._where(entry.place)
             if label not in self._classes_alone:
                 self._classes_alone[label] = self._class_alone(label, where)
+                if sample.is_text:
+                    self._check_text(label, where)
             if problem := self._classes_alone[label][1]:
                 self._late_facts.append((entry.place, label, None))
                 raise Undecodable(problem)
             values = self._checked(map(sample.numbers.get, self.column_names), where)
             self._late_facts.append((entry.place, label, [*values]))
         return [sample.data, *(sample.paired[one.name] for one in self.paired)]
+
+    def _check_text(self, label: str, where: str) -> None:
+        """Raise BuildError if a text is the name of one of the given classes, and the number of another."""
+        given = self._given or []
+        if label in given and label != str(given.index(label)) and all(map(str.isdecimal, given)):
+            found = f"label {label!r} is class {given.index(label)} by name, and class {label} by number"
+            raise BuildError(f"{where}: {found}; return class numbers, or names that are not numbers")
 
     def row_maker(self, recipe: Recipe) -> None:
         """Import the dataset, so that no row is blamed if this ends the process; return None as other sources."""

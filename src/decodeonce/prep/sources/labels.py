@@ -66,7 +66,7 @@ class LabeledSource(Source):
     """
 
     label_advice: ClassVar = ""  # how to choose other labels
-    are_texts: ClassVar = False  # whether a label is a text, which may be a name that looks like a number
+    are_texts = False  # whether a label is a text, which may be a name that looks like a number
 
     def __init__(
         self, root: Path, classes: Sequence[str] | None, column: Sequence[str] | None, *, no_labels: bool = False

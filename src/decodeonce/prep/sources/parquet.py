@@ -175,6 +175,7 @@ class ParquetSource(LabeledSource):
             with reading(table.path):
                 rows, found, labels = table.scan(self._columns)
                 left |= dict.fromkeys(columns_left(table.file.schema_arrow, self._columns))
+                self.are_texts = has_texts(table.file.schema_arrow, self._columns.label)
                 if SPLIT not in (self._columns.label, *self._columns.numbers):
                     self._splits |= table.texts(SPLIT)
             if number and found != names:
@@ -489,7 +490,16 @@ def _image_leaves(field: Arrow) -> tuple[str, str] | None:
 
 
 def _is_label(kind: Arrow) -> bool:
-    return str(kind.value_type if str(kind).startswith("dictionary<") else kind) in INTEGERS | TEXT
+    return _value_type(kind) in INTEGERS | TEXT
+
+
+def _value_type(kind: Arrow) -> str:
+    return str(kind.value_type if str(kind).startswith("dictionary<") else kind)
+
+
+def has_texts(schema: Arrow, label: str) -> bool:
+    """Return whether the column of labels, if there is one, holds texts, which may be names such as "10"."""
+    return label != "" and _value_type(schema.field(label).type) in TEXT
 
 
 def class_names(schema: Arrow, label: str) -> list[str] | None:
