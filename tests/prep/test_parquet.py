@@ -73,6 +73,7 @@ def test_classes_have_the_names_of_the_schema_or_are_numbers(tmp_path: Path) -> 
         ({"huggingface": "{"}, "01102"),
         ({"huggingface": '{"info": {"features": {}}}'}, "01102"),
         ({"huggingface": json.dumps(names)}, "abbac"),
+        ({"huggingface": json.dumps(names).replace('"0": "a", "1": "b"', '"1": "b", "0": "a"')}, "abbac"),
     ):
         pq.write_table(plain.replace_schema_metadata(metadata), tmp_path / "a.parquet")
         assert labels(open_parquet(tmp_path / "a.parquet")) == list(expected)

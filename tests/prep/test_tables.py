@@ -312,6 +312,12 @@ def test_class_list_of_numbers_names_the_labels_or_is_refused(root: Path) -> Non
     )
     with pytest.raises(BuildError, match=message):
         open_list(root / "table.csv", root=root / "photos", classes=["1", "2", "10"]).listing()
+    floats = "path,label\n" + "".join(f"{number:04}.jpg,{number}.0\n" for number in range(3))
+    (root / "table.csv").write_text(floats)
+    with pytest.raises(BuildError, match=r"label 0\.0 is not in the class list, but label 0 is, as class 1; list all"):
+        open_list(root / "table.csv", root=root / "photos", classes=["2", "0", "1"]).listing()
+    same = open_list(root / "table.csv", root=root / "photos", classes=["00", "01", "02"]).listing()
+    assert same.records["label"].tolist() == [0, 1, 2]
     (root / "table.csv").write_text(table.replace(",10", ",3"))
     numbered = open_list(root / "table.csv", root=root / "photos", classes=["0", "1", "2", "3"]).listing()
     assert numbered.records["label"].tolist() == [2, 3, 0, 1]

@@ -184,21 +184,24 @@ class LabeledSource(Source):
                 raise BuildError(f"{where}: class {label!r} is not in {origin}; {ADD_CLASS}")
         self._names, self._numbers = names, {label: numbers[label] for label in seen}
 
-    def _refuse_other_numbers(self, given: Sequence[str], seen: Mapping[str, object]) -> None:
-        """Raise BuildError if labels are numbers, and some of them are the names of classes with other numbers."""
-        numbers = {name: str(number) for number, name in enumerate(given)}
-        if others := [label for label in seen if numbers.get(label, label) != label]:
-            missing = next(label for label in seen if label not in numbers)
-            origin = ClassList(given).origin
+    def _refuse_other_numbers(
+        self, given: Sequence[str], numbers: Mapping[str, int], seen: Mapping[str, object]
+    ) -> None:
+        """Raise BuildError if labels are numbers, and some are names of classes with other numbers."""
+        whole = enumerate(map(_WHOLE.fullmatch, given))
+        by_value = {int(found[1]): number for number, found in whole if found}  # the label 1.0 is the name "1"
+        if others := [label for label, value in numbers.items() if by_value.get(value, value) != value]:
+            missing = next(label for label in seen if label not in given)
+            number = by_value[numbers[others[0]]]
             raise BuildError(
-                f"{seen[missing]}: label {missing} is not in {origin}, but label {others[0]} is, as class "
-                f"{numbers[others[0]]}; list all labels there, or write class names that are not numbers"
+                f"{seen[missing]}: label {missing} is not in {ClassList(given).origin}, but label {given[number]} is, "
+                f"as class {number}; list all labels there, or write class names that are not numbers"
             )
 
     def _learn_numbers(self, numbers: dict[str, int], seen: Mapping[str, object]) -> None:
         self._numbers = numbers
         if self.are_texts and self._given is not None:
-            self._refuse_other_numbers(self._given, seen)
+            self._refuse_other_numbers(self._given, numbers, seen)
         largest = max(numbers, key=numbers.__getitem__, default="")
         count = MAX_NUMBERS if self._given is None else len(self._given)
         if (last := numbers.get(largest, -1)) >= count:

@@ -507,7 +507,7 @@ def class_names(schema: Arrow, label: str) -> list[str] | None:
     try:
         known = json.loads((schema.metadata or {})[b"huggingface"])
         names = known["info"]["features"][label]["names"]
-        found = list(names.values() if isinstance(names, dict) else names)
+        found = [names[key] for key in sorted(names, key=int)] if isinstance(names, dict) else list(names)
         name_bytes("".join(found))  # raises an error for lone surrogates, which JSON can contain
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
