@@ -39,6 +39,7 @@ CHUNK = 1 << 13
 HASHES = np.dtype([("name", "<u8"), ("facts", "<u8")])
 hash_of = xxhash.xxh3_64_intdigest
 MULTI_LABEL = "docs/how-to/data/multi-label.md"
+SEGMENTATION = "docs/how-to/segmentation.md"
 WHOLE_IN_FLOAT32 = 2**24  # float32 represents every whole number up to here
 
 

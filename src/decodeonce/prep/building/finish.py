@@ -21,7 +21,7 @@ from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.journal import FACTS, Journals, PaletteColors, add_color, summed_lines
 from decodeonce.prep.building.output_dir import check_not_truncated, clean_up, failure_of
 from decodeonce.prep.building.plan import Plan, max_bad_flag, read_plan
-from decodeonce.prep.listing import name_bytes, name_text
+from decodeonce.prep.listing import SEGMENTATION, name_bytes, name_text
 from decodeonce.prep.paths import BuildPaths
 from decodeonce.prep.sources.base import DecodedRows
 from decodeonce.store import Column, Manifest
@@ -78,9 +78,8 @@ def _finish_planned(paths: BuildPaths, max_bad: str) -> Manifest:
     plan, journals = read_plan(paths), Journals(paths.journals)
     missing = [block for block in range(len(plan.blocks)) if block not in journals.lines]
     if missing:
-        raise _not_done(
-            paths, f"{len(missing)} of {len(plan.blocks)} blocks are not done (first {missing[0]})", max_bad
-        )
+        found = f"{len(missing)} of {len(plan.blocks)} blocks are not done (first {missing[0]})"
+        raise _not_done(paths, found, max_bad)
     for index in range(plan.blocks.shards):
         check_not_truncated(plan, index)
     return _Finisher(plan, journals).finish(max_bad)
@@ -165,8 +164,7 @@ class _Finisher:
         rows = self._colors[different[0]]
         first, second = (f"#{color} for {self._plan.samples.entry(row).text}" for color, row in rows.items())
         found = f"{different[0]} of the palette is {first}, but {second} (indexes that differ: {len(different)})"
-        advice = "if the colors are classes, replace them by numbers (docs/how-to/segmentation.md) and build again"
-        logging.getLogger("decodeonce").warning("%s: %s; %s", self._paths.root, found, advice)
+        self._warn(f"{found}; if the colors are classes, replace them by numbers ({SEGMENTATION}) and build again")
 
     def _warn_of_lost_classes(self) -> None:
         """Warn if no image of a class became a row."""
@@ -175,7 +173,7 @@ class _Finisher:
         if lost := np.flatnonzero((listed > 0) & (rows == 0)).tolist():
             found = f"{len(lost)} of {counted(len(classes), 'class', 'classes')} have no rows"
             first = f"first {lost[0]}, {classes[lost[0]].name!r}"
-            logging.getLogger("decodeonce").warning("%s: %s (%s); see rejects.tsv", self._paths.root, found, first)
+            self._warn(f"{found} ({first}); see rejects.tsv")
 
     def _warn_of_small_images(self) -> None:
         """Warn if most images were enlarged to four times their sides, as those of CIFAR by the default size."""
@@ -183,16 +181,12 @@ class _Finisher:
         small = np.flatnonzero((4 * facts["width"] <= recipe.width) & (4 * facts["height"] <= recipe.height))
         if 4 * len(small) > 3 * self._count and not self._boxes:
             some, size = f"{len(small):,} of {counted(self._count, 'image')}", f"{recipe.height}x{recipe.width}"
+            found = f"{some} have at most a quarter of the height and width of {size}"
             first = f"the first has {facts['height'][small[0]]}x{facts['width'][small[0]]}"
-            advice = "a smaller --size stores the same pixels in fewer bytes"
-            logging.getLogger("decodeonce").warning(
-                "%s: %s have at most a quarter of the height and width of %s (%s); %s",
-                self._paths.root,
-                some,
-                size,
-                first,
-                advice,
-            )
+            self._warn(f"{found} ({first}); a smaller --size stores the same pixels in fewer bytes")
+
+    def _warn(self, text: str) -> None:
+        logging.getLogger("decodeonce").warning("%s: %s", self._paths.root, text)
 
     def _fill_holes(self, holes: list[int]) -> None:
         """Copy the planned row of each hole into it, and check its checksum."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from decodeonce.host import IMAGE_BYTES, can_allocate
-from decodeonce.prep.listing import Box, PixelBox, Undecodable
+from decodeonce.prep.listing import SEGMENTATION, Box, PixelBox, Undecodable
 from decodeonce.prep.pixels import failure_reasons
 from decodeonce.prep.pixels.failure_reasons import (
     BAD_CONTENT,
@@ -305,10 +305,10 @@ def _depth(bits: int, used: int) -> str:
 def _values(image: Image.Image) -> DecodedImage:
     """Return the values of an opened image of one channel of up to 8 bits; of a palette, the indexes."""
     if image.mode not in ("1", "L", "P"):
-        classes = "if its colors are classes, replace them by numbers first (docs/how-to/segmentation.md)"
+        classes = f"if its colors are classes, replace them by numbers first ({SEGMENTATION})"
         advice = f"{classes}; otherwise name it NAME:rgb to keep three channels, which are interpolated"
         if image.mode[0] in "IF":
-            advice = "scale its values to 8 bits first (docs/how-to/segmentation.md#depth-of-16-bits)"
+            advice = f"scale its values to 8 bits first ({SEGMENTATION}#depth-of-16-bits)"
         raise Undecodable(f"{image.mode} pixels, expected one channel of 8 bits or a palette; {advice}")
     if SCALED_GRAY.search(str(getattr(image, "tile", ""))):
         advice = "save it with 8 bits per pixel or as a palette"

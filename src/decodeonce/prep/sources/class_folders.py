@@ -206,8 +206,8 @@ def unlike_train(root: Path, names: Sequence[str], listed: Sequence[str] = ()) -
     train = train_next_to(root)
     if train is not None:
         with suppress(BuildError):  # it may be unreadable, and is not needed
-            others, known = list_top(train).folders, {*listed}
-            known -= {*others}
+            others = list_top(train).folders
+            known = {*listed} - {*others}
             names = [name for name in names if name not in known]
             if others and {*others} != {*names}:
                 return [_difference(train, others, names)]

@@ -319,8 +319,10 @@ class DatasetSource(LabeledSource):
     def _check_text(self, label: str, where: str) -> None:
         """Raise BuildError if a text is the name of one of the given classes, and the number of another."""
         given = self._given or []
-        if label in given and label.isdecimal() and label.lstrip("0") != str(given.index(label) or ""):
-            found = f"label {label!r} is class {given.index(label)} by name, and class {label} by number"
+        if label not in given or not label.isdecimal():
+            return
+        if str(number := given.index(label)) != (label.lstrip("0") or "0"):
+            found = f"label {label!r} is class {number} by name, and class {label} by number"
             raise BuildError(f"{where}: {found}; return class numbers, or names that are not numbers")
 
     def row_maker(self, recipe: Recipe) -> None:

@@ -176,18 +176,20 @@ class ListSource(LabeledSource):
             if number == 0 and not layout.header:
                 self._check_first(line, name, layout)
             labeled = line.label is not None
-            label = self._label(line, name)
-            if label and not labeled and (folder := os.path.dirname(name)) != before:
-                before = folder
-                if len(folders := self._of_folders.setdefault(label, {})) < 2:
-                    parts = name_text(folder).split("/")
-                    folders.setdefault(tuple(part.lower() not in SPLITS and part for part in parts), "/".join(parts))
-            if label:
+            if label := self._label(line, name):
                 seen.setdefault(label, f"{self.file}: line {line.number}")
+                if not labeled and (folder := os.path.dirname(name)) != before:
+                    self._note_folder(label, name_text(folder))
+                    before = folder
             digest, fact = xxhash.xxh3_128_digest(name), hash_of(name_bytes("\t".join([label, *line.values])))
             if facts.setdefault(digest, fact) != fact:
                 self._contradicted.add(digest)
         self._learn(seen, numbered=labeled)
+
+    def _note_folder(self, label: str, folder: str) -> None:
+        """Note the folder of a class that is a folder name, unless it differs from a noted one only in a split."""
+        if len(folders := self._of_folders.setdefault(label, {})) < 2:
+            folders.setdefault(tuple(part.lower() not in SPLITS and part for part in folder.split("/")), folder)
 
     def _check_first(self, line: ListLine, name: bytes, layout: Layout) -> None:
         """Raise BuildError if the first line may be a header line with unknown names, which would add a class."""
@@ -195,12 +197,13 @@ class ListSource(LabeledSource):
             return
         with suppress(OSError):  # such as a name that is too long
             if not (self.root / name_text(name)).is_file():
-                advice = f"if this line is a header, pass --image-column {quoted(line.path)}"
-                advice += f" --label-column {quoted(line.label)}" if line.label else ""
-                if layout.separator in ("", " ") and (" " in line.path or line.path.isdigit()):
+                advice = self._cause_of_missing(name_text(name), self._nearby_folders())
+                if not advice and layout.separator in ("", " ") and (" " in line.path or line.path.isdigit()):
                     advice = "a list has a path and at most a class number after a blank; write anything else as CSV,"
                     advice += f" with a first line path,label ({CSV})"
-                advice = self._cause_of_missing(name_text(name), self._nearby_folders()) or advice
+                elif not advice:
+                    advice = f"if this line is a header, pass --image-column {quoted(line.path)}"
+                    advice += f" --label-column {quoted(line.label)}" if line.label else ""
                 where = f"{self.file}: line {line.number}: {line.path!r:.200}"
                 raise BuildError(f"{where}: no such file; {advice}; otherwise correct or remove the line")
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
-from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
+from decodeonce.prep.listing import SEGMENTATION, Entry, Scan, name_bytes, name_text
 from decodeonce.prep.sources.class_folders import (
     CSV,
     Top,
@@ -30,11 +30,11 @@ from decodeonce.store.layout import Json
 
 # Suffixes of images that are read, or that are rejected by name.
 READ_SUFFIXES = frozenset((*SUFFIXES, b".jpe", b".jfif", b".apng", b".pnm", b".pfm"))
+READ_SUFFIXES |= {b".heic", b".heif", b".jp2", b".jxl", b".psd", b".svg"}
 # What follows the name of an image in that of its mask, such as "_mask_1", or nothing if only the suffixes differ.
 OF_MASK = re.compile(
     rb"([ _.-](masks?|gt|seg|segmentation|labels?|labelids|annotations?|manual|depth)([ _.-]?\d+)?)?\Z", re.IGNORECASE
 )
-READ_SUFFIXES |= {b".heic", b".heif", b".jp2", b".jxl", b".psd", b".svg"}
 
 
 def is_image_name(name: bytes) -> bool:
@@ -150,13 +150,11 @@ class BySuffix:
                 self._others[suffix] += 1
                 continue
             self._images += 1
-            if stem.startswith(before) and OF_MASK.match(stem, len(before)):
+            is_mask = stem.startswith(before) and OF_MASK.match(stem, len(before))
+            if is_mask or (before.startswith(stem) and OF_MASK.match(before, len(stem))):  # "1-mask" comes before "1"
                 self._masks += 1
-                self._mask = self._mask or entry.text
-            else:  # "1-mask" comes before "1"
-                if before.startswith(stem) and OF_MASK.match(before, len(stem)):
-                    self._masks += 1
-                    self._mask = self._mask or text
+                self._mask = self._mask or (entry.text if is_mask else text)
+            if not is_mask:
                 before, text = stem, entry.text
             yield entry
 
@@ -167,7 +165,7 @@ class BySuffix:
         left = [f"{found} left out, because no image has such a suffix ({', '.join(kinds)}){advice}"] if kinds else []
         if 4 * self._masks > self._images:
             found = f"{self._masks} of {counted(self._images, 'image')} may be masks or copies of others"
-            left.append(f"{found} (first {self._mask!r}); to store masks as such, see docs/how-to/segmentation.md")
+            left.append(f"{found} (first {self._mask!r}); to store masks as such, see {SEGMENTATION}")
         return left
 
 

@@ -15,17 +15,16 @@ from threading import Lock
 from typing import Any
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.listing import Entry, Scan, name_bytes, name_text
+from decodeonce.prep.listing import SEGMENTATION, Entry, Scan, name_text
 from decodeonce.prep.sources.base import Source, SourceWrapper
 from decodeonce.prep.sources.files import SUFFIXES, Links, expecting, file_entry, mode_of, parallel_map, read_file
 from decodeonce.remote import is_url, source_path
 from decodeonce.store.layout import Json, Paired
 from decodeonce.store.manifest import WITH_PAIRED
 
-PAGE = "docs/how-to/segmentation.md#masks-with-other-names"
 MOST_NAMES = 2_000_000  # in folders, which are kept; each takes about 60 bytes
 MOST_LIKE = 100  # names that begin like that of an image without a mask, to look at
-TEXTS = (".xml", ".json", ".txt", ".csv", ".tsv")
+TEXTS = (b".xml", b".json", b".txt", b".csv", b".tsv")
 # An index into this list is in plans.
 ENDINGS = tuple(sorted((*SUFFIXES, *map(bytes.upper, SUFFIXES)), key=lambda suffix: suffix != b".png"))
 
@@ -171,11 +170,12 @@ def _like(names: Sequence[bytes], base_name: bytes) -> str:
     """Return what a folder has instead of the image of this name."""
     for mark in (b".", b"_", b"-", b" "):
         for name in itertools.islice(_beginning_with(names, base_name + mark), MOST_LIKE):
-            stem, ending = map(name_text, os.path.splitext(name))
-            if name_bytes(stem) == base_name and ending.lower() not in TEXTS:
+            stem, ending = os.path.splitext(name)
+            if stem == base_name and ending.lower() not in TEXTS:
                 return f"{name_text(name)!r} instead; save it as a PNG of 8 bits"
             if name[len(base_name) + 1 :][:1].isalpha() and mark != b".":  # 1_1.png belongs to 1_1.jpg
-                return f"{name_text(name)!r} instead; give masks the names of their images, as {PAGE} says"
+                advice = f"give masks the names of their images, as {SEGMENTATION}#masks-with-other-names says"
+                return f"{name_text(name)!r} instead; {advice}"
     return "no image with this name and any suffix"
 
 

@@ -26,6 +26,7 @@ from decodeonce.prep.listing import Entry, NumberColumn, Scan, Value, name_bytes
 from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.archives import list_tar
 from decodeonce.prep.sources.base import Notes
+from decodeonce.prep.sources.class_folders import DATASET_PAGE
 from decodeonce.prep.sources.files import expecting, parallel_map, system_of
 from decodeonce.prep.sources.holders import GZIP_MAGIC, FileFacts, GzipStream, Holder, Member, SourceFiles, read_exactly
 from decodeonce.prep.sources.labels import KeptColumns, LabeledSource, NoLabels, check_unlabeled, number_columns
@@ -134,7 +135,7 @@ class WebdatasetSource(LabeledSource):
             none = (
                 "no labels in the first shard; a label is the text of a .cls file, or in a .json file the value of "
                 f"{', '.join(LABEL_KEYS)}; name files of another suffix with --label-suffix, pass --no-labels, or read "
-                "other keys with a dataset of your own (docs/how-to/data/dataset-object.md); if the folders in it are "
+                f"other keys with a dataset of your own ({DATASET_PAGE}); if the folders in it are "
                 "classes, unpack it, and run `prep build folder`"
             )
             labels = f"labels from {label_from}" if label_from else none
